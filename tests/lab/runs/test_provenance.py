@@ -73,13 +73,13 @@ def unfinished(run: Path) -> None:
     (run / "summary.json").unlink()
 
 
-@pytest.mark.parametrize("finished", [False, True])
 @pytest.mark.parametrize(
-    ("name", "old", "new", "said"),
+    ("name", "old", "new", "said", "finished"),
     [
-        ("text.txt", "the", "teh", "was made from other data (sha256 of its tokens "),
-        ("tokenizer.json", '"Ā": 0', '"Ā": 9', "was made with another tokenizer (sha256 "),
-        ("half_rule.py", "0.5", "5.0", "was made with another source of ./half_rule.py (sha256 "),
+        ("text.txt", "the", "teh", "was made from other data (sha256 of its tokens ", True),
+        ("text.txt", "the", "teh", "was made from other data (sha256 of its tokens ", False),
+        ("tokenizer.json", '"Ā": 0', '"Ā": 9', "was made with another tokenizer (sha256 ", False),
+        ("half_rule.py", "0.5", "5.0", "was made with another source of ./half_rule.py (sha256 ", True),
     ],
 )
 def test_other_inputs_are_refused(

@@ -76,7 +76,7 @@ def test_measures_are_those_of_masked_tokens_by_hand(models: Path) -> None:
     assert mean == pytest.approx(whole["val_loss"]) and 0 < whole["val_accuracy"] < 1
 
 
-@pytest.mark.parametrize("scheme", "geonorm ngpt hyper attnres post siamese prores".split())
+@pytest.mark.parametrize("scheme", ["ngpt", "hyper", "prores"])
 def test_every_kind_of_scheme_trains(scheme: str, train: Any, tmp_path: Path) -> None:
     done = train(tmp_path / "run", *MLM, "--steps", 2, "--scheme", scheme, "--model.layers", 2)
     assert done.status == 0, done.err

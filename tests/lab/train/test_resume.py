@@ -33,12 +33,9 @@ def same_files(first: Path, second: Path) -> bool:
 @pytest.mark.parametrize(
     ("scheme", "optimizer", "accumulate"),
     [
-        ("pre", "adamw", 1),
         ("pre", "muon", 2),
         ("geonorm(learn=gain)", "muon", 1),
-        ("geonorm(learn=gain)", "adamw", 2),
         ("ngpt", "adamw", 2),
-        ("ngpt", "muon", 1),
     ],
 )
 def test_ten_steps_equal_five_and_five(
