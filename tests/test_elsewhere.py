@@ -1,10 +1,9 @@
-"""What may run: names that a person typed, from the working directory too; of those in a folder only known sources."""
+"""What may run: names that a person typed, from the working directory too; those in a folder if that is allowed."""
 
 from __future__ import annotations
 
 import hashlib
 import pickle
-import shutil
 import sys
 from collections.abc import Iterator
 from copy import deepcopy
@@ -34,7 +33,7 @@ SITE = Site(0, "mlp", 2)
 
 
 class Folder:
-    """A working directory that is not on Python's path, with a cache of its own."""
+    """A working directory that is not on Python's path."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.mark = path, path / "it-ran"
@@ -52,8 +51,8 @@ class Folder:
 
     @staticmethod
     def new_process() -> None:
-        """Forgets what this process has loaded; the cache on disk stays."""
-        elsewhere.HERE.clear()
+        """Forgets what this process has loaded."""
+        elsewhere.LOADED.clear()
         elsewhere.BOUND.clear()
         elsewhere.SAID.clear()
         for name in [name for name in sys.modules if "rule_here" in name]:
@@ -65,7 +64,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", ".")])
-    monkeypatch.setenv("GEONORM_CACHE", str(tmp_path / "cache"))
     yield Folder(tmp_path / "here")
     Folder.new_process()
 
@@ -81,10 +79,8 @@ def test_what_was_typed_comes_from_the_working_directory(name: str, folder: Fold
     assert folder.ran() and str(scheme) == name and parse(str(scheme)) == scheme and share(name) == 0.5
     assert str(parse(f"mix(post, {name}, share=0.75)")) == f"mix(b={name}, share=0.75)"
     (kept,) = sources_of(scheme).values()
-    (text,) = kept["files"].values()
-    assert kept["sha256"] == hashlib.sha256(text.encode()).hexdigest() and text in (
-        path.read_text() for path in folder.path.rglob("*.py")
-    )
+    assert kept["sha256"] == hashlib.sha256(kept["source"].encode()).hexdigest()
+    assert kept["source"] in (path.read_text() for path in folder.path.rglob("*.py"))
 
 
 @pytest.mark.parametrize("name", ["rule_here.py", "my.rule_here.py", "__init__.py"])
@@ -95,148 +91,94 @@ def test_helpers_of_a_file_lie_beside_it(name: str, folder: Folder) -> None:
     (folder.path / "sub/my.py").write_text("raise SystemExit")
     (folder.path / "sub/helper_rule_here.py").write_text("SCALE = 0.5")
     assert share(f"./sub/{name}:Half") == 0.5
-    (kept,) = sources_of(parse(f"./sub/{name}:Half")).values()
-    assert list(kept["files"]) == [name.removesuffix(".py"), "helper_rule_here"]
-    assert kept["files"]["helper_rule_here"] == "SCALE = 0.5"
 
 
-@pytest.mark.parametrize("name", ["rule_here:Half", "./rule_here.py:Half"])
-def test_text_of_a_folder_runs_only_what_was_typed_before(name: str, folder: Folder) -> None:
+NAMES = ["rule_here:Half", "./rule_here.py:Half"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_text_of_a_folder_runs_nothing(name: str, folder: Folder) -> None:
+    """Neither the source at hand nor one that the folder brings along."""
     folder.write("rule_here.py")
-    with pytest.raises(UntrustedCode, match=r"names code, \S*rule_here\S* \(sha256 .*--trust-code"):
-        parse(stored(name, None, "runs/a"))
-    assert not folder.ran()
-    with pytest.raises(UntrustedCode):
-        parse(Stored(f'mix(post, "{name}")'))  # text in a field that takes a scheme is one too
-    assert not folder.ran()
-    assert share(name) == 0.5  # typed
-    folder.new_process()
-    assert folder.ran() and share(stored(name, None, "runs/a")) == 0.5  # another process of the same user
-    folder.new_process()
-    folder.write("rule_here.py", share="0.75")
-    folder.ran()
-    with pytest.raises(UntrustedCode):
-        parse(stored(name, None, "runs/a"))
-    assert not folder.ran()
-
-
-def test_a_source_that_a_folder_brings_along_is_not_trusted_for_that(folder: Folder, tmp_path: Path) -> None:
-    folder.write("rule_here.py")
-    kept = sources_of(parse("rule_here:Half"))
-    shutil.rmtree(tmp_path / "cache")  # now the folder is a stranger's
+    kept = sources_of(parse(name))
     folder.ran()
     for _ in ("at hand too", "there alone"):
         folder.new_process()
-        with pytest.raises(UntrustedCode, match=r"runs/a names code, rule_here"):
-            parse(stored("rule_here:Half", kept, "runs/a"))
+        for sources in (None, kept):
+            with pytest.raises(UntrustedCode, match=r"runs/a names code, \S*rule_here\S*: .*--trust-code"):
+                parse(stored(name, sources, "runs/a"))
+            with pytest.raises(UntrustedCode):
+                parse(Stored(f'mix(post, "{name}")'))  # text in a field that takes a scheme is one too
         assert not folder.ran()
         (folder.path / "rule_here.py").unlink(missing_ok=True)
 
 
-def test_whoever_allows_it_is_told_and_asked_once(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_package_that_a_folder_names_runs_nothing(folder: Folder) -> None:
+    """To find a module inside a package runs the package."""
+    folder.write("rule_here_kit/__init__.py")
+    folder.write("rule_here_kit/half.py")
+    with pytest.raises(UntrustedCode):
+        parse(stored("rule_here_kit.half:Half", None, "runs/a"))
+    assert not folder.ran()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_this_process_has_loaded_may_be_named_by_a_folder(name: str, folder: Folder) -> None:
+    """That source alone: with another one it is a stranger's."""
+    folder.write("rule_here.py")
+    kept = sources_of(parse(name))
+    folder.ran()
+    assert share(stored(name, kept, "runs/a")) == 0.5 and not folder.ran()
+    place = name.partition(":")[0]
+    other = {place: {**kept[place], "source": kept[place]["source"].replace("0.5", "0.75")}}
+    with pytest.raises(UntrustedCode):
+        parse(stored(name, other, "runs/b"))
+    assert not folder.ran()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whoever_allows_it_runs_it_for_that_alone(name: str, folder: Folder) -> None:
     folder.write("rule_here.py")
     with allow_within():
-        assert share(stored("rule_here:Half", None, "runs/a")) == 0.5
-    err = capsys.readouterr().err
-    assert len(err.splitlines()) == 1 and "rule_here (sha256" in err and "of runs/a runs, as you said" in err
+        assert share(stored(name, None, "runs/a")) == 0.5 and folder.ran()
     folder.new_process()
-    assert share(stored("rule_here:Half", None, "runs/a")) == 0.5 and capsys.readouterr().err == ""
-
-
-def test_the_kept_source_is_what_runs(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
-    folder.write("rule_here.py")
-    kept = sources_of(parse("rule_here:Half"))
-    folder.new_process()
-    folder.write("rule_here.py", share="0.75")
-    assert share(stored("rule_here:Half", kept, "runs/a")) == 0.5
-    assert share("rule_here:Half") == 0.5  # what the name means from now on, for all who read the run
-    assert (
-        capsys.readouterr().err
-        == "rule_here has changed since runs/a was made; the source that is kept there is used\n"
-    )
-    with pytest.raises(ConfigError, match=r"rule_here is not what it was for runs/a.*put it back"):
-        parse(stored("rule_here:Half", kept, "runs/a", strict=True))
-    (folder.path / "rule_here.py").unlink()
-    folder.new_process()
-    assert share(stored("rule_here:Half", kept, "runs/a", strict=True)) == 0.5
-
-
-def test_modules_beside_it_belong_to_the_source(folder: Folder) -> None:
-    """A package with parts: an edit of any of them is another source, and what is kept runs without the folder."""
-    (folder.path / "rule_here_kit").mkdir()
-    for name, text in (("__init__", "from .half import Half\n"), ("numbers", "from . import deep\nSHARE = deep.SHARE"),
-                       ("deep", "SHARE = 0.5\n"), ("unused", "raise SystemExit\n")):  # fmt: skip
-        (folder.path / "rule_here_kit" / f"{name}.py").write_text(text)
-    folder.write("rule_here_kit/half.py", share="SHARE", more="from .numbers import SHARE")
-    name = "rule_here_kit.half:Half"
-    assert share(name) == 0.5
-    kept = sources_of(parse(name))
-    assert set(kept["rule_here_kit.half"]["files"]) == {
-        "rule_here_kit.half", "rule_here_kit", "rule_here_kit.numbers", "rule_here_kit.deep",
-    }  # fmt: skip
-    folder.new_process()
-    (folder.path / "rule_here_kit" / "deep.py").write_text("SHARE = 0.75\n")
     with pytest.raises(UntrustedCode):
         parse(stored(name, None, "runs/a"))
-    assert share(stored(name, kept, "runs/a")) == 0.5
-    assert not any(module.startswith("rule_here_kit.") and "@" not in module for module in sys.modules)
+    assert not folder.ran()
 
 
-LATE = """
-from dataclasses import dataclass
-from geonorm import Placement
-
-@dataclass(frozen=True)
-class Half(Placement):
-    def write(self, x, u, p, site, h=1.0):
-        {statement}
-        return x + h * {share} * u
-"""
-
-
-@pytest.mark.parametrize(
-    ("statement", "share_of"),
-    [
-        ("from rule_here_beside import SHARE", "SHARE"),
-        ("import rule_here_beside", "rule_here_beside.SHARE"),
-        ("import math, rule_here_beside as beside", "beside.SHARE"),
-        ("import rule_here_kit.numbers", "rule_here_kit.numbers.SHARE"),
-        ("import rule_here_kit.numbers as numbers", "numbers.SHARE"),
-        ("from rule_here_kit import numbers", "numbers.SHARE"),
-    ],
-)
-@pytest.mark.parametrize("name", ["./rule_here.py:Half", "rule_here:Half", "stored"])
-def test_imports_inside_functions_come_from_the_source(
-    name: str, statement: str, share_of: str, folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They run at the first step, when the file beside it may be another one."""
-    (folder.path / "rule_here_kit").mkdir()
-    beside = [folder.path / "rule_here_beside.py", folder.path / "rule_here_kit" / "numbers.py"]
-    for path in beside:
-        path.write_text("SHARE = 0.5\n")
-    (folder.path / "rule_here.py").write_text(LATE.format(statement=statement, share=share_of))
-    if name == "stored":
-        kept = sources_of(parse("./rule_here.py:Half"))
-        folder.new_process()
-        monkeypatch.syspath_prepend(str(folder.path))  # as under python -m
-        scheme = parse(stored("./rule_here.py:Half", kept, "runs/a"))
-    else:
-        scheme = parse(name)
-    for path in beside:
-        path.write_text("raise SystemExit\n")
-    for step in (scheme.write, torch.compile(scheme.write, backend="eager")):
-        assert float(step(torch.zeros(1), torch.ones(1), None, SITE)) == 0.5
-
-
-def test_a_class_of_a_module_beside_it_is_that_of_the_source(folder: Folder) -> None:
-    """The scheme writes itself by the module of its class, and a model is built of what it writes."""
-    folder.write("rule_here_beside.py")
-    (folder.path / "rule_here.py").write_text("from rule_here_beside import Half\n")
-    kept = sources_of(parse("./rule_here.py:Half")) | {"./rule_here.py": {"files": elsewhere.gather("./rule_here.py")}}
+@pytest.mark.parametrize("name", NAMES)
+def test_the_kept_source_is_what_runs(name: str, folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    folder.write("rule_here.py")
+    kept = sources_of(parse(name))
     folder.new_process()
-    folder.write("rule_here_beside.py", share="0.75")
-    scheme = parse(stored("./rule_here.py:Half", kept, "runs/a"))
-    assert str(scheme) == "rule_here_beside:Half" and share(str(scheme)) == 0.5
+    folder.write("rule_here.py", share="0.75")
+    place = name.partition(":")[0]
+    with allow_within():
+        with pytest.raises(ConfigError, match=rf"{place} is not what it was for runs/a.*put it back"):
+            parse(stored(name, kept, "runs/a", strict=True))
+        assert share(stored(name, kept, "runs/a")) == 0.5
+        assert share(name) == 0.5  # what the name means from now on, for all who read the run
+        said = f"{place} has changed since runs/a was made; the source that is kept there is used\n"
+        assert capsys.readouterr().err == said
+        (folder.path / "rule_here.py").unlink()
+        folder.new_process()
+        assert share(stored(name, kept, "runs/a", strict=True)) == 0.5
+
+
+def test_a_source_is_run_once(folder: Folder) -> None:
+    """One module for each place and sha256; an edited file is another one."""
+    folder.write("rule_here.py")
+    assert type(parse("./rule_here.py:Half")) is type(parse("./rule_here.py:Half"))
+    folder.write("rule_here.py", share="0.75")
+    assert share("./rule_here.py:Half") == 0.75
+
+
+@pytest.mark.parametrize("name", ["./nowhere.py:Half", "nowhere_at_all:Half"])
+def test_a_place_that_is_not_there(name: str, folder: Folder) -> None:
+    for text in (name, stored(name, None, "runs/a")):
+        with allow_within(), pytest.raises(ConfigError, match=r"No module named|no file"):
+            parse(text)
 
 
 @pytest.mark.parametrize(
@@ -258,24 +200,9 @@ def test_a_module_that_fails_is_one_line(place: str, body: str, says: str, folde
     assert says.format(place) in str(caught.value) and len(str(caught.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize("name", ["./nowhere.py:Half", "nowhere_at_all:Half"])
-def test_a_place_that_is_not_there(name: str, folder: Folder) -> None:
-    with pytest.raises(ConfigError, match=r"No module named|no file"):
-        parse(name)
-    with pytest.raises(ConfigError, match=r"No module named|no file"):
-        parse(stored(name, None, "runs/a"))
-
-
-def test_without_a_cache_this_process_remembers(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder.path / "file").touch()
-    monkeypatch.setenv("GEONORM_CACHE", str(folder.path / "file"))
-    folder.write("rule_here.py")
-    assert share("rule_here:Half") == share(stored("rule_here:Half", None, "runs/a")) == 0.5
-
-
 def test_a_stored_text_stays_one_when_it_is_copied() -> None:
-    text = Stored("a:B", {"a": {"a": "text"}}, "runs/a", True)
+    text = Stored("a:B", {"a": "text"}, "runs/a", True)
     for copy in (deepcopy(text), pickle.loads(pickle.dumps(text))):  # noqa: S301
         assert isinstance(copy, Stored) and (copy, copy.sources, copy.where, copy.strict) == (
-            "a:B", {"a": {"a": "text"}}, "runs/a", True,
+            "a:B", {"a": "text"}, "runs/a", True,
         )  # fmt: skip

@@ -35,8 +35,7 @@ ALLOWED = {
     "output": {"errors"},
     "results": {"errors"},
     "devices": {"errors"},
-    "checked": set(),
-    "elsewhere": {"errors", "checked"},
+    "elsewhere": {"errors"},
     "sphere": {"errors"},
     "norms": {"errors"},
     "ops": MATHS,
@@ -54,7 +53,7 @@ ALLOWED = {
     "": set(),  # geonorm/__init__.py loads by name, on use
 }
 FREE_OF_TORCH = """
-    errors lazy output parsing progress results decay settings checked elsewhere sites.anatomy cli.arguments
+    errors lazy output parsing progress results decay settings elsewhere sites.anatomy cli.arguments
     cli.main dynamics.config probes.config nn.config lab.compare.clusters lab.config lab.ladder.config lab.runs.run
     lab.runs.spikes lab.runs.statistics lab.studies.simulate report report.config bench.config
 """.split()

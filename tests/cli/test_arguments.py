@@ -40,7 +40,7 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "stranger").mkdir()
     (tmp_path / "stranger" / "rule_of_one.py").write_text(RULE)
     yield tmp_path
-    elsewhere.HERE.clear()
+    elsewhere.LOADED.clear()
 
 
 def file_of(**settings: Any) -> str:
@@ -72,7 +72,7 @@ def test_no_text_of_a_file_is_typed(command: str, name: str) -> None:
     def ask() -> None:
         with suppress(ConfigError):  # refused before anything could be made of it
             read(kind, "geonorm", ["--config", file_of(**{**needed, **value})])
-            with pytest.raises(UntrustedCode, match=r"settings.yaml names code, ./stranger/rule_of_one.py \(sha256"):
+            with pytest.raises(UntrustedCode, match=r"settings.yaml names code, ./stranger/rule_of_one.py"):
                 parse(EVIL)
 
     copy_context().run(ask)
@@ -94,20 +94,18 @@ def test_no_text_of_a_file_is_typed(command: str, name: str) -> None:
 def test_a_scheme_of_a_file_is_refused(command: str, settings: dict[str, Any], capsys: Any) -> None:
     assert main([*command.split(), "--config", file_of(**settings)]) == 2
     err = capsys.readouterr().err
-    assert "settings.yaml names code, ./stranger/rule_of_one.py (sha256" in err and len(err.splitlines()) == 1
+    assert "settings.yaml names code, ./stranger/rule_of_one.py" in err and len(err.splitlines()) == 1
     assert not Path("it-ran").exists() and not Path("out").exists()
 
 
-def test_what_stands_on_the_command_line_is_typed(capsys: Any) -> None:
-    """Beside a file, too; and from then on it may stand in one."""
+def test_what_stands_on_the_command_line_is_typed() -> None:
+    """Beside a file, too."""
     assert main(["schemes", f"mix(post, {EVIL})", "--config", file_of(json=True)]) == 0
     assert Path("it-ran").exists()
-    assert main(["schemes", "--config", file_of(name=EVIL)]) == 0
     Path("stranger/rule_of_one.py").write_text(RULE.replace("0.5", "0.75"))
     assert main(["schemes", "--config", file_of(name=EVIL)]) == 2
     assert main(["schemes", "--config", file_of(name=EVIL), "--out", f"x{EVIL}"]) == 2  # that is another place
     assert main(["schemes", "--config", file_of(name=EVIL), "--trust-code"]) == 0
-    assert "runs, as you said" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

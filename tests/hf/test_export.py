@@ -227,13 +227,13 @@ def elsewhere_model(tmp_path: Path, monkeypatch: Any) -> Any:
         folder = hf.export(decoder, byte.json, byte.eos, tmp_path / "model", **settings)
         (tmp_path / "half_of_it.py").unlink()
         monkeypatch.setenv("GEONORM_CACHE", str(tmp_path / "cache"))
-        elsewhere.HERE.clear()
+        elsewhere.LOADED.clear()
         for name in [name for name in sys.modules if "half_of_it" in name]:
             del sys.modules[name]
         return decoder, folder
 
     yield made
-    elsewhere.HERE.clear()
+    elsewhere.LOADED.clear()
     elsewhere.BOUND.clear()
 
 
@@ -241,11 +241,11 @@ def elsewhere_model(tmp_path: Path, monkeypatch: Any) -> Any:
 def test_a_folder_runs_the_scheme_that_it_brings_when_that_is_trusted(auto: bool, elsewhere_model: Any) -> None:
     decoder, folder = elsewhere_model()
     kept = json.loads((folder / "config.json").read_text())["scheme_source"]["./half_of_it.py"]
-    assert kept["files"] == {"half_of_it": HALF} and kept["interface"] == 2
+    assert kept["source"] == HALF and kept["interface"] == 2
     assert kept["sha256"] == hashlib.sha256(HALF.encode()).hexdigest()
     load = (transformers.AutoModelForCausalLM if auto else hf.GeoNormForCausalLM).from_pretrained
     for settings in ({}, {"trust_remote_code": False}):
-        with pytest.raises(UntrustedCode, match=r"names code, ./half_of_it.py .*trust_remote_code=True"):
+        with pytest.raises(UntrustedCode, match=r"names code, ./half_of_it.py: .*trust_remote_code=True"):
             load(folder, **settings)
     assert not [name for name in sys.modules if "half_of_it" in name]
     model = load(folder, trust_remote_code=True).eval()

@@ -101,11 +101,11 @@ def test_the_whole_way_from_a_file_to_a_report(tmp_path: Path) -> None:
         (kept,) = (tmp_path / path / "schemes").rglob("*.py")
         assert kept.read_text() == RULE
     geonorm(
-        *(["eval", path, "--data", "text.txt", "--tokens", "64"] for path in paths),
-        ["generate", paths[0], "--prompt", "3 times", "--tokens", "4"],
-        ["probe", *paths, "--data", "text.txt", "--tokens", "64", "--out", "geometry"],
-        ["export", paths[1], "--to", "model"],
-        ["eval", "model", "--data", "text.txt", "--tokens", "64"],
+        *(["eval", path, "--data", "text.txt", "--tokens", "64", "--trust-code"] for path in paths),
+        ["generate", paths[0], "--prompt", "3 times", "--tokens", "4", "--trust-code"],
+        ["probe", *paths, "--data", "text.txt", "--tokens", "64", "--out", "geometry", "--trust-code"],
+        ["export", paths[1], "--to", "model", "--trust-code"],
+        ["eval", "model", "--data", "text.txt", "--tokens", "64", "--trust-code"],
     )
 
 

@@ -37,7 +37,7 @@ from ..settings import (
 C = TypeVar("C", bound=Settings)
 OURS = (
     Option("config", str, None, "YAML file of settings; options override it. A run's own goes on in its folder."),
-    Option("trust_code", bool, False, "Run code that a folder or file names: schemes from elsewhere, not yet typed."),
+    Option("trust_code", bool, False, "Run code that a folder or file names: schemes from elsewhere."),
 )
 """Options that every command has."""
 SCHEMES = ("scheme", "schemes", "baseline")
@@ -123,7 +123,7 @@ def split(kind: type[Settings], program: str, arguments: list[str]) -> dict[str,
 
 
 def admit(file: Path, named: list[Any]) -> None:
-    """Schemes that a file of settings names: text from a folder, which runs no code that is not trusted. Beside the
+    """Schemes that a file of settings names: text from a folder, which runs no code without --trust-code. Beside the
     settings of a run lies the source of its schemes."""
     from ..lab.runs.provenance import read_sources
 

@@ -84,7 +84,7 @@ def read_llama(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def from_folder(config_dict: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """What config.json says, with its scheme as text of a folder, which runs no code that is not trusted."""
+    """What config.json says, with its scheme as text of a folder, which runs no code that is not allowed."""
     scheme, source = config_dict.get("scheme"), config_dict.get("scheme_source")
     if not isinstance(scheme, str):
         return config_dict

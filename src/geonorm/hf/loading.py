@@ -48,8 +48,7 @@ class ReadsFolders:
 
     @classmethod
     def from_pretrained(cls, *args: Any, **settings: Any) -> Any:
-        """As transformers does it. A scheme from elsewhere that config.json names runs with trust_remote_code=True, or
-        if it was typed here before."""
+        """As transformers does it. A scheme from elsewhere that config.json names runs with trust_remote_code=True."""
         with allow_within(settings.get("trust_remote_code") is True):
             return super().from_pretrained(*args, **settings)  # type: ignore[misc]
 

@@ -114,14 +114,17 @@ def of_ours(module: str | None) -> bool:
 
 def read_theirs(kind: type[Scheme]) -> Module:
     """The source of a scheme from elsewhere. ConfigError for one that the file cannot carry."""
-    place, files = elsewhere.place_of(kind), elsewhere.files_of(kind)
+    place, text = elsewhere.place_of(kind), elsewhere.source_of(kind)
     refuse = f"--remote-code cannot carry scheme {place}:{kind.__qualname__}: "
-    if len(files) != 1 or "." in kind.__qualname__:
-        raise ConfigError(f"{refuse}it must stand at the top of one file that imports none beside it")
-    text = next(iter(files.values()))
+    alone = f"{refuse}it must stand at the top of one file that imports none beside it"
+    if text is None or "." in kind.__qualname__:
+        raise ConfigError(alone)
     tree = ast.parse(text)
     for node in ast.walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        wanted = [node.module or "."] if isinstance(node, ast.ImportFrom) else names
+        if getattr(node, "level", 0) or any(Path(place).with_name(f"{name}.py").exists() for name in wanted):
+            raise ConfigError(alone)
         inner = isinstance(node, ast.ImportFrom) and of_ours(node.module) and node not in tree.body
         if inner or any(map(of_ours, names)):
             raise ConfigError(f"{refuse}write `from geonorm... import NAME`, at the top, where it imports from geonorm")

@@ -4,8 +4,8 @@
     value   = number | pi | pi/number | number*pi | number*pi/number | inf | true | false | 'text' | bare | scheme
 A name is registered, or is `package.module:Name` or `./file.py:Name`, or stands in the entry-point group
 `geonorm.schemes`. At most eight schemes stand in each other. Nothing is evaluated. A plain string is what a person
-typed: naming a module or file imports it. Text that was read from a folder is a `Stored`, which runs only what is
-trusted (elsewhere.py).
+typed: naming a module or file imports it. Text that was read from a folder is a `Stored`, which runs code only
+where that is allowed (elsewhere.py).
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ def find(name: str) -> type[Scheme]:
     if name in REGISTRY:
         return REGISTRY[name]
     if name in installed():
-        point = installed()[name]
-        found = elsewhere.find_code(point.value, point.load)
+        found = installed()[name].load()
     elif ":" in name:
         found = elsewhere.find_code(name)
     else:

@@ -20,14 +20,14 @@ def schemes_in(scheme: Scheme) -> Iterator[type[Scheme]]:
 
 
 def sources_of(scheme: Scheme) -> dict[str, dict[str, Any]]:
-    """What is kept of the schemes from elsewhere in a scheme, by place: sha256, version of the interface, texts of the
-    files. Empty for the schemes of this package; without files where there is no source, as in a notebook."""
+    """What is kept of the schemes from elsewhere in a scheme, by place: sha256, version of the interface, source.
+    Empty for the schemes of this package; without a source where there is none, as in a notebook."""
     found = {}
     for kind in schemes_in(scheme):
         if kind.__module__.partition(".")[0] != elsewhere.OURS:
-            files = elsewhere.files_of(kind)
-            sha256 = elsewhere.digest(files) if files else None
-            found[elsewhere.place_of(kind)] = {"sha256": sha256, "interface": INTERFACE, "files": files}
+            source = elsewhere.source_of(kind)
+            sha256 = None if source is None else elsewhere.digest(source)
+            found[elsewhere.place_of(kind)] = {"sha256": sha256, "interface": INTERFACE, "source": source}
     return found
 
 
@@ -36,9 +36,9 @@ def stored(text: str, sources: Mapping[str, Any] | None, where: str, strict: boo
     version of the interface is said."""
     kept = {}
     for place, about in (sources or {}).items():
-        files = about.get("files") if isinstance(about, Mapping) else None
-        if isinstance(files, Mapping) and files and elsewhere.own(place) in files:
-            kept[place] = elsewhere.order_files(place, files)
+        source = about.get("source") if isinstance(about, Mapping) else None
+        if isinstance(source, str):
+            kept[place] = source
             if about.get("interface") != INTERFACE:
                 elsewhere.say(
                     f"{place} of {where} was written for version {about.get('interface')} of the interface of schemes; "

@@ -43,14 +43,14 @@ def interrupted(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
         patch.setattr(simulation, "one", stopped)
         assert call("simulate", "--schemes", "./first_rule.py:Own", "./second_rule.py:Own", *QUICK).status == 130
     yield tmp_path
-    elsewhere.HERE.clear()
+    elsewhere.LOADED.clear()
 
 
 def test_another_source_of_a_finished_scheme_is_refused(interrupted: Path, call: Any) -> None:
     words = ["simulate", "--schemes", "./first_rule.py:Own", "./second_rule.py:Own", *QUICK]
     before = {path: path.read_bytes() for path in (interrupted / "out").rglob("*") if path.is_file()}
     kept = json.loads((interrupted / "out" / "environment.json").read_text())["schemes"]
-    assert kept["./first_rule.py:Own"]["./first_rule.py"]["files"] == {"first_rule": RULE}
+    assert kept["./first_rule.py:Own"]["./first_rule.py"]["source"] == RULE
     (interrupted / "first_rule.py").write_text(RULE.replace("0.5", "0.75"))
     refused = call(*words)
     assert refused.status == 2 and len(refused.err.splitlines()) == 1

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from ...schemes import parse, sources_of
 from ..config import Grid, TrainConfig
 from ..train.signals import PARENT
 from .team import Job, Say, Team
@@ -32,6 +33,8 @@ class Local(Team):
             device = place % self.gpus
             environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[device] if visible else str(device)
         command = [sys.executable, "-m", "geonorm", "train", "--config", str(path)]
+        if sources_of(parse(config.scheme)):  # it was typed here, and there it stands in a file
+            command.append("--trust-code")
         with open(log, "ab") as file:  # in a session of its own: Ctrl-C reaches us first; we pass it on
             return subprocess.Popen(
                 command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True

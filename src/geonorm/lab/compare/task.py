@@ -10,9 +10,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from ... import elsewhere
 from ...errors import GeonormError
-from ...schemes import parse, sources_of, stored
 from ...settings import from_dict
 from ..config import TrainConfig
 from ..train.loop import Interrupted, train
@@ -30,12 +28,10 @@ def arguments(team: Team, config: TrainConfig) -> tuple[Any, ...]:
     """What `train_one` needs to know: nothing but texts."""
     path, log = team.settings(config).absolute(), team.log(config).absolute()
     environment = {name: os.environ[name] for name in CARRIED if name in os.environ} | team.variables()
-    sources = sources_of(parse(config.scheme)).values()
-    typed = [about["sha256"] for about in sources if about["sha256"]]  # what no other machine can know
-    return os.getcwd(), str(path), str(log), environment, typed
+    return os.getcwd(), str(path), str(log), environment
 
 
-def train_one(folder: str, settings: str, log: str, environment: dict[str, str], typed: list[str]) -> None:
+def train_one(folder: str, settings: str, log: str, environment: dict[str, str]) -> None:
     """What `geonorm train --config` does in `folder`, its output in `log`. RunFailed if it left no result."""
     import yaml
 
@@ -45,9 +41,6 @@ def train_one(folder: str, settings: str, log: str, environment: dict[str, str],
     with open(log, "a", buffering=1) as file, redirect_stdout(file), redirect_stderr(file):
         print(f"worker {os.getpid()} on {socket.gethostname()}")
         try:
-            for sha256 in typed:
-                elsewhere.remember(sha256)
-            parse(stored(config.scheme, None, settings))
             train(config)
         except (GeonormError, Interrupted) as end:
             print(end)

@@ -117,7 +117,7 @@ def run_config(config: LadderConfig, size: Size, scheme: str, rate: float, seed:
 
 def baseline_of(config: LadderConfig) -> str:
     """The scheme whose parameters say how many tokens a size gets: that of the folder, which keeps it where it is
-    extended, by code that is trusted alone."""
+    extended, by code only where that is allowed."""
     asked = [str(parse(scheme)) for scheme in config.schemes]
     first = order_schemes(out := Path(config.out), asked)[0]
     return first if first in asked else str(parse(stored(first, None, str(out))))

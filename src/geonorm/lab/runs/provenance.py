@@ -1,7 +1,7 @@
 """What a run was made from: data, tokenizer, schemes from elsewhere, and the versions of each of its parts.
 
 environment.json           one object for each process that worked on the run, in order; formerly the last
-schemes/SHA256/MODULE.py   the source of its schemes from elsewhere, by the first digits of their sha256
+schemes/SHA256.py          the source of its schemes from elsewhere, by the first digits of their sha256
 """
 
 from __future__ import annotations
@@ -50,22 +50,19 @@ def read_sources(folder: Path) -> dict[str, dict[str, Any]]:
     found = {}
     for place, about in (read_last(folder).get("schemes") or {}).items():
         try:
-            names, sha256 = list(about["files"]), about["sha256"]
-            files = {
-                name: path_of(folder, sha256, name).read_bytes().decode("utf-8") for name in names if "/" not in name
-            }
-            if files and elsewhere.digest(elsewhere.order_files(place, files)) != sha256:
+            source = about["sha256"] and path_of(folder, about["sha256"]).read_bytes().decode("utf-8")
+            if source is not None and elsewhere.digest(source) != about["sha256"]:
                 raise ValueError
         except (OSError, ValueError, KeyError, TypeError):
             raise CheckpointError(
                 f"{folder / FOLDER} does not hold the source of {place} that {FILE} names: the run directory is damaged"
             ) from None
-        found[place] = {**about, "files": files}
+        found[place] = {**about, "source": source}
     return found
 
 
-def path_of(folder: Path, sha256: str, name: str) -> Path:
-    return folder / FOLDER / sha256[:12] / f"{name}.py"
+def path_of(folder: Path, sha256: str) -> Path:
+    return folder / FOLDER / f"{sha256[:12]}.py"
 
 
 def size_of(file: Path) -> int:
@@ -113,12 +110,13 @@ class Provenance:
         """Adds the part of a run that begins after `step`; returns what to say of versions that have changed."""
         before = read_parts(folder)
         for about in self.schemes.values():
-            for name, text in about["files"].items():
-                path = path_of(folder, about["sha256"], name)
-                if not path.exists():
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    write_atomic(path, text)
-        schemes = {place: {**about, "files": list(about["files"])} for place, about in self.schemes.items()}
+            if about["source"] is not None and not (path := path_of(folder, about["sha256"])).exists():
+                path.parent.mkdir(exist_ok=True)
+                write_atomic(path, about["source"])
+        schemes = {
+            place: {key: value for key, value in about.items() if key != "source"}
+            for place, about in self.schemes.items()
+        }
         own = {"tokenizer_sha256": self.tokenizer, "schemes": schemes, "step": step}
         write_json(folder / FILE, [*before, {**versions, "data_sha256": self.data, **own}])
         changed = [
