@@ -53,7 +53,7 @@ test-newest:
 # without pins: trackers ask for versions of their own; the page's lines are what is installed
 test-ways:
 	$(MAKE) VENV=.venv-ways EXTRAS=train,hf,test .venv-ways/.test
-	.venv-ways/bin/python -m pip install --quiet -e ".[wandb,trackio,mlflow]"
+	.venv-ways/bin/python -m pip install --quiet -e ".[wandb,trackio]"
 	sed -n 's/^pip install \([^#]*\).*/\1/p' docs/ways-out.md | xargs .venv-ways/bin/python -m pip install --quiet
 	.venv-ways/bin/python -m pytest -m "slow or not slow" -rs tests/hf/test_ways_out.py tests/lab/runs/test_loggers.py
 

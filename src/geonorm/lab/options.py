@@ -158,10 +158,10 @@ class Log(Settings):
 
     prefix = "log."
 
-    to: list[Literal["wandb", "trackio", "mlflow"]] = field(default_factory=list)
+    to: list[Literal["wandb", "trackio"]] = field(default_factory=list)
     """Trackers, each an extra of the package (pip install 'geonorm[wandb]'); none by default."""
     project: str = "geonorm"
-    """Their project; for MLflow the experiment."""
+    """Their project."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

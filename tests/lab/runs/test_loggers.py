@@ -10,9 +10,9 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from geonorm.errors import ConfigError, GeonormError
 from geonorm.lab.config import TrainConfig
 from geonorm.lab.options import Log
 from geonorm.lab.runs import loggers
-from geonorm.lab.runs.loggers import Loggers, MLflow, Start
+from geonorm.lab.runs.loggers import Loggers, Start
 from geonorm.lab.runs.run import read_object, read_rows
 from geonorm.lab.train.guard import Diverged
 from geonorm.lab.train.loop import Loop
@@ -29,20 +29,16 @@ from geonorm.lab.train.loop import train as train_run
 
 
 class Kept:
-    """A logger of one's own: nothing but the protocol."""
+    """A logger of one's own."""
 
     def __init__(self, fail: int = 0) -> None:
         self.rows: list[tuple[int, dict[str, float]]] = []
-        self.ended: list[str] = []
         self.fail = fail
 
-    def log(self, row: Mapping[str, float], step: int) -> None:
+    def __call__(self, row: Mapping[str, float], step: int) -> None:
         if step == self.fail:
             raise ConnectionError("no route to the server\nsecond line")
         self.rows.append((step, dict(row)))
-
-    def finish(self, status: str) -> None:
-        self.ended.append(status)
 
 
 def small(text: Path, out: Path, **settings: Any) -> TrainConfig:
@@ -58,11 +54,11 @@ def small(text: Path, out: Path, **settings: Any) -> TrainConfig:
     return found
 
 
-def test_a_logger_gets_every_row_once_and_how_it_ended(text: Path, tmp_path: Path) -> None:
+def test_a_logger_gets_every_row_once(text: Path, tmp_path: Path) -> None:
     own = Kept()
     train_run(small(text, tmp_path / "run"), say=lambda line: None, loggers=[own])
     metrics = list(read_rows(tmp_path / "run" / "metrics.jsonl"))
-    assert [step for step, _ in own.rows] == [1, 2, 3, 4] and own.ended == ["finished"]
+    assert [step for step, _ in own.rows] == [1, 2, 3, 4]
     for (_, row), recorded in zip(own.rows, metrics, strict=True):
         assert row == {name: value for name, value in recorded.items() if name not in ("step", "tokens")}
         assert {"loss", "lr", "grad_norm"} <= set(row)
@@ -95,7 +91,7 @@ def test_a_logger_gets_what_a_run_diverged_by(
     with pytest.raises(Diverged):
         train_run(config, say=lambda line: None, loggers=[own])
     steps = [row["step"] for row in read_rows(tmp_path / "run" / "metrics.jsonl")]
-    assert [step for step, _ in own.rows] == steps and steps[-1] >= 25 and own.ended == ["diverged"]
+    assert [step for step, _ in own.rows] == steps and steps[-1] >= 25
 
 
 def test_a_run_on_a_cpu_counts_subnormals_as_zero(text: Path, tmp_path: Path) -> None:
@@ -103,7 +99,7 @@ def test_a_run_on_a_cpu_counts_subnormals_as_zero(text: Path, tmp_path: Path) ->
     tiny, found = torch.tensor([1e-30]), list[float]()
 
     class Multiplying(Kept):
-        def log(self, row: Mapping[str, float], step: int) -> None:
+        def __call__(self, row: Mapping[str, float], step: int) -> None:
             found.append((tiny * 1e-10).item())
 
     if not torch.set_flush_denormal(False):
@@ -122,32 +118,66 @@ def test_what_is_no_number_stays_away() -> None:
 def test_a_logger_that_fails_is_told_of_once_and_left(text: Path, tmp_path: Path) -> None:
     bad, good, said = Kept(fail=2), Kept(), list[str]()
     train_run(small(text, tmp_path / "run"), say=said.append, loggers=[bad, good])
-    assert [line for line in said if "Kept" in line] == ["Kept: no route to the server; it gets no more of this run"]
-    assert [step for step, _ in bad.rows] == [1] and bad.ended == []
-    assert len(good.rows) == 4 and good.ended == ["finished"]
+    assert [line for line in said if "Kept" in line] == ["Kept 0: no route to the server; it gets no more of this run"]
+    assert [step for step, _ in bad.rows] == [1]
+    assert len(good.rows) == 4
     assert len(list(read_rows(tmp_path / "run" / "metrics.jsonl"))) == 4
 
 
-@pytest.mark.parametrize(("word", "name"), [("wandb", "W&B"), ("trackio", "trackio"), ("mlflow", "MLflow")])
+@pytest.mark.parametrize("word", ["wandb", "trackio"])
 def test_a_missing_package_is_one_line_and_nothing_is_written(
-    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, name: str
+    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, loggers.TRACKERS[word][1], None)
+    monkeypatch.setitem(sys.modules, loggers.LOGGERS[word][0], None)
     refused = train(tmp_path / "run", "--steps", 2, "--log.to", word)
     assert refused.status == 2 and refused.err.count("\n") == 1
-    assert f"{name} is missing: pip install 'geonorm[{word}]', or leave {word} out of --log.to" in refused.err
+    assert f"{word} is missing: pip install 'geonorm[{word}]', or leave {word} out of --log.to" in refused.err
     assert not (tmp_path / "run").exists()
 
 
 def test_a_tracker_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no(library: Any, start: Start) -> Any:
-        raise RuntimeError("not logged in\nlong story")
+    """And the one that was open already is closed, with the error."""
+    ends: list[BaseException] = []
 
-    first = Kept()
-    found = {"first": (None, lambda library, start: first), "W&B": (None, no)}
-    with pytest.raises(GeonormError, match=r"^W&B does not start: not logged in$"):
-        Loggers().start(found, [], Start(Path(), {}, 0, "p", "id"), say=print)
-    assert first.ended == ["failed"]
+    @contextmanager
+    def first(library: Any, start: Start) -> Iterator[Any]:
+        try:
+            yield print
+        except BaseException as end:
+            ends.append(end)
+            raise
+
+    @contextmanager
+    def no(library: Any, start: Start) -> Iterator[Any]:
+        raise RuntimeError("not logged in\nlong story")
+        yield
+
+    monkeypatch.setattr(loggers, "LOGGERS", {"first": ("", first, ""), "wandb": ("", no, "")})
+    with pytest.raises(GeonormError, match=r"^wandb does not start: not logged in$"):
+        Loggers().start({"first": None, "wandb": None}, [], Start(Path(), {}, 0, "p", "id"), say=print)
+    assert [str(end) for end in ends] == ["not logged in\nlong story"]
+
+
+def test_a_tracker_is_closed_with_what_ended_the_run(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[BaseException | None] = []
+
+    @contextmanager
+    def tracker(library: Any, start: Start) -> Iterator[Any]:
+        try:
+            yield lambda row, step: None
+        except BaseException as end:
+            ends.append(end)
+            raise
+        ends.append(None)
+
+    monkeypatch.setattr(loggers, "LOGGERS", {"trackio": ("json", tracker, "")})
+    train_run(small(text, tmp_path / "run", log={"to": ["trackio"]}), say=lambda line: None)
+    bad = small(text, tmp_path / "bad", lr=1e30, log={"to": ["trackio"]})
+    with pytest.raises(Diverged):
+        train_run(bad, say=lambda line: None)
+    assert ends[0] is None and isinstance(ends[1], Diverged) and len(ends) == 2
 
 
 def test_words_that_are_refused() -> None:
@@ -165,7 +195,7 @@ main(["train", "--data", {str(text)!r}, "--tokens.tokenizer", "byte", "--steps",
       "--out", {str(tmp_path / "run")!r}, "--model.layers", "1", "--model.width", "16", "--model.heads", "2",
       "--model.hidden", "16", "--model.context", "16", "--model.vocab_size", "257",
       "--evaluation.tokens", "64", "--evaluation.trace_tokens", "0"])
-print(sorted({{"wandb", "trackio", "mlflow"}} & set(sys.modules)))
+print(sorted({{"wandb", "trackio"}} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]", done.stdout
@@ -174,7 +204,7 @@ print(sorted({{"wandb", "trackio", "mlflow"}} & set(sys.modules)))
 
 def tracked(text: Path, out: Path, word: str, **variables: str) -> str:
     """A run of 3 steps and its extension to 6, each in a process of its own, as users have them; the id of the run."""
-    pytest.importorskip(loggers.TRACKERS[word][1], reason=f"{word} is not installed: pip install 'geonorm[{word}]'")
+    pytest.importorskip(loggers.LOGGERS[word][0], reason=f"{word} is not installed: pip install 'geonorm[{word}]'")
     command = [
         sys.executable, "-m", "geonorm", "train", "--data", str(text), "--tokens.tokenizer", "byte", "--out", str(out),
         "--model.layers", "1", "--model.width", "16", "--model.heads", "2", "--model.hidden", "16", "--model.context",
@@ -209,44 +239,6 @@ main(sys.argv[1:])
     assert second.returncode == 0 and "at step 2 of 4" in second.stdout, second
     assert read_object(out / loggers.TRACKED)["id"] == name
     return str(name)
-
-
-def test_mlflow(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    store = tmp_path / "mlruns"
-    out = tmp_path / "runs" / "one"
-    name = tracked(text, out, "mlflow", MLFLOW_TRACKING_URI=store.as_uri())
-    import mlflow
-
-    client = mlflow.MlflowClient(store.as_uri())
-    (run,) = client.search_runs([client.get_experiment_by_name("ours").experiment_id])
-    assert run.info.run_name == "one" and run.info.status == "FINISHED"
-    assert run.data.tags["geonorm"] == name and run.data.tags["group"] == tmp_path.name
-    assert run.data.params["model.width"] == "16" and run.data.params["scheme"] == "geonorm"
-    losses = {metric.step: metric.value for metric in client.get_metric_history(run.info.run_id, "loss")}
-    assert losses == {row["step"]: row["loss"] for row in read_rows(out / "metrics.jsonl")}
-    assert [m.step for m in client.get_metric_history(run.info.run_id, "val_loss")] == [2, 4]
-
-
-def test_mlflow_waits_for_every_batch() -> None:
-    """Its threads send them in no order."""
-    sent: list[bool] = []
-
-    class Batch:
-        def __init__(self) -> None:
-            self.at = len(sent)
-            sent.append(False)
-
-        def wait(self) -> None:
-            sent[self.at] = True
-
-    logger = object.__new__(MLflow)
-    logger.client, logger.id, logger.sent = MagicMock(log_batch=lambda *_, **__: Batch()), "1", []
-    logger.entities = MagicMock()
-    for step in range(3):
-        logger.log({"loss": 1.0}, step)
-    logger.finish("finished")
-    assert sent == [True] * 3
 
 
 def test_trackio(text: Path, tmp_path: Path) -> None:

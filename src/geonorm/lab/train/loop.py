@@ -29,7 +29,7 @@ from ...settings import to_dict
 from ..config import TrainConfig
 from ..resolve import Resolved, check_memory, resolve
 from ..runs import environment
-from ..runs.loggers import FINISHED, Logger, Loggers, Start, find_loggers, tracked_id
+from ..runs.loggers import Logger, Loggers, Start, find_loggers, tracked_id
 from ..runs.provenance import Provenance
 from ..runs.run import VOLATILE, RunFolder
 from ..runs.summary import describe, loss_text, progress_line, summarise
@@ -150,7 +150,7 @@ class Loop:
         trunk = c.optim.trunk_end(c.steps) if c.optim.schedule == "wsd" else None
         self.world.together(lambda: self.open_loggers(run, more))
         self.saver = checkpoint.Saver(run.checkpoints, c.checkpoint.keep, self.world, trunk)
-        with stop_signals(launched(), stopped), closing(self.saver), closing(self.loggers):
+        with stop_signals(launched(), stopped), closing(self.saver), self.loggers:
             try:
                 self.loop(run, shown, stopped)
             except Diverged as diagnosis:
@@ -158,7 +158,6 @@ class Loop:
                 self.loggers.log(rows)
                 self.finish(run, "diverged", diagnosis=str(diagnosis))
                 raise
-            self.loggers.status = FINISHED
         return self.finish(run, "finished")
 
     def open_loggers(self, run: RunFolder, more: Sequence[Logger]) -> None:
@@ -353,7 +352,7 @@ class Loop:
 
     def finish(self, run: RunFolder, status: str, **more: Any) -> dict[str, Any]:
         """Writes summary.json and returns its content."""
-        c, self.loggers.status = self.config, status
+        c = self.config
         about = {
             "status": status,
             "scheme": c.scheme,
