@@ -106,7 +106,6 @@ BAD = [
     ("train --optim.name muon --optim.momentum 0.8", "--optim.momentum does nothing here, it needs optim.name sgd"),
     ("train --optim.warmup 0.2 --optim.warmup-steps 1", "it needs optim.warmup_steps to be left out: see to that, or"),
     ("compare --model.norm-bias false", "--model.norm-bias does nothing here, it needs norms with gains and a bias"),
-    ("ladder --guard.window 50", "--guard.window does nothing here, it needs guard.spike"),
     ("eval nowhere --data x.txt --batch-size 4", "--batch-size does nothing here, it needs --tasks"),
     ("data inspect text.txt --vocab-size 300", "--vocab-size does nothing here, it needs --tokenizer bpe"),
     ("data prepare text.txt --tokenizer byte --vocab-size 300", "--vocab-size does nothing here"),

@@ -44,7 +44,7 @@ SHARED = set(
     evaluation.tasks evaluation.task_every evaluation.task_limit
     evaluation.whole evaluation.average checkpoint.every checkpoint.keep
     log.to log.project
-    guard.nan guard.spike guard.sigmas guard.window guard.limit
+    guard.nan guard.spike
     runtime.device runtime.dtype runtime.threads runtime.compile runtime.recompute runtime.accumulate
     runtime.tensorboard runtime.parallel runtime.reshard runtime.shard_size""".split()
 )

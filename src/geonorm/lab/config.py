@@ -32,15 +32,9 @@ class Guard(Settings):
 
     nan: Literal["stop", "skip", "rewind"] = "stop"
     """A loss or gradient that is not finite. skip: the batch is dropped; rewind: back to the last checkpoint, and on
-    with the data behind the bad batch; stop: the run ends with a diagnosis."""
+    with the data behind the bad batch; stop: the run ends with a diagnosis, as after ten of the others."""
     spike: Literal["ignore", "stop", "skip", "rewind"] = "ignore"
-    """A loss above the mean of the last losses by many standard deviations."""
-    sigmas: Annotated[float, Range(1)] = 6.0
-    """How many."""
-    window: Annotated[int, Range(20)] = 100
-    """How many last losses; judgement starts at 20."""
-    limit: Count = 10
-    """Most skips and rewinds of a run; then it stops."""
+    """A loss more than six standard deviations above the mean of the last 100."""
 
 
 @dataclass(frozen=True)

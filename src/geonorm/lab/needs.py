@@ -19,11 +19,6 @@ def has_norm_bias(config: Any) -> bool:
     return shape.gains and shape.norm in BIASED
 
 
-def acts(config: Any) -> bool:
-    """Whether the guard passes over steps."""
-    return bool({config.guard.nan, config.guard.spike} & {"skip", "rewind"})
-
-
 def has_launcher(name: str, config: Any) -> bool:
     return bool(config.launcher == name)
 
@@ -35,9 +30,6 @@ NEEDS: Needs = {
     "optim.cooldown": ("optim.schedule wsd", lambda run: run.optim.schedule == "wsd"),
     "optim.floor": ("optim.schedule cosine or wsd", lambda run: run.optim.schedule != "constant"),
     "optim.warmup": ("optim.warmup_steps to be left out", lambda run: run.optim.warmup_steps is None),
-    "guard.sigmas": ("guard.spike", lambda run: run.guard.spike != "ignore"),
-    "guard.window": ("guard.spike", lambda run: run.guard.spike != "ignore"),
-    "guard.limit": ("guard.nan or guard.spike to skip or rewind", acts),
     "model.norm_bias": ("norms with gains and a bias, model.norm layer, dyt or derf", has_norm_bias),
     "model.init_depth": ("model.init neox or gpt2", lambda run: run.shape("pre").init in ("neox", "gpt2")),
     "model.rope_theta": ("model.positions rope", lambda run: run.shape("pre").positions == "rope"),

@@ -12,6 +12,8 @@ from ..config import Guard
 from ..runs.spikes import SpikeWatch
 
 Action = Literal["stop", "skip", "rewind"]
+LIMIT = 10
+"""Most skips and rewinds of a run."""
 
 
 class Trouble(Exception):
@@ -34,7 +36,7 @@ class Judge:
 
     def __init__(self, config: Guard) -> None:
         self.config = config
-        self.watch = SpikeWatch(config.window, config.sigmas)
+        self.watch = SpikeWatch()
         self.events: list[dict[str, Any]] = []
 
     @property
@@ -77,11 +79,8 @@ class Judge:
 
     def note(self, trouble: Trouble, **more: Any) -> None:
         """Records what is done about it. Diverged if that is too often."""
-        if len(self.events) >= self.config.limit:
-            raise Diverged(
-                f"{trouble}; {len(self.events)} steps were skipped or rewound before, which is --guard.limit; "
-                "a lower --lr may help"
-            )
+        if len(self.events) >= LIMIT:
+            raise Diverged(f"{trouble}; {len(self.events)} steps were skipped or rewound before; a lower --lr may help")
         loss = trouble.loss if trouble.loss is not None and isfinite(trouble.loss) else None
         event = {"step": trouble.step, "action": trouble.action, "what": trouble.what, "loss": loss}
         self.events.append({**event, **more})
@@ -90,5 +89,5 @@ class Judge:
         return {"losses": list(self.watch.recent), "streak": self.watch.streak, "events": list(self.events)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.watch = SpikeWatch(self.config.window, self.config.sigmas, state["losses"], state["streak"])
+        self.watch = SpikeWatch(recent=state["losses"], streak=state["streak"])
         self.events = list(state["events"])
