@@ -45,7 +45,6 @@ TRAINING = [
     s(f"{TRAIN} --tokens.tokenizer t.json.gz", "broken compression", files={"t.json.gz": b"\x1f\x8b\x08 no"}),
     s(f"{TRAIN} --tokens.tokenizer t.json", "no end-of-document token", files={"t.json": WORDS_ALONE}),
     s(f"{TRAIN} --model.positions learned --model.rotary 0.5", "model.rotary 0.5", "rope"),
-    s(f"{TRAIN} --optim.name sgd --optim.independent", "--optim.name adamw"),
     s(f"{TRAIN} --runtime.parallel fsdp", "torchrun"),
     s(f"{TRAIN} --scheme geonorm(alpha=1,alpha=2)", "'alpha' twice"),
     s(f"{TRAIN} --scheme geonorm(decay=sqrt,2)", "a bare value after key=value"),

@@ -24,9 +24,6 @@ def has_launcher(name: str, config: Any) -> bool:
 
 
 NEEDS: Needs = {
-    "optim.momentum": ("optim.name sgd (muon has its own)", lambda run: run.optim.name == "sgd"),
-    "optim.betas": ("optim.name adamw or muon", lambda run: run.optim.name != "sgd"),
-    "optim.eps": ("optim.name adamw or muon", lambda run: run.optim.name != "sgd"),
     "optim.cooldown": ("optim.schedule wsd", lambda run: run.optim.schedule == "wsd"),
     "optim.floor": ("optim.schedule cosine or wsd", lambda run: run.optim.schedule != "constant"),
     "optim.warmup": ("optim.warmup_steps to be left out", lambda run: run.optim.warmup_steps is None),

@@ -26,16 +26,14 @@ class Optim(Settings):
 
     prefix = "optim."
 
-    name: Literal["adamw", "muon", "sgd"] | None = None
-    """muon: orthogonalised momentum for matrices inside blocks, AdamW for the rest; sgd: with momentum. When not given,
-    that of the preset: muon for modern, adamw for all others."""
+    name: Literal["adamw", "muon"] | None = None
+    """muon: orthogonalised momentum for matrices inside blocks, AdamW for the rest. When not given, that of the preset:
+    muon for modern, adamw for all others."""
     weight_decay: NotNegative = 0.1
-    """On matrices but not on embeddings, norms and scalars; decoupled, for sgd a term of the gradient."""
+    """On matrices but not on embeddings, norms and scalars; decoupled."""
     independent: bool = False
     """Weight decay of a step is weight_decay times the schedule (arXiv:2309.14322: some 1e-4), not times the learning
     rate; 0.1 or more is refused."""
-    momentum: Memory = 0.9
-    """SGD's; muon has its own, 0.95."""
     betas: tuple[Memory, Memory] = (0.9, 0.95)
     """AdamW's averages."""
     eps: NotNegative = 1e-8
@@ -63,8 +61,6 @@ class Optim(Settings):
         super().__post_init__()
         if len(self.multipliers) < len(self.rates):
             raise ConfigError("optim.rates names a role twice")
-        if self.independent and self.name == "sgd":
-            raise ConfigError("optim.independent needs a decoupled weight decay: --optim.name adamw or muon")
         if self.independent and self.weight_decay >= LARGE:
             raise ConfigError(
                 f"optim.independent takes weight_decay, {self.weight_decay:g}, off every matrix in a step, whatever "

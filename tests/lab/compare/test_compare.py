@@ -144,7 +144,7 @@ def test_settings_that_an_older_version_did_not_have(compare: Any, processes: An
     assert compare(out, "--schemes", "pre", "--seeds", 1).status == 0
     for path in (out / "config.yaml", *(out / "runs").glob("*/config.yaml")):
         stored = yaml.safe_load(path.read_text())
-        del stored["guard"], stored["optim"]["momentum"], stored["model"]["positions"]
+        del stored["guard"], stored["optim"]["eps"], stored["model"]["positions"]
         path.write_text(yaml.safe_dump(stored, sort_keys=False))
     before = len(processes.started)
     again = compare(out, "--schemes", "pre", "--seeds", 1)

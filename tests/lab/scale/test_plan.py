@@ -70,7 +70,6 @@ PEAKS: list[Any] = [
     {"runtime": Runtime(dtype="bf16")},
     {"runtime": Runtime(dtype="bf16", recompute=True, accumulate=2)},
     {"optim": Optim(name="muon")},
-    {"optim": Optim(name="sgd")},
     {"batch_size": 16},
     {"preset": "nano-gpt2"},
     {"preset": "modern", "scheme": "lambdas"},
@@ -80,7 +79,6 @@ PEAKS: list[Any] = [
         for changes in (
             *({"scheme": PARTS.get(scheme, scheme)} for scheme in names()),
             *({"preset": "mini", "scheme": scheme, "batch_size": 2} for scheme in ("pre", "deepnorm")),
-            {"optim": Optim(name="sgd", momentum=0.0)},
             {"batch_size": 1},
         )
     ),

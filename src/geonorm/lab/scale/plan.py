@@ -159,9 +159,9 @@ class Memory:
         self.lines = {size: [footprint(model, n * size, conditions) for n in (1, 2)] for size in (1, MANY)}
         count = model.parameter_count()
         orthogonal = sum(w.numel() for role, w, _, _ in model.weights() if ROLES[role].hidden)
-        momenta = {"muon": 2 * count - orthogonal, "sgd": count if config.optim.momentum else 0}
+        momenta = 2 * count - (orthogonal if config.optim.name == "muon" else 0)
         self.parameters = FP32 * count // where.shard
-        self.optimizer = FP32 * momenta.get(config.optim.name or "adamw", 2 * count) // where.shard
+        self.optimizer = FP32 * momenta // where.shard
         self.average = self.parameters if config.evaluation.average else 0
 
     def pieces(self, batch: int, recompute: bool | None = None) -> list[Piece]:

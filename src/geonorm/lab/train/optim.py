@@ -18,8 +18,8 @@ from .muon import Muon
 
 
 def build_optimizers(model: Trunk, config: Optim, lr: float) -> list[torch.optim.Optimizer]:
-    """AdamW, SGD, or Muon for matrices inside blocks with AdamW for the rest. Weight decay and learning rates go by the
-    roles of the parameters."""
+    """AdamW, or Muon for matrices inside blocks with AdamW for the rest. Weight decay and learning rates go by roles of
+    parameters."""
     if config.independent and lr <= 0:
         raise ConfigError("optim.independent needs a learning rate above 0")
     groups = parameter_groups(model, lr, config.weight_decay, config.multipliers)
@@ -32,9 +32,7 @@ def build_optimizers(model: Trunk, config: Optim, lr: float) -> list[torch.optim
         hidden = select(groups, lambda p: id(p) in inside)
         groups = select(groups, lambda p: id(p) not in inside)
     optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.SGD(groups, lr=lr, momentum=config.momentum)
-        if config.name == "sgd"
-        else torch.optim.AdamW(groups, lr=lr, betas=config.betas, eps=config.eps, fused=True)
+        torch.optim.AdamW(groups, lr=lr, betas=config.betas, eps=config.eps, fused=True)
     ]
     if hidden:
         optimizers.append(Muon(hidden, lr=lr, adjust_lr_fn="match_rms_adamw"))
