@@ -131,10 +131,8 @@ LAB_ORDER = "shapes options needs config data runs scale resolve open train task
 LAB_UPWARD = {
     ("needs", "compare"),
     ("config", "compare"),
-    ("runs", "tasks"),
     ("scale", "compare"),
     ("scale", "resolve"),
-    ("train", "tasks"),
 }
 """Imports inside `lab` that run up. None may be added."""
 

@@ -41,7 +41,6 @@ SHARED = set(
     optim.name optim.weight_decay optim.betas optim.eps optim.clip optim.schedule optim.warmup optim.cooldown
     optim.floor optim.warmup_steps optim.independent optim.hold_norms optim.rates
     tokens.tokenizer tokens.cache evaluation.every evaluation.tokens evaluation.trace_tokens
-    evaluation.tasks evaluation.task_every evaluation.task_limit
     evaluation.whole evaluation.average checkpoint.every checkpoint.keep
     log.to log.project
     guard.nan guard.spike

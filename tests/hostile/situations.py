@@ -26,8 +26,6 @@ TRAINING = [
     s(f"{TRAIN} --model.rope-theta 0", "rope_theta"),
     s(f"{TRAIN} --batch-size 99999999", "windows", "smaller batch"),
     s(f"{TRAIN} --model.context 100000000", "windows of", "shorter context"),
-    s(f"{TRAIN} --evaluation.tasks nothing-like-this", "task"),
-    s(f"{TRAIN} --evaluation.tasks ''", "task"),
     s(f"{TRAIN} --runtime.threads 100000000", "runtime.threads", "between 1 and"),
     s(f"{TRAIN} --runtime.device cuda:99", "cuda:99"),
     s(f"{TRAIN} --scheme geonorm(max_angle=4)", "max_angle"),

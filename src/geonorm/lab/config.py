@@ -95,8 +95,6 @@ class Shared(Settings):
         super().__post_init__()
         if self.optim.name is None:
             object.__setattr__(self, "optim", replace(self.optim, name=TRAINED_WITH.get(self.preset, "adamw")))
-        if self.objective != "causal" and self.evaluation.tasks:
-            raise ConfigError(f"evaluation.tasks need a model of the next token, not --objective {self.objective}")
 
     def shape(self, scheme: str) -> DecoderConfig:
         """The model under a scheme: the preset with the given fields replaced."""

@@ -121,18 +121,6 @@ class Evaluation(Settings):
     """Share of the steps, the last ones, whose mean weights are evaluated too (val_loss_average); 0: none."""
     trace_tokens: Natural = 1024
     """Held-out tokens, spread like the others, on which the geometry of every site is measured; 0: no trace."""
-    tasks: list[str] = field(default_factory=list)
-    """Tasks as for `geonorm eval`, asked while the model trains; none by default."""
-    task_every: Count | None = None
-    """Steps between them; only after the last step when not given."""
-    task_limit: Count | None = None
-    """Most questions of each task; all when not given."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("task_every", "task_limit"):
-            if getattr(self, name) is not None and not self.tasks:
-                raise ConfigError(f"evaluation.{name} is about tasks: give --evaluation.tasks too, or leave it out")
 
 
 @dataclass(frozen=True)

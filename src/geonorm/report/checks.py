@@ -21,7 +21,7 @@ PER_RUN = ("scheme", "seed", "lr", "out")
 """Settings that differ between runs by design."""
 WITHOUT_EFFECT = {
     *VOLATILE, *PER_RUN, "tokens.cache", "checkpoint.every", "evaluation.every", "evaluation.trace_tokens",
-    "evaluation.tasks", "evaluation.task_every", "evaluation.task_limit", "runtime.device", "runtime.threads",
+    "runtime.device", "runtime.threads",
     "runtime.compile", "runtime.recompute", "runtime.tensorboard",
 }  # fmt: skip
 """Those, and settings under which a run ends with the same loss but for the order of sums."""

@@ -21,8 +21,6 @@ import torch.nn.functional as F
 from geonorm.errors import ConfigError
 from geonorm.lab.open import open_run
 from geonorm.lab.tasks import tasks
-from geonorm.lab.tasks.config import EvalConfig
-from geonorm.lab.tasks.use import evaluate
 
 try:
     import lm_eval  # noqa: F401
@@ -275,25 +273,6 @@ def test_a_random_model_scores_chance(sets: Path, tmp_path: Path) -> None:
 
 def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-@needs_harness
-def test_tasks_while_training(train: Any, tmp_path: Path) -> None:
-    """Rows at the chosen steps carry the results, the last ones are those of `geonorm eval`, and nothing else moves."""
-    asked = ["--evaluation.tasks", "plain.validation", "--evaluation.task-every", 2, "--evaluation.task-limit", 20]
-    one = train(tmp_path / "asked", "--steps", 5, "--model.context", 32, *asked)
-    other = train(tmp_path / "plain", "--steps", 5, "--model.context", 32)
-    assert one.status == other.status == 0, one.err
-    with_tasks, without = rows(tmp_path / "asked/metrics.jsonl"), rows(tmp_path / "plain/metrics.jsonl")
-    keys = ("loss", "grad_norm", "val_loss")
-    assert [[row.get(k) for k in keys] for row in with_tasks] == [[row.get(k) for k in keys] for row in without]
-    assert [row["step"] for row in with_tasks if "tasks/plain.validation/acc" in row] == [2, 4, 5]
-    summary = json.loads((tmp_path / "asked/summary.json").read_text())
-    after = evaluate(EvalConfig(str(tmp_path / "asked"), tasks=["plain.validation"], limit=20))["tasks"]
-    for name, value in after["plain.validation"].items():
-        assert with_tasks[-1][f"tasks/plain.validation/{name}"] == pytest.approx(value, rel=1e-6)
-        assert summary["tasks"]["plain.validation"][name] == pytest.approx(value, rel=1e-6)
-    assert "tasks" not in json.loads((tmp_path / "plain/summary.json").read_text())
 
 
 @needs_harness

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 
 from geonorm.errors import ConfigError
 from geonorm.lab.open import open_run
-from geonorm.lab.options import Evaluation
 from geonorm.lab.tasks import use
 from geonorm.lab.tasks.config import EvalConfig, GenerateConfig
 from geonorm.lab.tasks.tasks import gold
@@ -340,13 +339,6 @@ def test_a_tokenizer_with_more_ids_than_its_model(train: Any, call: Any, text: P
     for command in (["eval", folder, "--data", text], ["generate", folder, "--prompt", "the cat", "--tokens", 2]):
         found = call(*command)
         assert found.status == 2 and "gives ids up to" in found.err and "its model knows 100" in found.err
-
-
-@pytest.mark.parametrize("option", ["task_every", "task_limit"])
-def test_settings_of_tasks_need_some(option: str) -> None:
-    with pytest.raises(ConfigError, match=rf"evaluation\.{option} is about tasks: give --evaluation\.tasks too"):
-        Evaluation(**{option: 5})
-    assert Evaluation(tasks=["hellaswag"], **{option: 5}).tasks == ["hellaswag"]
 
 
 @pytest.mark.parametrize("option", ["tokens", "context"])

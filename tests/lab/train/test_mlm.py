@@ -162,10 +162,6 @@ def test_an_encoder_without_positions_says_so(train: Any, tmp_path: Path, masked
 REFUSED = {
     "a preset of encoders": (["--preset", "nano-bert"], "preset nano-bert attends to both sides of a token: it needs "),
     "no room for the mask": (["--objective", "mlm"], "tokenizer has 258 ids but the model's vocabulary is 257: set "),
-    "tasks": (
-        [*MLM, "--evaluation.tasks", "x"],
-        "evaluation.tasks need a model of the next token, not --objective mlm",
-    ),
     "another objective": (["--objective", "denoize"], "causal"),
 }
 

@@ -13,7 +13,6 @@ from ...nn.config import DecoderConfig
 from ...parsing import finite_row
 from ...progress import span
 from ..config import TrainConfig
-from ..tasks.examination import last_answers
 from .run import RunFolder, read_rows
 from .spikes import find_spikes
 
@@ -43,8 +42,6 @@ def summarise(run: RunFolder, about: dict[str, Any], device: torch.device) -> di
     for key in MORE:
         if evaluated and key in evaluated[-1]:
             summary[key] = evaluated[-1][key]
-    if tasks := last_answers(rows):
-        summary["tasks"] = tasks
     summary = finite_row(summary)
     run.write("summary.json", summary)
     return summary

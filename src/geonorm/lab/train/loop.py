@@ -113,7 +113,6 @@ class Loop:
         self.optimizers = parallel.split_groups(optim.build_optimizers(self.model, c.optim, c.lr))
         self.held = HeldNorms(self.model, c.optim.hold_norms)
         self.average = Average(self.model, c, self.held)
-        self.examination = text.examine(c, self.model)
         self.judge = Judge(c.guard)
         self.loggers, self.found = Loggers(), find_loggers(c) if world.first else {}
         self.evaluate_every = c.evaluation.every or max(1, c.steps // 3)
@@ -177,8 +176,7 @@ class Loop:
             step, last = self.step + 1, self.step + 1 == c.steps
             evaluating = last or step % self.evaluate_every == 0
             saving = last or step % self.save_every == 0 or step == self.saver.trunk
-            asking = self.examination is not None and self.examination.due(step, last)
-            reading = evaluating or saving or asking or step % self.log_every == 0
+            reading = evaluating or saving or step % self.log_every == 0
             try:
                 gradients = self.update(evaluating, reading)
                 late = time.monotonic() - saved > LONGEST_UNSAVED
@@ -190,9 +188,6 @@ class Loop:
                 self.clock(rows, time.monotonic() - started)
                 if evaluating:
                     rows[-1].update(self.evaluate(run, gradients))
-                if asking and self.examination is not None:
-                    rows[-1].update(self.examination.row())
-                    self.spread.settle()
                 run.append(run.metrics, rows)
                 self.loggers.log(rows)  # before they are judged: what a run diverged by is seen
                 for row in rows:

@@ -8,13 +8,11 @@ from pathlib import Path
 import torch
 
 from ...nn.config import DecoderConfig
-from ...nn.decoder import Decoder
 from ..config import Recipe, TrainConfig
 from ..data import TokenData, Tokenizer, load_tokenizer, open_source, tokenize
 from ..data.batches import Batches, validation_batches
 from ..data.objectives import Objective, pick_objective
 from ..scale.world import World
-from ..tasks.examination import Examination
 from .validation import Validation
 
 
@@ -39,12 +37,6 @@ class Text:
 
     def validation(self, c: TrainConfig, shape: DecoderConfig, device: torch.device, world: World) -> Validation:
         return Validation(self.tokens, c, shape.context, device, world, self.objective)
-
-    def examine(self, c: TrainConfig, model: Decoder) -> Examination | None:
-        """The tasks that are asked while the model trains, if any are."""
-        if not c.evaluation.tasks:
-            return None
-        return Examination(c, model, self.tokenizer)
 
     def save(self, folder: Path) -> None:
         """Puts the tokenizer into the folder of a run."""
