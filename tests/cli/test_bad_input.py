@@ -108,7 +108,6 @@ BAD = [
     ("eval nowhere --data x.txt --batch-size 4", "--batch-size does nothing here, it needs --tasks"),
     ("data inspect text.txt --vocab-size 300", "--vocab-size does nothing here, it needs --tokenizer bpe"),
     ("data prepare text.txt --tokenizer byte --vocab-size 300", "--vocab-size does nothing here"),
-    ("data inspect text.txt --cache here", "--cache does nothing here, it needs prepare or --tokenizer bpe"),
     ("compare --launcher submitit --slurm.options gpu", "slurm.options are name=value, got 'gpu'"),
     ("compare --slurm.optons x", "did you mean '--slurm.options'?"),
     ("eval", "MODEL is missing"),

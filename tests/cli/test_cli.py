@@ -40,7 +40,7 @@ SHARED = set(
     model.init model.init_depth
     optim.name optim.weight_decay optim.betas optim.eps optim.clip optim.schedule optim.warmup optim.cooldown
     optim.floor optim.warmup_steps optim.independent optim.hold_norms optim.rates
-    tokens.tokenizer tokens.cache evaluation.every evaluation.tokens evaluation.trace_tokens
+    tokens.tokenizer evaluation.every evaluation.tokens evaluation.trace_tokens
     evaluation.whole evaluation.average checkpoint.every checkpoint.keep
     log.to log.project
     guard.nan guard.spike
@@ -87,7 +87,7 @@ def test_surface_is_frozen() -> None:
     assert set(options(TrainBench)) == set(
         "schemes baseline preset batch_size context modes dtype llama pairs threads device out".split()
     ), CHANGED
-    assert set(options(DataConfig)) == {"action", "source", "tokenizer", "vocab_size", "cache"}, CHANGED
+    assert set(options(DataConfig)) == {"action", "source", "tokenizer", "vocab_size"}, CHANGED
 
 
 def test_every_verb_has_its_configurations() -> None:
@@ -188,9 +188,9 @@ def test_ways_to_write_an_option(capsys: Any) -> None:
     assert dashes == under
     assert dashes["batch_size"] == 8 and dashes["runtime"]["compile"] is True and dashes["lr"] == 0.002
     assert resolved(capsys, "--optim.betas", 0.5, 0.6)["optim"]["betas"] == [0.5, 0.6]
-    odd = resolved(capsys, "--data", "null", "--out", "7", "--tokens.cache", "null", "--scheme", "geonorm( alpha = 2 )")
-    assert (odd["data"], odd["out"], odd["tokens"]["cache"]) == ("null", "7", None)
-    assert resolved(capsys, "--tokens.cache", "7", "--data", "[1]")["data"] == "[1]"
+    odd = resolved(capsys, "--data", "null", "--out", "7", "--branch", "null", "--scheme", "geonorm( alpha = 2 )")
+    assert (odd["data"], odd["out"], odd["branch"]) == ("null", "7", None)
+    assert resolved(capsys, "--data", "[1]")["data"] == "[1]"
     assert resolved(capsys, "--model.gains", "false", "--runtime.tensorboard", "false")["model"]["gains"] is False
 
 

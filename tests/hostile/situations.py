@@ -67,8 +67,6 @@ OUTPUT = [
     s(TRAIN, "config.yaml", files={"out/config.yaml": "!!python/object/apply:os.system ['true']\n"}),
     s(TRAIN, "config.yaml", files={"out/config.yaml": folder}),
     s(TRAIN, "not empty", files={"out/config.yaml": link("nowhere.yaml")}),
-    s(f"{TRAIN} --tokens.cache text.txt", "cannot write to the cache"),
-    s(f"{TRAIN} --tokens.cache cache", "cannot write to the cache", files={"cache": read_only}, nobody=True),
     s(TRAIN, "out is in use by another process", files={"out": folder, "out/.lock": held}),
     s(f"{SIMULATE} --out out", "out", files={"gone": left_behind}),
 ]

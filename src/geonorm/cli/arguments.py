@@ -44,7 +44,7 @@ SCHEMES = ("scheme", "schemes", "baseline")
 """Settings that name the schemes of a run, whose folder may keep their source."""
 BY_HAND = ("trust_remote_code", "slurm.setup", "slurm.options", "ray.address")
 """Settings that start code which is not of this package, or say where: in a file they are not believed."""
-PATHS = ("out", "to", "figures", "cache", "tokens.cache")
+PATHS = ("out", "to", "figures")
 """What is written: `--out=~/runs` reaches us as it is typed."""
 HELP = ("-h", "--help", "--help-all")
 SHELLS = ("bash", "zsh", "fish")
@@ -82,10 +82,8 @@ def read(kind: type[C], program: str, arguments: list[str]) -> C:
             wanted = option.name.upper() if option.name in kind.words else option.flag
             raise ConfigError(f"{wanted} is missing: {option.text} (see --help)")
     for name in PATHS:
-        group, _, leaf = name.rpartition(".")
-        place = settings.get(group, {}) if group else settings
-        if isinstance(place, dict) and isinstance(place.get(leaf), str):
-            place[leaf] = os.path.expanduser(place[leaf])
+        if isinstance(settings.get(name), str):
+            settings[name] = os.path.expanduser(settings[name])
     config: C = from_dict(kind, settings, typed=True)
     check_needs(config, given)
     return config

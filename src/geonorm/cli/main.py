@@ -326,14 +326,13 @@ def data(options: DataConfig) -> int:
     """what a text source holds (inspect SOURCE), or its tokens in the cache (prepare SOURCE)"""
     from ..lab.data import inspect_source, load_tokenizer, open_source, tokenize
 
-    cache = Path(options.cache) if options.cache else None
     source = open_source(options.source)
     name = options.tokenizer or ("bpe" if options.action == "prepare" else None)
-    tokenizer = load_tokenizer(name, source, options.vocab_size, cache) if name else None
+    tokenizer = load_tokenizer(name, source, options.vocab_size) if name else None
     if options.action == "inspect" or tokenizer is None:
         print(json.dumps(inspect_source(source, tokenizer), indent=1, ensure_ascii=False))
         return 0
-    print(json.dumps(tokenize(source, tokenizer, cache).meta, indent=1, ensure_ascii=False))
+    print(json.dumps(tokenize(source, tokenizer).meta, indent=1, ensure_ascii=False))
     return 0
 
 

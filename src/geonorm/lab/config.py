@@ -288,19 +288,17 @@ class DataConfig(Settings):
     )
     needs: ClassVar[Needs] = {
         "vocab_size": ("--tokenizer bpe", lambda c: c.tokenizer in ("bpe", *[None] * (c.action == "prepare"))),
-        "cache": ("prepare or --tokenizer bpe", lambda c: c.action == "prepare" or c.tokenizer == "bpe"),
     }
 
     action: Literal["inspect", "prepare"]
-    """inspect: print a description; prepare: tokenize into the cache."""
+    """inspect: print a description; prepare: tokenize into the cache, $GEONORM_CACHE or
+    ~/.cache/geonorm."""
     source: str
     """Text, as for --data of train."""
     tokenizer: str | None = None
     """byte, bpe or a tokenizer.json; bpe for prepare when not given."""
     vocab_size: int = 1024
     """Tokens of an own BPE."""
-    cache: str | None = None
-    """Folder of prepared tokens; $GEONORM_CACHE or ~/.cache/geonorm when not given."""
 
 
 def directory(out: str) -> None:

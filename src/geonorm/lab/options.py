@@ -162,6 +162,5 @@ class Tokens(Settings):
     prefix = "tokens."
 
     tokenizer: str = "bpe"
-    """byte, bpe (trained on the training text, as many tokens as model.vocab_size), or a tokenizer.json."""
-    cache: str | None = None
-    """Folder of prepared tokens; $GEONORM_CACHE or ~/.cache/geonorm when not given."""
+    """byte, bpe (trained on the training text, as many tokens as model.vocab_size), or a tokenizer.json. Tokens are
+    kept in $GEONORM_CACHE, or ~/.cache/geonorm."""

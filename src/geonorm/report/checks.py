@@ -20,7 +20,7 @@ PARAMETER_TOLERANCE = 0.002
 PER_RUN = ("scheme", "seed", "lr", "out")
 """Settings that differ between runs by design."""
 WITHOUT_EFFECT = {
-    *VOLATILE, *PER_RUN, "tokens.cache", "checkpoint.every", "evaluation.every", "evaluation.trace_tokens",
+    *VOLATILE, *PER_RUN, "checkpoint.every", "evaluation.every", "evaluation.trace_tokens",
     "runtime.device", "runtime.threads",
     "runtime.compile", "runtime.recompute", "runtime.tensorboard",
 }  # fmt: skip

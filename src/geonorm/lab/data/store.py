@@ -19,8 +19,7 @@ def write_errors(cache: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(
-            f"cannot write to the cache {cache} ({cause(error).lower()}): set GEONORM_CACHE, or "
-            "--cache of geonorm data, to a writable folder"
+            f"cannot write to the cache {cache} ({cause(error).lower()}): set GEONORM_CACHE to a writable folder"
         ) from error
 
 

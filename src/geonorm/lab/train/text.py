@@ -48,10 +48,9 @@ def load_text(config: Recipe) -> Text:
     """Tokens for a run or comparison; prepares and caches them on first use. DataError for anything unusable, too few
     tokens for one batch or one validation window included."""
     shape = config.shape("pre")
-    cache = Path(config.tokens.cache) if config.tokens.cache else None
     source = open_source(config.data)
-    tokenizer = load_tokenizer(config.tokens.tokenizer, source, shape.vocab_size, cache, not shape.causal)
-    tokens = tokenize(source, tokenizer, cache)
+    tokenizer = load_tokenizer(config.tokens.tokenizer, source, shape.vocab_size, mask=not shape.causal)
+    tokens = tokenize(source, tokenizer)
     Batches(tokens.train, config.batch_size, shape.context, seed=0)
     next(validation_batches(tokens.validation, 1, shape.context))
     return Text(tokens, tokenizer, pick_objective(config.objective, tokenizer))
