@@ -45,9 +45,9 @@ SHARED = set(
     log.to log.project
     guard.nan guard.spike
     runtime.device runtime.dtype runtime.threads runtime.compile runtime.recompute runtime.accumulate
-    runtime.tensorboard runtime.parallel runtime.reshard runtime.shard_size""".split()
+    runtime.tensorboard runtime.parallel runtime.shard_size""".split()
 )
-MACHINE = set("machine.tflops machine.tflops_fp32 machine.mfu machine.bandwidth machine.memory".split())
+MACHINE = set("machine.tflops machine.memory".split())
 PLAN = MACHINE | {"dry_run", "world_size", "json"}
 TRAIN = SHARED | PLAN | set("scheme lr seed resume init_from branch".split())
 COMPARE = SHARED | set(

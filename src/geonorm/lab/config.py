@@ -59,8 +59,6 @@ class Runtime(Settings):
     """Micro-batches per step and rank."""
     parallel: Literal["auto", "none", "ddp", "fsdp"] = "auto"
     """Under torchrun: ddp, the model whole on every rank (auto), or fsdp, each block sharded over the ranks."""
-    reshard: bool = True
-    """fsdp: give up a block's whole weights after its forward pass, and gather them again for the backward pass."""
     shard_size: Count | None = None
     """fsdp: ranks that share one copy of the model, beside other copies; all ranks when not given."""
     tensorboard: bool = True

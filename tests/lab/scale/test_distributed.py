@@ -32,10 +32,7 @@ SHARDED = ["--runtime.parallel", "fsdp"]
 WORLDS: dict[tuple[str, str], tuple[int, list[Any]]] = {
     ("fp64", "accumulation"): (1, ["--runtime.accumulate", 4]),
     ("fp64", "ddp and accumulation"): (2, ["--runtime.accumulate", 2]),
-    ("fp64", "fsdp, not resharded, and accumulation"): (
-        2,
-        [*SHARDED, "--runtime.reshard", "false", "--runtime.accumulate", 2],
-    ),
+    ("fp64", "fsdp and accumulation"): (2, [*SHARDED, "--runtime.accumulate", 2]),
     ("fp32", "ddp"): (2, ["--runtime.parallel", "ddp"]),
     ("fp32", "fsdp"): (2, SHARDED),
 }

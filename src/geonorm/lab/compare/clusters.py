@@ -14,18 +14,13 @@ Amount = Annotated[float, Range(1e-6, 1e9)]
 
 @dataclass(frozen=True)
 class Machine(Settings):
-    """What a plan (--dry-run) assumes of one device. The defaults are an H100 SXM with one 400 Gbit/s port."""
+    """What a plan (--dry-run) assumes of one device. The defaults are an H100 SXM."""
 
     prefix = "machine."
 
-    tflops: Amount = 989.0
-    """Peak of dense matrix products in bf16, 10^12 operations per second."""
-    tflops_fp32: Amount = 67.0
-    """The same in fp32, for runs with --runtime.dtype fp32: TF32 is not switched on in them."""
-    mfu: Annotated[float, Range(1e-6, 1)] = 0.4
-    """Share of the peak that the model's own operations reach, recomputation not counted."""
-    bandwidth: Amount = 50.0
-    """Gigabytes per second that one rank sends to others, and receives at the same time."""
+    tflops: Amount | None = None
+    """Peak of dense matrix products, 10^12 operations per second; when not given 989 in bf16, and 67 in fp32: TF32 is
+    not switched on."""
     memory: Amount = 72.0
     """GiB that tensors may take: 80 less a tenth for CUDA, NCCL and fragmentation."""
 

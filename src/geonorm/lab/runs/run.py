@@ -23,7 +23,7 @@ from ..config import TrainConfig
 
 VOLATILE = (
     "out", "resume", "branch", "checkpoint.keep", "log.to", "log.project",
-    "runtime.accumulate", "runtime.parallel", "runtime.reshard", "runtime.shard_size",
+    "runtime.accumulate", "runtime.parallel", "runtime.shard_size",
 )  # fmt: skip
 """What a resumed run may say differently: nothing here changes the numbers by more than the order of a sum."""
 LOCK = ".lock"

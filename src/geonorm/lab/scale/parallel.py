@@ -132,7 +132,7 @@ class Spread:
     """One model over the ranks of a world: every rank sees its rows of the batch, gradients are means over ranks.
 
     ddp: every rank holds everything. fsdp: every block's parameters, gradients and optimizer state are cut along
-    dimension 0, put together for the block's turn, and given up again (runtime.reshard). Parameters without dimensions
+    dimension 0, put together for the block's turn, and given up again. Parameters without dimensions
     cannot be cut; they stay whole on every rank, their gradients are averaged here.
 
     A model on the meta device gets its weights here.
@@ -244,7 +244,7 @@ def shard(model: Trunk, runtime: Runtime, mesh: DeviceMesh) -> None:
     policy = half if runtime.dtype == "bf16" else plain
 
     def cut(module: nn.Module, policy: MixedPrecisionPolicy) -> None:
-        fully_shard(module, mesh=mesh, reshard_after_forward=runtime.reshard, mp_policy=policy, ignored_params=uncut)
+        fully_shard(module, mesh=mesh, mp_policy=policy, ignored_params=uncut)
 
     for block in model.blocks:
         cut(block, policy)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -35,6 +35,14 @@ from .world import World
 FP32, BF16 = 4, 2
 MANY = 64
 """Sequences of a pass in which logits and activations outweigh what does not grow with them."""
+
+
+TFLOPS = {"bf16": 989.0, "fp32": 67.0}
+"""Peak of an H100 SXM by dtype, 10^12 operations per second."""
+MFU = 0.4
+"""Share of the peak that the model's own operations reach, recomputation not counted."""
+BANDWIDTH = 50.0
+"""Gigabytes per second that one rank sends to others, and receives at the same time: a port of 400 Gbit/s."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +69,14 @@ def plan(config: TrainConfig, ranks: int = 1, machine: Machine | None = None) ->
     tokens = config.batch_size * shape.context
     memory = Memory(model, config, where)
     wire = wire_bytes(memory.pieces(1), model.parameter_count(), runtime, where)
-    peak = machine.tflops if runtime.dtype == "bf16" else machine.tflops_fp32
-    compute = operations * tokens / (ranks * peak * 1e12 * machine.mfu)
-    transfer = sum(wire.values()) / (machine.bandwidth * 1e9)
+    peak = machine.tflops or TFLOPS[runtime.dtype]
+    compute = operations * tokens / (ranks * peak * 1e12 * MFU)
+    transfer = sum(wire.values()) / (BANDWIDTH * 1e9)
     largest = memory.largest(int(machine.memory * 2**30))
     return {
         "settings": to_dict(config),
         "model": to_dict(shape),
-        "assumed": asdict(machine),
+        "assumed": {"tflops": peak, "mfu": MFU, "bandwidth": BANDWIDTH, "memory": machine.memory},
         "parameters": model.parameter_count(),
         "matmul_parameters": model.matmul_parameter_count(),
         "ranks": ranks,
@@ -216,11 +224,11 @@ class Memory:
         return top
 
     def gathered_weights(self, pieces: list[Piece]) -> int:
-        """Whole weights that FSDP holds at once: those of a block and of the next, which is fetched ahead, or all."""
+        """Whole weights that FSDP holds at once: those of a block and of the next, which is fetched ahead."""
         if self.where.kind != "fsdp":
             return 0
         whole = [piece.weights * piece.width for piece in pieces]
-        return max(map(sum, pairwise(whole))) if self.runtime.reshard else sum(whole)
+        return max(map(sum, pairwise(whole)))
 
     def largest(self, room: int) -> int:
         """Most sequences of a pass that fit into so many bytes; 0 if not even one does."""
@@ -230,7 +238,7 @@ class Memory:
 def wire_bytes(pieces: list[Piece], parameters: int, runtime: Runtime, where: Division) -> dict[str, int]:
     """Bytes that a rank sends in a step. A ring of n sends (n - 1) / n of what is gathered or reduced, and twice that
     for an all-reduce. DDP talks once a step, in fp32; FSDP in every micro-batch: weights in the dtype of the pass, once
-    more for the backward pass if they were given up, gradients in fp32."""
+    more for the backward pass, gradients in fp32."""
 
     def ring(size: int, n: int) -> int:
         return size * (n - 1) // n
@@ -238,9 +246,8 @@ def wire_bytes(pieces: list[Piece], parameters: int, runtime: Runtime, where: Di
     if where.kind != "fsdp":
         return {"all_gather": 0, "reduce_scatter": 0, "all_reduce": 2 * ring(FP32 * parameters, where.copies)}
     whole = sum(piece.weights * piece.width for piece in pieces)
-    gathers = (2 if runtime.reshard else 1) * runtime.accumulate
     return {
-        "all_gather": gathers * ring(whole, where.shard),
+        "all_gather": 2 * runtime.accumulate * ring(whole, where.shard),
         "reduce_scatter": runtime.accumulate * ring(FP32 * parameters, where.shard),
         "all_reduce": runtime.accumulate * 2 * ring(FP32 * parameters // where.shard, where.copies),
     }
@@ -254,7 +261,6 @@ def table(found: dict[str, Any]) -> str:
     peak = {"with": found["memory_peak_recompute"], "without": found["memory_peak_no_recompute"]}
     layouts = {"none": "one process", "ddp": "DDP", "fsdp": f"FSDP, {found['ranks_of_a_copy']} to a copy"}
     batch, largest = found["largest_sequences_per_pass"], found["largest_batch"]
-    speed = "tflops" if runtime["dtype"] == "bf16" else "tflops_fp32"
     shape = found["model"]
     notes = {
         "parameters": " (fp32: they are the master copies)",
@@ -301,7 +307,7 @@ def table(found: dict[str, Any]) -> str:
         ("days of the run", f"{seconds['run_overlapped'] / 86400:.3g} or more"),
         (
             "assumed",
-            f"{assumed[speed]:g} TFLOP/s in {runtime['dtype']}, MFU {assumed['mfu']:g}, "
+            f"{assumed['tflops']:g} TFLOP/s in {runtime['dtype']}, MFU {assumed['mfu']:g}, "
             f"{assumed['bandwidth']:g} GB/s a rank (--machine.*)",
         ),
     ]
