@@ -39,7 +39,7 @@ SHARED = set(
     model.qk_scale model.values model.attn_dropout model.window model.full_every
     model.init model.init_depth
     optim.name optim.weight_decay optim.betas optim.eps optim.clip optim.schedule optim.warmup optim.cooldown
-    optim.floor optim.warmup_steps optim.independent optim.hold_norms optim.rates
+    optim.floor optim.warmup_steps optim.independent optim.rates
     tokens.tokenizer evaluation.every evaluation.tokens evaluation.trace_tokens
     evaluation.whole evaluation.average checkpoint.every checkpoint.keep
     log.to log.project

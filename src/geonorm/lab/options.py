@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 from ..errors import ConfigError, unknown
 from ..settings import Count, Natural, NotNegative, Positive, Range, Settings, Share, convert_value
 
-Matrix = Literal["q", "k", "v", "o", "up", "gate", "down"]
 RATED = ("embed", "position", "head", "hidden", "q", "k", "v", "o", "up", "gate", "down", "gain")
 """Roles that may have a learning rate of their own: what nn.roles has, as far as models of text have it."""
 WIDTHLESS = ("embed", "position", "gain")
@@ -54,8 +53,6 @@ class Optim(Settings):
     """Multipliers of the learning rate by role: embed=16 head=1. Roles: embed, position, head, q k v o up gate down,
     hidden (all of these), gain (norms, biases, numbers that a scheme learns). In a ladder those of embed, position and
     gain hold at the preset's width and grow with it, so that their rates stay while that of matrices falls."""
-    hold_norms: list[Matrix] = field(default_factory=list)
-    """Matrices, by what they are for (o down ...), that are put back to their initial norm after each step."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

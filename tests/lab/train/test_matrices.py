@@ -1,9 +1,7 @@
-"""Norms that are held, angles between a matrix and itself one step later, checkpoints by the clock."""
+"""Angles between a matrix and itself one step later, checkpoints by the clock."""
 
 from __future__ import annotations
 
-import json
-from math import pi
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +9,11 @@ import pytest
 import torch
 
 from geonorm import Decoder, DecoderConfig
-from geonorm.errors import ConfigError
 from geonorm.lab.open import open_run
 from geonorm.lab.runs.run import read_rows
 from geonorm.lab.scale import checkpoint
 from geonorm.lab.train import loop
-from geonorm.lab.train.matrices import HeldNorms, Turning
+from geonorm.lab.train.matrices import Turning
 
 from ...rows import each
 
@@ -28,50 +25,6 @@ def norms(model: Decoder) -> dict[str, list[float]]:
     for role, weight, _, _ in model.weights():
         found.setdefault(role, []).append(weight.norm().item())
     return found
-
-
-def test_norms_are_held_and_others_are_free(train: Any, tmp_path: Path) -> None:
-    held = ["--optim.hold_norms", "o", "down"]
-    for name, options in (("free", []), ("held", held)):
-        assert train(tmp_path / name, "--steps", 6, "--lr", 0.05, *options).status == 0
-    torch.manual_seed(0)
-    free = open_run(tmp_path / "free").model
-    held = open_run(tmp_path / "held")
-    kept, config = held.model, held.config
-    begun = norms(Decoder(config.shape(config.scheme)))
-    torch.manual_seed(0)
-    begun = norms(Decoder(config.shape(config.scheme)))
-    for role, values in norms(kept).items():
-        if role in ("o", "down"):
-            assert values == pytest.approx(begun[role], rel=1e-6)
-            assert norms(free)[role] != pytest.approx(begun[role], rel=1e-3)
-        else:
-            assert values != pytest.approx(begun[role], rel=1e-3), role
-    last = list(read_rows(tmp_path / "held" / "metrics.jsonl"))[-1]
-    assert last["norm_o"] == pytest.approx(begun["o"][0]) and 0 < last["angle_o"] < pi
-
-
-def test_a_resumed_run_holds_the_norms_of_the_start(train: Any, tmp_path: Path) -> None:
-    options = ["--steps", 6, "--optim.hold_norms", "down", "--checkpoint.every", 2]
-    train(tmp_path / "run", *options)
-    for later in (4, 6):
-        (tmp_path / "run" / "checkpoints" / f"step-{later}").rename(tmp_path / f"step-{later}")
-    (tmp_path / "step-4").rename(tmp_path / "run" / "checkpoints" / "step-4")
-    (tmp_path / "run" / "summary.json").unlink()
-    whole = list(read_rows(tmp_path / "run" / "metrics.jsonl"))[-1]["val_loss"]
-    assert "at step 4" in train(tmp_path / "run", *options).out
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["val_loss"] == whole
-
-
-def test_nothing_is_held_at_zero() -> None:
-    with pytest.raises(ConfigError, match=r"begin at 0; choose another model.init"):
-        HeldNorms(Decoder(DecoderConfig(init="zero", **SHAPE)), ["o"])
-
-
-def test_a_role_that_the_model_has_no_matrix_of_is_refused() -> None:
-    """It would be a run that holds nothing, compared with itself."""
-    with pytest.raises(ConfigError, match="this model has no matrix gate"):
-        HeldNorms(Decoder(DecoderConfig(mlp="gelu", **SHAPE)), ["o", "gate"])
 
 
 def test_a_constraint_holds_after_every_step(train: Any, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_the_recipe_that_holds_where_nothing_is_said() -> None:
     """A run whose settings are stored keeps its own; a new one must not find another recipe unnoticed."""
     adam = {"name": "adamw", "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "independent": False}
     schedule = {"schedule": "cosine", "warmup": 0.1, "warmup_steps": None, "cooldown": 0.2, "floor": 0.1}
-    assert vars(TrainConfig().optim) == adam | schedule | {"clip": 1.0, "hold_norms": [], "rates": []}
+    assert vars(TrainConfig().optim) == adam | schedule | {"clip": 1.0, "rates": []}
     (found,) = optim.build_optimizers(model(), TrainConfig().optim, lr=0.01)
     assert found.defaults["betas"] == (0.9, 0.95) and found.defaults["eps"] == 1e-8
 

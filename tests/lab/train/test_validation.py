@@ -20,7 +20,6 @@ from geonorm.lab.scale.world import World
 from geonorm.lab.train.averaging import Average
 from geonorm.lab.train.evaluate import share_batches
 from geonorm.lab.train.loop import Loop
-from geonorm.lab.train.matrices import HeldNorms
 from geonorm.lab.train.validation import MEASURES, number_documents
 
 
@@ -179,20 +178,6 @@ def test_an_average_is_measured_with_its_own_matrices_in_bf16() -> None:
     with average.apply(), torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         alone = model.loss(ids, ids)
     assert torch.equal(inside, alone) and torch.equal(last, again) and not torch.equal(last, alone)
-
-
-def test_an_average_keeps_norms_that_are_held() -> None:
-    model = tiny("pre")
-    held, o = HeldNorms(model, ["o"]), model.blocks[0].attn.branch.o.weight
-    average, begun = Average(model, TrainConfig(steps=2, evaluation=Evaluation(average=1.0)), held), o.norm().item()
-    for step in (1, 2):
-        with torch.no_grad():
-            o.copy_(torch.randn_like(o))
-        held.restore()
-        average.update(step)
-    assert average.means["blocks.0.attn.branch.o.weight"].norm() < 0.9 * begun
-    with average.apply():
-        assert o.norm().item() == pytest.approx(begun)
 
 
 def test_an_average_keeps_a_constraint() -> None:

@@ -11,7 +11,6 @@ from torch import Tensor
 from ...nn.trunk import Trunk
 from ..config import TrainConfig
 from ..scale.parallel import local_part
-from .matrices import HeldNorms
 
 KIND = "average"
 """What the file of a checkpoint is called."""
@@ -25,8 +24,8 @@ def averaging_start(config: TrainConfig) -> int:
 class Average:
     """Running mean in fp32 (fp64 for fp64) of all parameters over the last `evaluation.average` of the steps."""
 
-    def __init__(self, model: Trunk, config: TrainConfig, held: HeldNorms | None = None) -> None:
-        self.model, self.held = model, held
+    def __init__(self, model: Trunk, config: TrainConfig) -> None:
+        self.model = model
         self.first = averaging_start(config) + 1
         self.means = {
             name: p.detach().to(torch.promote_types(p.dtype, torch.float32), copy=True)
@@ -48,13 +47,10 @@ class Average:
 
     @contextmanager
     def apply(self) -> Iterator[None]:
-        """The model with the mean in place of its weights, under the constraints of its schemes and with norms that are
-        held; afterwards its own."""
+        """The model with the mean in place of its weights, under the constraints of its schemes; afterwards its own."""
         own = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         try:
             self.put(self.means)
-            if self.held:
-                self.held.restore()
             self.model.constrain()
             yield
         finally:

@@ -41,7 +41,7 @@ from .branch import LONGER, find_extension, find_trunk
 from .diagnose import diagnose
 from .guard import Diverged, Judge, Trouble
 from .init_from import load_start
-from .matrices import HeldNorms, Turning
+from .matrices import Turning
 from .signals import stop_signals, stop_unheard
 from .text import Text, load_text
 
@@ -111,8 +111,7 @@ class Loop:
         self.start = load_start(c, self.model, text.fingerprint, world)
         torch.manual_seed(parallel.own_seed(c.seed, world))
         self.optimizers = parallel.split_groups(optim.build_optimizers(self.model, c.optim, c.lr))
-        self.held = HeldNorms(self.model, c.optim.hold_norms)
-        self.average = Average(self.model, c, self.held)
+        self.average = Average(self.model, c)
         self.judge = Judge(c.guard)
         self.loggers, self.found = Loggers(), find_loggers(c) if world.first else {}
         self.evaluate_every = c.evaluation.every or max(1, c.steps // 3)
@@ -248,7 +247,6 @@ class Loop:
             if "skipped" not in row:
                 optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        self.held.restore()
         self.model.constrain()
         advance(self.model)
         self.average.update(step)
@@ -299,7 +297,6 @@ class Loop:
             "wall_seconds": time.monotonic() - self.begun,
             "passed_over": self.passed_over,
             "guard": self.judge.state(),
-            "held": self.held.squares,
         }
         self.saver.save(self.step, self.model, self.optimizers, progress, self.average.tensors(self.step))
 
@@ -315,7 +312,6 @@ class Loop:
         self.step, self.seconds = state["step"], state["seconds"]
         self.begun = time.monotonic() - state["wall_seconds"]
         self.passed_over = state.get("passed_over", 0)
-        self.held.squares = state.get("held", self.held.squares)  # older checkpoints have none
         if "guard" in state:
             self.judge.restore(state["guard"])
         return True
