@@ -54,9 +54,7 @@ COMPARE = SHARED | set(
     """schemes lrs seeds tune tune_steps
     jobs launcher ray.address ray.gpus slurm.time slurm.gpus slurm.options slurm.setup""".split()
 )
-LADDER = (COMPARE - set("steps batch_size lrs tune tune_steps".split())) | set(
-    "depth budgets rates rule.width rule.head rule.batch rule.least rule.rate rule.highest".split()
-)
+LADDER = (COMPARE - set("steps batch_size lrs tune tune_steps".split())) | set("depth budgets rates".split())
 SIMULATE = set(
     """schemes init tokens dim beta time seeds out weights per heads causal mlp hidden rope delta method step log_time
     points depth dtype device keep""".split()

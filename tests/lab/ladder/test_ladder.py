@@ -15,7 +15,8 @@ import geonorm
 from geonorm import report
 from geonorm.errors import CheckpointError, ConfigError
 from geonorm.lab.config import TrainConfig
-from geonorm.lab.ladder.config import LadderConfig, Rule, Size
+from geonorm.lab.ladder import config as rule
+from geonorm.lab.ladder.config import LadderConfig, Size
 from geonorm.lab.ladder.ladder import about, check_sizes, count, outline, run_config
 from geonorm.lab.options import Optim
 from geonorm.lab.runs.speedup import judge_ladder
@@ -32,12 +33,17 @@ WSD = ["--optim.schedule", "wsd"]
 
 
 @pytest.fixture
-def ladder(call: Any, tiny: list[str]) -> Any:
-    """geonorm ladder of the smallest models, in steps of two sequences of 16 bytes."""
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of two sequences of 16 bytes."""
+    monkeypatch.setattr(rule, "LEAST", 32)
+    monkeypatch.setattr(rule, "BATCH", 1e-6)
+
+
+@pytest.fixture
+def ladder(call: Any, tiny: list[str], small_steps: None) -> Any:
+    """geonorm ladder of the smallest models."""
     words = tiny[tiny.index("--model.width") :]
-    return lambda out, *options: call(
-        "ladder", *words, "--rule.least", 32, "--rule.batch", 1e-6, "--out", out, *options
-    )
+    return lambda out, *options: call("ladder", *words, "--out", out, *options)
 
 
 def test_rates_of_roles_that_do_not_depend_on_the_width_stay() -> None:
@@ -127,8 +133,6 @@ def test_one_integer_sets_a_size_and_each_part_can_be_said() -> None:
     assert size.lr == pytest.approx(19 / (64 * size.steps[0] ** 0.5))
     own = LadderConfig(budgets=["4M"]).size("4:width=96,batch_size=8,lr=3e-3", count)
     assert (own.width, own.heads, own.batch_size, own.lr, own.steps) == (96, 6, 8, 3e-3, (round(4e6 / 1024),))
-    ruled = LadderConfig(rule=Rule(width=8, head=4, batch=2.0)).size("4", count)
-    assert (ruled.width, ruled.heads, ruled.lr) == (32, 8, pytest.approx(min(0.012, 19 / (32 * ruled.steps[0] ** 0.5))))
     assert LadderConfig(budgets=["1"]).size("2", count).lr == 0.012  # the highest there is
 
 
@@ -248,9 +252,9 @@ def test_a_recipe_with_a_rate_or_warm_up_of_its_own_is_no_rung(
     assert ladder(tmp_path / "out", *words).status == 0
 
 
-def test_from_python(processes: Any, text: Path, tmp_path: Path) -> None:
+def test_from_python(processes: Any, text: Path, tmp_path: Path, small_steps: None) -> None:
     small = {"width": 16, "heads": 2, "hidden": 16, "context": 16, "vocab_size": 257}
-    settings: dict[str, Any] = {"model": small, "tokens": {"tokenizer": "byte"}, "rule": {"least": 32, "batch": 1e-6}}
+    settings: dict[str, Any] = {"model": small, "tokens": {"tokenizer": "byte"}}
     settings |= {"runtime": {"device": "cpu", "tensorboard": False}, "evaluation": {"tokens": 256, "trace_tokens": 0}}
     settings |= {"data": str(text), "budgets": "0.32k", "seeds": 1, "out": str(tmp_path / "out")}
     found = geonorm.ladder(["pre", "geonorm"], depth=[1, 2], **settings)

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import Annotated, Any
+from typing import Any
 
 from ...errors import ConfigError, unknown
 from ...nn.config import preset
-from ...settings import Count, Positive, Range, Settings, convert_value, to_dict
+from ...settings import Count, Positive, convert_value, to_dict
 from ..config import Grid
 
 OWN = {"width": Count, "heads": Count, "hidden": Count, "batch_size": Count, "lr": Positive}
@@ -22,26 +22,20 @@ DEEPEST = 1000
 """Blocks, those of the deepest Transformer that is published (arXiv:2203.00555)."""
 
 
-@dataclass(frozen=True)
-class Rule(Settings):
-    """What the depth sets; --model.width and others hold for all sizes, and the text of a size goes before both."""
-
-    prefix = "rule."
-
-    width: Count = 16
-    """Width of the stream, per block; hidden units in the proportion of the preset."""
-    head: Count = 16
-    """Width of a head, so that heads = width / head."""
-    batch: Annotated[float, Range(1e-6, 1e6)] = 0.2
-    """Tokens of a step, over the square root of all tokens, as critical batches grow (arXiv:2410.21676): 514 at
-    6.6M."""
-    least: Count = 512
-    """No step has fewer tokens: below, a CPU is idle for most of it."""
-    rate: Positive = 19.0
-    """Learning rate times width (as in arXiv:2203.03466) times the square root of the steps: 6.7e-3 at width 128 and
-    490 steps, where a fit for pre had its minimum."""
-    highest: Positive = 0.012
-    """No rate is above this, however short the runs."""
+# The rule: what the depth sets. --model.width and others hold for all sizes, the text of a size goes before both.
+WIDTH = 16
+"""Width of the stream, per block; hidden units in the proportion of the preset."""
+HEAD = 16
+"""Width of a head, so that heads = width / head."""
+BATCH = 0.2
+"""Tokens of a step, over the square root of all tokens, as critical batches grow (arXiv:2410.21676): 514 at 6.6M."""
+LEAST = 512
+"""No step has fewer tokens: below, a CPU is idle for most of it."""
+RATE = 19.0
+"""Learning rate times width (as in arXiv:2203.03466) times the square root of the steps: 6.7e-3 at width 128 and 490
+steps, where a fit for pre had its minimum."""
+HIGHEST = 0.012
+"""No rate is above this, however short the runs."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +60,7 @@ class Size:
 class LadderConfig(Grid):
     """Trains schemes at several sizes and lengths, and ends in fits of loss against compute and in the effective
     speed-up of each scheme: how many times the tokens the first one needs for the same loss. One integer, the depth,
-    sets width, heads, tokens, batch and rate (--rule.*). Finished runs are kept, so the same command goes on where it
+    sets width, heads, tokens, batch and rate. Finished runs are kept, so the same command goes on where it
     was stopped, and more depths, schemes, seeds or rates extend a ladder."""
 
     verb, noun = "ladder", "ladder"
@@ -88,7 +82,6 @@ class LadderConfig(Grid):
     """Multiples of the rule's learning rate, all of them trained in full; a scheme is judged at its best."""
     out: str = "runs/ladder"
     """Directory of the ladder."""
-    rule: Rule = field(default_factory=Rule)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,21 +107,21 @@ class LadderConfig(Grid):
         depth, own = read_size(text)
         given = {name: getattr(self.model, name) for name in ("width", "heads", "hidden", "context")}
         given = {name: value for name, value in given.items() if value is not None} | own
-        like, rule = preset(self.preset), self.rule
-        width = given.get("width", rule.width * depth)
-        heads = given.get("heads", max(1, width // rule.head))
+        like = preset(self.preset)
+        width = given.get("width", WIDTH * depth)
+        heads = given.get("heads", max(1, width // HEAD))
         hidden = given.get("hidden", round(width * like.hidden / like.width))
         context = given.get("context", like.context)
         parameters = count({"layers": depth, "width": width, "heads": heads, "hidden": hidden})
         tokens = sorted(read_budget(budget, parameters) for budget in self.budgets)
-        batch = given.get("batch_size", max(1, round(max(rule.least, rule.batch * sqrt(tokens[-1])) / context)))
+        batch = given.get("batch_size", max(1, round(max(LEAST, BATCH * sqrt(tokens[-1])) / context)))
         steps = [round(each / (batch * context)) for each in tokens]
         if steps[0] < 1 or len(set(steps)) < len(steps):
             raise ConfigError(
                 f"--depth {text}: batches of {batch} x {context} tokens make {steps} steps of the budgets: "
                 "each budget needs a step, and no two the same number; give smaller batches or larger budgets"
             )
-        lr = given.get("lr", min(rule.highest, rule.rate / (width * sqrt(steps[-1]))))
+        lr = given.get("lr", min(HIGHEST, RATE / (width * sqrt(steps[-1]))))
         return Size(depth, width, heads, hidden, batch, tuple(steps), lr)
 
 
