@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import fields
-from functools import partial
 from types import new_class
 from typing import Any, ClassVar, get_type_hints
 
@@ -12,7 +11,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 
 from .. import __version__
 from ..errors import ConfigError, UntrustedCode, unknown
-from ..nn.config import DecoderConfig, TrunkConfig
+from ..nn.config import DecoderConfig
 from ..schemes import Scheme, parse, sources_of, stored
 from ..settings import choices, hints
 from .rope import FULL, SLIDING, read_rope
@@ -92,42 +91,14 @@ def from_folder(config_dict: dict[str, Any], settings: dict[str, Any]) -> dict[s
     return {**config_dict, "scheme": stored(scheme, source, str(where))}
 
 
-def add_fields(namespace: dict[str, Any], kind: type[TrunkConfig], names: dict[str, str]) -> None:
-    """Those of a kind of model under the names of transformers, with their types and defaults."""
-    types = get_type_hints(kind)
-    namespace["__annotations__"] = {theirs: types[ours] for ours, theirs in names.items()}
-    namespace.update({names[f.name]: f.default for f in fields(kind) if f.name in names})
+def add_fields(namespace: dict[str, Any]) -> None:
+    """Those of DecoderConfig under the names of transformers, with their types and defaults."""
+    types = get_type_hints(DecoderConfig)
+    namespace["__annotations__"] = {theirs: types[ours] for ours, theirs in NAMES.items()}
+    namespace.update({NAMES[f.name]: f.default for f in fields(DecoderConfig)})
 
 
-ShapeFields: Any = new_class(
-    "ShapeFields", (PreTrainedConfig,), exec_body=partial(add_fields, kind=DecoderConfig, names=NAMES)
-)
-
-
-class UnderScheme:
-    """What configurations of models under a residual scheme share."""
-
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As transformers does it. What a folder says runs no code: see `rule`."""
-        parent: Any = super()
-        return parent.from_dict(from_folder(config_dict, kwargs), **kwargs)
-
-    def rule(self) -> Scheme:
-        """The scheme, whose text becomes canonical. `scheme_source` is the source of what in it is from elsewhere;
-        UntrustedCode where that came from a folder and may not run."""
-        config: Any = self
-        scheme = parse(config.scheme)
-        config.scheme, config.scheme_source = str(scheme), sources_of(scheme) or config.scheme_source
-        return scheme
-
-    def to_dict(self) -> dict[str, Any]:
-        """What is saved, with the version that does it: an attribute that was set on the object and is no key stays
-        behind, and can be no stumbling block to whoever loads it."""
-        parent: Any = super()
-        known = THEIRS.union(f.name for f in fields(self))  # type: ignore[arg-type]
-        saved = {key: value for key, value in parent.to_dict().items() if key in known and (value or key != "auto_map")}
-        return {**saved, "geonorm_version": __version__}
+ShapeFields: Any = new_class("ShapeFields", (PreTrainedConfig,), exec_body=add_fields)
 
 
 def layer_types(shape: DecoderConfig) -> list[str]:
@@ -135,7 +106,7 @@ def layer_types(shape: DecoderConfig) -> list[str]:
     return [SLIDING if shape.window_of(layer) else FULL for layer in range(shape.layers)]
 
 
-class GeoNormConfig(UnderScheme, ShapeFields):
+class GeoNormConfig(ShapeFields):
     """A decoder under a residual scheme, or with is_causal=False an encoder:
     `GeoNormConfig(scheme="geonorm(decay=sqrt)", hidden_size=512)`.
 
@@ -184,6 +155,26 @@ class GeoNormConfig(UnderScheme, ShapeFields):
             self.num_key_value_heads = self.num_attention_heads
         self.shape()
         super().__post_init__(**{"auto_map": {}, **kwargs})  # TRL reads it whether there is one or not
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As transformers does it. What a folder says runs no code: see `rule`."""
+        return super().from_dict(from_folder(config_dict, kwargs), **kwargs)
+
+    def rule(self) -> Scheme:
+        """The scheme, whose text becomes canonical. `scheme_source` is the source of what in it is from elsewhere;
+        UntrustedCode where that came from a folder and may not run."""
+        scheme = parse(self.scheme)  # type: ignore[has-type]
+        self.scheme, self.scheme_source = str(scheme), sources_of(scheme) or self.scheme_source
+        return scheme
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is saved, with the version that does it: an attribute that was set on the object and is no key stays
+        behind, and can be no stumbling block to whoever loads it."""
+        known = THEIRS.union(f.name for f in fields(self))
+        every = super().to_dict()
+        saved = {key: value for key, value in every.items() if key in known and (value or key != "auto_map")}
+        return {**saved, "geonorm_version": __version__}
 
     @property
     def layer_types(self) -> list[str]:

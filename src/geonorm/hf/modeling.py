@@ -26,16 +26,16 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from ..errors import ConfigError
 from ..nn.attention import rotary_of
 from ..nn.decoder import Transform, slot_on_logits
-from ..nn.roles import base_std, linear, matrices
-from ..nn.trunk import End
-from ..nn.values import Handing
+from ..nn.roles import base_std, linear, matrices, undrawn_table
+from ..nn.trunk import End, norm_of
+from ..nn.values import Handing, token_tables
+from ..norms import upcast
 from ..residual import Residual
-from ..schemes import Progress, Scheme, Site, belongs_to_scheme, restore
+from ..schemes import Progress, Scheme, Site, belongs_to_scheme, restore, state_of
 from .config import GeoNormConfig, layer_types
-from .layers import LAYERS, Attend
+from .layers import LAYERS, Attend, run_layers
 from .loading import LOADED, ReadsFolders, loaded_kept
 from .rope import SLIDING
-from .stream import Stream, TokenFront, like
 from .versions import CACHE, check_arguments, check_cache, one_cache, warn_if_untested
 
 
@@ -106,7 +106,9 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
 
     def constrained(self) -> Iterator[tuple[Scheme, str, Tensor]]:
         """Every weight that a scheme may put a constraint on: the scheme, the weight's role, the weight."""
-        yield from self.constrained_in_blocks()
+        for residual in (module for module in self.modules() if isinstance(module, Residual)):
+            for matrix in matrices(residual.branch):
+                yield residual.scheme, str(matrix.role), matrix.weight
         entry, exit_ = self.ends()
         base: Any = self.base_model
         found: list[tuple[Scheme, str, Any]] = [
@@ -119,11 +121,6 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
         for scheme, role, module in found:
             if module is not None:
                 yield scheme, role, module.weight
-
-    def constrained_in_blocks(self) -> Iterator[tuple[Scheme, str, Tensor]]:
-        for residual in (module for module in self.modules() if isinstance(module, Residual)):
-            for matrix in matrices(residual.branch):
-                yield residual.scheme, str(matrix.role), matrix.weight
 
     @torch.no_grad()
     def resize_token_embeddings(self, *args: Any, **settings: Any) -> nn.Embedding:
@@ -167,15 +164,50 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
         super().save_pretrained(*args, **settings)
 
 
-class GeoNormModel(TokenFront, Stream, GeoNormPreTrainedModel):
+def like(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """As much of the stream as masks are made from: batch, length, device, dtype."""
+    return x.new_empty((*x.shape[:2], 0), dtype=dtype)
+
+
+class GeoNormModel(GeoNormPreTrainedModel):
     """The stream from embedding to exit; returns the last hidden states in the dtype of the embedding."""
 
     def __init__(self, config: GeoNormConfig) -> None:
         super().__init__(config)
-        c = config.shape()
-        self.add_front(c)
+        scheme, c = config.rule(), config.shape()
+        norm = norm_of(c)
+        # without padding_idx: where the end of a text serves as padding too, it would never learn
+        self.embed_tokens = undrawn_table("embed", c.vocab_size, c.width)
+        self.position = undrawn_table("position", c.context, c.width) if c.positions == "learned" else None
+        self.values = token_tables(c)
+        self.embed_norm = norm() if c.embed_norm else None
         self.rotary, self.layer_types = rotary_of(c), layer_types(c)
-        self.add_stream(LAYERS[c.block], c.layers, c.sublayers)
+        self.entry = End(scheme, Site(0, "entry", c.layers, c.sublayers), norm)
+        self.blocks = nn.ModuleList(LAYERS[c.block](c, scheme, number) for number in range(c.layers))
+        self.exit = End(scheme, Site(c.layers - 1, "exit", c.layers, c.sublayers), norm)
+        self.one_stream = state_of(self.entry.scheme) == "one stream"
+        self.gradient_checkpointing = False
+        for module in self.modules():
+            if isinstance(module, Attend):
+                module.config = self.config
+        self.post_init()
+
+    def begin(
+        self, ids: Tensor | None, embeds: Tensor | None, position_ids: Tensor | None, cache: Any
+    ) -> tuple[Tensor, Tensor, torch.dtype]:
+        """What enters the stream behind the tokens of a cache, its positions, the dtype of the model."""
+        if (ids is None) == (embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        embedded: Tensor = self.embed_tokens(ids) if embeds is None else embeds
+        if position_ids is None:
+            past = 0 if cache is None else cache.get_seq_length()
+            position_ids = torch.arange(embedded.shape[1], device=embedded.device).unsqueeze(0) + past
+        x = upcast(embedded)
+        if self.position is not None:
+            x = x + self.position(position_ids)
+        if self.embed_norm is not None:
+            x = self.embed_norm(x)
+        return x, position_ids, embedded.dtype
 
     @merge_with_config_defaults
     @capture_outputs
@@ -214,8 +246,10 @@ class GeoNormModel(TokenFront, Stream, GeoNormPreTrainedModel):
         turns = None if self.rotary is None else self.rotary(position_ids.unsqueeze(1))
         kwargs.update({"positions": turns, CACHE: cache})
         seen = [masks[kind] for kind in self.layer_types]
-        x = self.run_stream(x, Handing(self.values, input_ids), seen, dtype, **kwargs)
-        return BaseModelOutputWithPast(last_hidden_state=x, **{CACHE: cache})
+        whole = self.one_stream or not kwargs.get("output_hidden_states", self.config.output_hidden_states)
+        values = Handing(self.values, input_ids)
+        x = run_layers(self.blocks, self.entry, self.entry(x), values, seen, whole, **kwargs)
+        return BaseModelOutputWithPast(last_hidden_state=self.exit(x).to(dtype), **{CACHE: cache})
 
 
 class GeoNormLanguageModel(GeoNormPreTrainedModel):
