@@ -42,7 +42,7 @@ SHARED = set(
     optim.floor optim.warmup_steps optim.independent optim.rates
     tokens.tokenizer evaluation.every evaluation.tokens evaluation.trace_tokens
     evaluation.whole evaluation.average checkpoint.every checkpoint.keep
-    log.to log.project
+    log.to
     guard.nan guard.spike
     runtime.device runtime.dtype runtime.threads runtime.compile runtime.recompute runtime.accumulate
     runtime.tensorboard runtime.parallel runtime.shard_size""".split()

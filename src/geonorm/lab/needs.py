@@ -30,7 +30,6 @@ NEEDS: Needs = {
     "model.norm_bias": ("norms with gains and a bias, model.norm layer, dyt or derf", has_norm_bias),
     "model.init_depth": ("model.init neox or gpt2", lambda run: run.shape("pre").init in ("neox", "gpt2")),
     "model.rope_theta": ("model.positions rope", lambda run: run.shape("pre").positions == "rope"),
-    "log.project": ("log.to", lambda run: bool(run.log.to)),
 }
 """Of a run."""
 LAUNCHED: Needs = {

@@ -140,16 +140,13 @@ class Log(Settings):
     prefix = "log."
 
     to: list[Literal["wandb", "trackio"]] = field(default_factory=list)
-    """Trackers, each an extra of the package (pip install 'geonorm[wandb]'); none by default."""
-    project: str = "geonorm"
-    """Their project."""
+    """Trackers, each an extra of the package (pip install 'geonorm[wandb]'); none by default. Their project is
+    $WANDB_PROJECT, or geonorm."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(set(self.to)) < len(self.to):
             raise ConfigError("--log.to names a tracker twice")
-        if not self.project.strip():
-            raise ConfigError("log.project is empty; give the project a name")
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,6 @@ def check_folders(runs: Sequence[TrainConfig]) -> None:
 
 GRID = {
     "schemes", "seeds", "lrs", "tune", "jobs", "launcher", "out", "depth", "rates", "log.to",
-    "log.project",
 }  # fmt: skip
 GRID |= {f"{group}.{f.name}" for group, kind in (("ray", Ray), ("slurm", Slurm)) for f in fields(kind)}
 """What may differ when a comparison or a ladder is extended: which runs there are, not what a run is."""

@@ -2,12 +2,14 @@
 
 TensorBoard's files lie in the run's directory. The trackers (W&B, trackio) are other people's packages, which are
 imported only when asked for (`--log.to`); where they write, and as whom, their own variables and logins say
-(WANDB_MODE, TRACKIO_DIR, ...). A run that goes on is the same run there: its name of eight digits is in tracked.json.
+(WANDB_MODE, TRACKIO_DIR, ...), and WANDB_PROJECT the project of both. A run that goes on is the same run there: its
+name of eight digits is in tracked.json.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -35,9 +37,12 @@ class Start:
     """All of them, nested, the model's with what the preset says."""
     step: int
     """Steps that it has made."""
-    project: str
     id: str
     """The run's name for trackers, the same each time it goes on."""
+
+    @property
+    def project(self) -> str:
+        return os.environ.get("WANDB_PROJECT") or "geonorm"
 
     @property
     def group(self) -> str | None:

@@ -22,7 +22,7 @@ from ...settings import from_dict, to_dict
 from ..config import TrainConfig
 
 VOLATILE = (
-    "out", "resume", "branch", "checkpoint.keep", "log.to", "log.project",
+    "out", "resume", "branch", "checkpoint.keep", "log.to",
     "runtime.accumulate", "runtime.parallel", "runtime.shard_size",
 )  # fmt: skip
 """What a resumed run may say differently: nothing here changes the numbers by more than the order of a sum."""

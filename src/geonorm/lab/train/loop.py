@@ -164,7 +164,7 @@ class Loop:
         if self.world.first:
             settings = {**to_dict(c), "model": to_dict(self.setup.shape), "parameters": self.model.parameter_count()}
             name = tracked_id(run) if c.log.to else ""
-            self.loggers.start(self.found, more, Start(run.path, settings, self.step, c.log.project, name), self.say)
+            self.loggers.start(self.found, more, Start(run.path, settings, self.step, name), self.say)
 
     def loop(self, run: RunFolder, shown: Unwatched, stopped: list[float]) -> None:
         c, pace = self.config, Pace(self.step)
