@@ -153,17 +153,9 @@ def test_a_state_dict_does_not_move_a_residual_to_another_block(meta: bool, assi
 
 
 @each("scheme", ["rezero", "hyper", "geonorm(learn=affine)", "geonorm(learn=step)", "pre"])
-def test_learned_scalars_have_a_dimension_and_are_read_without_one(scheme: str) -> None:
-    module = residual(scheme, norm="dyt")
-    assert all(p.dim() > 0 for p in module.parameters())
-    with torch.no_grad():
-        for p in module.parameters():
-            p.add_(0.25)
-    old = {name: t.reshape(()) if t.shape == (1,) else t for name, t in module.state_dict().items()}
-    assert sum(t.dim() == 0 for t in old.values()) > 1  # more than the layer
-    other = residual(scheme, norm="dyt")
-    other.load_state_dict(old)
-    assert torch.equal(other(stream(module)), module(stream(module)))
+def test_learned_scalars_have_a_dimension(scheme: str) -> None:
+    """FSDP cuts the first one of every parameter."""
+    assert all(p.dim() > 0 for p in residual(scheme, norm="dyt").parameters())
 
 
 def test_another_branch_may_have_another_dtype() -> None:

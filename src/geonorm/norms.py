@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -48,19 +48,7 @@ def one_row(x: Tensor) -> bool:
     return x.numel() == x.shape[-1] and x.is_cpu
 
 
-class Scalars(nn.Module):
-    """A module with learned scalars: of shape (1,), because FSDP cuts the first dimension of every parameter. State
-    dicts of older models hold them without a dimension, and are read."""
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        for name, own in self.named_parameters(recurse=False):
-            stored = state_dict.get(key := prefix + name)
-            if own.shape == (1,) and isinstance(stored, Tensor) and stored.dim() == 0:
-                state_dict[key] = stored.reshape(1)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
-
-class Norm(Scalars):
+class Norm(nn.Module):
     """What all kinds share: gains of one and biases of zero, where there are, and one cast at the end."""
 
     biased = False

@@ -143,7 +143,7 @@ def write_comparison(root: Path, seeds: int = 5) -> Path:
     write_run(root / "runs" / f"peri-seed{seeds}", broken, cut=True, trace=False)
     order = [{"scheme": scheme, "baseline": "pre"} for scheme in BEST]
     command = "geonorm compare --schemes pre geonorm post peri --data books-small --steps 400 --seeds 5"
-    (root / "results.json").write_text(json.dumps({"schemes": order, "command": command}))
+    (root / "results.json").write_text(json.dumps({"schemes": order, "command": command.split()}))
     return root
 
 

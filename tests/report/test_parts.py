@@ -113,7 +113,7 @@ def test_runs_given_one_by_one_keep_the_baseline_of_their_comparison(
         make_run(scheme, parts={"metrics": False, "trace": False})
     (tmp_path / "config.yaml").write_text("schemes: [geonorm, pre]\n")
     rows = [{"scheme": scheme, "baseline": "geonorm"} for scheme in ("geonorm", "pre")]
-    (tmp_path / "results.json").write_text(json.dumps({"schemes": rows, "command": "geonorm compare"}))
+    (tmp_path / "results.json").write_text(json.dumps({"schemes": rows, "command": ["geonorm", "compare"]}))
     found = load(sorted((tmp_path / "runs").iterdir()))
     assert found.names == ["geonorm", "pre"] and found.baseline == "geonorm" and found.command is None
     monkeypatch.chdir(tmp_path / "runs")

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..norms import Scalars
 from ..schemes import Site
 from .config import DecoderConfig, TrunkConfig
 from .roles import undrawn_table
@@ -35,7 +34,7 @@ def has_token_values(config: TrunkConfig, layer: int) -> bool:
     return config.values == "token" and layer % 2 == (config.layers - 1) % 2
 
 
-class FirstValues(Scalars):
+class FirstValues(nn.Module):
     """Value residual, a v + b v_1 with v_1 the first block's values, a and b learned from 1/2 (arXiv:2410.17897, its
     learnable form)."""
 
@@ -54,7 +53,7 @@ class FirstValues(Scalars):
         return self.own.to(v.dtype) * v + self.first.to(v.dtype) * others.to(v.dtype).view_as(v)
 
 
-class TokenValues(Scalars):
+class TokenValues(nn.Module):
     """Value embeddings, v + 3 sigmoid(G y) e: e the token's vector, G y one number a group from the first features of
     y. nanochat draws G evenly from 0 to 0.02; it starts at 0.01 here."""
 

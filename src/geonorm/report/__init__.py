@@ -72,7 +72,7 @@ def draw(directory: AnyPath) -> dict[str, Figure]:
 
 
 MARK = '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-"""How our pages begin, those of older versions too."""
+"""How our pages begin."""
 
 
 def _check_target(target: Path, figures: Path | None, force: bool, format: str) -> None:

@@ -165,9 +165,8 @@ def caveats(found: SavedLadder) -> list[str]:
         if row["lr_interior"] is False:
             said.append(f"{where}: its best rate, {rate(row['lr'])}, is an edge of those tried.")
     said += name_other_sizes(
-        # folders of older versions have no numbers of each scheme's own
         ((row["scheme"], row["own_parameters"], row["parameters"])
-         for row in points if row.get("own_parameters") and row["parameters"]),
+         for row in points if row["own_parameters"] and row["parameters"]),
         "the baseline, by whose compute it is judged",
     )  # fmt: skip
     for table, name, samples in (("speedups", "speedup", "speed-ups"), ("trends", "slope", "slopes")):

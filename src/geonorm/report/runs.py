@@ -157,10 +157,8 @@ def _baselines(results: Record) -> list[tuple[str, Any]]:
     return [(str(row["scheme"]), row.get("baseline")) for row in ordered]
 
 
-def repeat_elsewhere(command: Any) -> str:
+def repeat_elsewhere(command: list[str]) -> str:
     """The command with another --out, as a line of shell: with its own it would find everything done."""
-    if not isinstance(command, list):  # older folders hold the line itself
-        return str(command)
     words = [part for word in command for part in (word.split("=", 1) if word.startswith("--out=") else [word])]
     at = words.index("--out") if "--out" in words else len(words)
     return shlex.join([*words[:at], "--out", "NEW", *words[at + 2 :]])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .. import sphere
 from ..decay import Schedule, schedule
-from ..norms import NormSpec, Scalars, upcast
+from ..norms import NormSpec, upcast
 from ..ops import AngleMap, geodesic_step
 from ..settings import TINIEST, Positive, Range
 from .base import About, Number, Placement, Site, normalise_update
@@ -106,7 +106,7 @@ class GeoNorm(Placement):
         return self.turn(p, site).clamped(ratio).squeeze(-1)
 
 
-class AngleScalars(Scalars):
+class AngleScalars(nn.Module):
     """Learned scalars on the angle of one site, (1,) fp32: gain = 1, bias = 0, step = alpha at the start.
 
     `step` is stored as the number whose softplus it is, so that no optimizer step can turn the token backwards."""

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..norms import NormSpec, Scalars, upcast
+from ..norms import NormSpec, upcast
 from ..settings import Count
 from .base import About, Site, require
 from .connected import Connected
@@ -87,7 +87,7 @@ class ManifoldHyper(Connected):
         return scores.exp()
 
 
-class Mapping(Scalars):
+class Mapping(nn.Module):
     """(..., n dim), the streams of a token normalised together, to (..., n) reading weights in [0, 1], (..., n) writing
     weights in [0, 2], and the scores of the mixing: (..., n, n), one per permutation, or None."""
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .. import sphere
 from ..decay import Schedule, schedule
-from ..norms import NormSpec, Scalars, upcast
+from ..norms import NormSpec, upcast
 from ..ops.angle import BIAS_SOFTNESS
 from ..settings import Positive, Range
 from .base import About, Number, Placement, Site
@@ -76,7 +76,7 @@ class NAG(Placement):
         return wide + h * p.step * carry * sphere.safe_sqrt(rho) * torch.rsqrt(size + BIAS_SOFTNESS**2) * v
 
 
-class Modulator(Scalars):
+class Modulator(nn.Module):
     """(..., dim) to (..., 1) in [0, 1]: sum_c softmax(share)_c sigmoid(w_c y + b_c), 1/2 at the start. The directions
     are normal with standard deviation 0.02, drawn from the number of the sub-layer alone, so that all other weights
     are drawn as in every scheme."""

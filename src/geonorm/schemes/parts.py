@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..norms import NormSpec, Scalars
+from ..norms import NormSpec
 from .base import Number, Scheme, Site, require
 
 
@@ -82,7 +82,7 @@ def slot_at(scheme: Scheme, name: str, shape: tuple[int, ...], dim: int, site: S
     return slot
 
 
-class Parts(Scalars, nn.ModuleDict):
+class Parts(nn.ModuleDict):
     """Norms, learned numbers and other modules of a scheme at a site. Called, it gives them by name: as a call, so that
     whoever moves weights about (offloading, sharding) sees them asked for."""
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..norms import Scalars, UnitNorm
+from ..norms import UnitNorm
 
 
-class Scale(Scalars):
+class Scale(nn.Module):
     """A learned tensor that acts as `start` at first but is stored as `stored`, which sets how fast Adam moves it.
 
     Without `stored` it is stored as it acts. A single number has shape (1,).

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..decay import Schedule, schedule
-from ..norms import NormSpec, Scalars, upcast
+from ..norms import NormSpec, upcast
 from ..settings import Positive
 from .base import About, Copied, Number, Site, add
 from .connected import Connected
@@ -143,7 +143,7 @@ class Hyper(Connected):
         return p.input(y.to(x.dtype)), (rest, share)
 
 
-class Connection(Scalars):
+class Connection(nn.Module):
     """The connections of one site: mix (..., n, 1 + n), whose column 0 is what the sub-layer reads and column 1 + j
     what becomes of stream j, and share (..., n), what each stream receives of the output. In the dtype asked for.
 

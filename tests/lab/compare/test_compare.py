@@ -138,21 +138,6 @@ def test_directories_that_are_refused(compare: Any, tmp_path: Path, name: str, c
     assert result.status == 2 and said in result.err and [path.name for path in out.iterdir()] == [name]
 
 
-def test_settings_that_an_older_version_did_not_have(compare: Any, processes: Any, tmp_path: Path) -> None:
-    """A comparison of version 0.1, whose config.yaml knows no guard, goes on; its finished runs are kept."""
-    out = tmp_path / "out"
-    assert compare(out, "--schemes", "pre", "--seeds", 1).status == 0
-    for path in (out / "config.yaml", *(out / "runs").glob("*/config.yaml")):
-        stored = yaml.safe_load(path.read_text())
-        del stored["guard"], stored["optim"]["eps"], stored["model"]["positions"]
-        path.write_text(yaml.safe_dump(stored, sort_keys=False))
-    before = len(processes.started)
-    again = compare(out, "--schemes", "pre", "--seeds", 1)
-    assert again.status == 0 and len(processes.started) == before, again
-    other = compare(out, "--schemes", "pre", "--seeds", 1, "--optim.clip", 0.5)
-    assert other.status == 2 and "optim.clip 1.0, not 0.5" in other.err
-
-
 def test_directory_in_use(compare: Any, tmp_path: Path) -> None:
     with lock_folder(tmp_path / "out"):
         result = compare(tmp_path / "out", "--schemes", "pre")

@@ -69,5 +69,3 @@ def test_a_folder_that_keeps_tokens_is_refused_to_one_that_keeps_nothing(tmp_pat
     (tmp_path / "config.yaml").write_text("beta: 1.0\nkeep: [tokens]\n")
     with pytest.raises(CheckpointError, match="holds a simulation with keep"):
         check_directory(tmp_path, {"beta": 1.0, "keep": []})
-    (tmp_path / "config.yaml").write_text("beta: 1.0\n")  # of an older version
-    check_directory(tmp_path, {"beta": 1.0, "keep": []})

@@ -192,7 +192,7 @@ def check_directory(out: Path, config: Grid) -> None:
     stored = stored_settings(out) if (out / "config.yaml").exists() else {}
     if "schemes" not in stored:
         raise CheckpointError(f"{out} is not empty and holds no {config.noun}; choose another --out")
-    try:  # settings that the version which began it did not have stand at their defaults
+    try:
         stored = to_dict(from_dict(type(config), stored))
     except (ConfigError, TypeError) as error:
         raise CheckpointError(f"{out / 'config.yaml'} does not hold the settings of a {config.noun}: {error}") from None

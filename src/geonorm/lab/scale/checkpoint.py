@@ -112,8 +112,7 @@ def load_checkpoint(
     """
     state = world.together(lambda: read_and_verify(path, world, optimizers is not None))
     files = [name for name in sorted(state["sha256"]) if optimizers is not None or kind_of(name) == "model"]
-    scalars = {name for name, parameter in model.named_parameters() if parameter.shape == (1,)}
-    reader = Reader(path, files, lambda key: is_single(key, scalars))
+    reader = Reader(path, files)
     found = reader.tensors()
     own, _ = state_of(model, [], world)
     own.update(more)
@@ -144,9 +143,8 @@ def load_matching(
     that were loaded, that the checkpoint lacks, and that it has besides. CheckpointError, on every rank, if no name is
     there or one has another shape; then nothing was changed."""
     state = world.together(lambda: read_and_verify(path, world, everything=False))
-    scalars = {name for name, parameter in model.named_parameters() if parameter.shape == (1,)}
     files = [name for name in sorted(state["sha256"]) if kind_of(name) == "model"]
-    reader = Reader(path, files, lambda key: is_single(key, scalars))
+    reader = Reader(path, files)
     saved = {name.partition(".")[2]: about.size for name, about in reader.tensors().items()}
     weights = {name.partition(".")[2]: tensor for name, tensor in state_of(model, [], world)[0].items()
                if name.startswith("model.")}  # fmt: skip
@@ -262,10 +260,3 @@ def restore_optimizers(model: nn.Module, optimizers: Optimizers, moments: dict[s
         ordered = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
         state = {index: entries[name] for index, name in enumerate(ordered) if name in entries}
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def is_single(key: str, scalars: set[str]) -> bool:
-    """Whether a key is one of these parameters, or optimizer state of one but for Adam's count of steps."""
-    kind, name = key.split(".", 1)
-    owner, _, field = name.rpartition(".")
-    return name in scalars if kind == "model" else kind == "optimizer" and owner in scalars and field != "step"

@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,6 +41,9 @@ from ...errors import CheckpointError, cause
 from ...parsing import from_json
 
 MARKER = "state.json"
+FORMAT = 1
+"""Of the files of a checkpoint. A version of the program that writes others has another number, and reads or refuses
+this one."""
 UMASK = os.umask(0o022)
 os.umask(UMASK)
 DTYPES = {
@@ -102,7 +105,7 @@ class Writer(FileSystemWriter):
     def finish(self, metadata: Metadata, results: list[list[Any]]) -> None:
         """Runs on the first rank, after all ranks have written."""
         sums = {name: digest for rank in results for written in rank for name, digest in written.items()}
-        state = {**self.state, "world_size": self.size, "sha256": dict(sorted(sums.items()))}
+        state = {**self.state, "format": FORMAT, "world_size": self.size, "sha256": dict(sorted(sums.items()))}
         with open(self.aside / MARKER, "w", encoding="utf-8") as file:
             json.dump({**state, "state_sha256": digest_of(state)}, file)
         sync(self.aside / MARKER)
@@ -115,12 +118,11 @@ class Writer(FileSystemWriter):
 
 
 class Reader(FileSystemReader):
-    """Reads what Writer wrote, at any world size. `single` says which are numbers of shape (1,) now, that older files
-    hold without a dimension."""
+    """Reads what Writer wrote, at any world size."""
 
-    def __init__(self, folder: Path, files: list[str], single: Callable[[str], bool] = lambda key: False) -> None:
+    def __init__(self, folder: Path, files: list[str]) -> None:
         super().__init__(folder)
-        self.folder, self.files, self.single = folder, files, single
+        self.folder, self.files = folder, files
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Names, sizes and chunks of all tensors, from the headers of the files."""
@@ -135,8 +137,6 @@ class Reader(FileSystemReader):
                     shape = header.get_shape()
                     start = starts.get(name, [0] * len(shape))
                     key = f"{kind_of(file)}.{name}"
-                    if not shape and self.single(key):
-                        shape, start = [1], [0]
                     chunk = ChunkStorageMetadata(offsets=torch.Size(start), sizes=torch.Size(shape))
                     size = [a + b for a, b in zip(start, shape, strict=True)]
                     if key in tensors:
@@ -174,7 +174,7 @@ class Reader(FileSystemReader):
                 for name, item in items:
                     part = tuple(slice(a, a + n) for a, n in zip(item.storage_offsets, item.lengths, strict=True))
                     stored = opened.get_slice(name)
-                    found = stored[part] if part and stored.get_shape() else opened.get_tensor(name)
+                    found = stored[part] if part else opened.get_tensor(name)
                     into = planner.resolve_tensor(item)
                     into.detach().copy_(found)
                     planner.commit_tensor(item, into)
@@ -187,8 +187,11 @@ def read_state(path: Path) -> dict[str, Any]:
     """The content of state.json. CheckpointError if it is missing, damaged or of another step."""
     try:
         state: dict[str, Any] = from_json((path / MARKER).read_text(encoding="utf-8"))
-        own = state.pop("state_sha256", None)  # older checkpoints have none
-        if own is not None and own != digest_of(state):
+        if state.get("format") != FORMAT:
+            raise CheckpointError(
+                f"checkpoint {path} has format {state.get('format')}, and this version of geonorm reads {FORMAT}"
+            )
+        if state.pop("state_sha256") != digest_of(state):
             raise CheckpointError(f"checkpoint {path} is corrupt: the checksum of {MARKER} differs")
         if path.name != f"step-{state['step']}":
             raise CheckpointError(f"checkpoint {path} is corrupt: it says step {state['step']}")

@@ -234,7 +234,7 @@ def probe_models(config: ProbeConfig, progress: Told | None = None) -> list[Prob
     if not probed and not is_unused(out):
         raise CheckpointError(f"{out} is not empty and holds no probe; choose another --out")
     if probed:
-        before = asdict(ProbeConfig(config.models)) | stored_settings(out)  # older folders lack newer settings
+        before = stored_settings(out)
         first = config.gradients or config.ablate_blocks
         but = [name for name in VOLATILE if name != "batch" or not first]
         if differs := first_difference(before, asdict(config), but):

@@ -38,9 +38,7 @@ def check_directory(out: Path, settings: Mapping[str, Any]) -> None:
     if not (out / "config.yaml").exists() or "beta" not in stored_settings(out):
         raise CheckpointError(f"{out} is not empty and holds no simulation; choose another --out")
     before = stored_settings(out)
-    # folders of older versions have no keep
-    asked = {key: value for key, value in settings.items() if value != [] or key in before}
-    if differs := first_difference(before, asked, but=VOLATILE):
+    if differs := first_difference(before, dict(settings), but=VOLATILE):
         raise CheckpointError(f"{out} holds a simulation with {differs}; choose another --out")
 
 

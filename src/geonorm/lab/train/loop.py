@@ -311,9 +311,8 @@ class Loop:
             return False
         self.step, self.seconds = state["step"], state["seconds"]
         self.begun = time.monotonic() - state["wall_seconds"]
-        self.passed_over = state.get("passed_over", 0)
-        if "guard" in state:
-            self.judge.restore(state["guard"])
+        self.passed_over = state["passed_over"]
+        self.judge.restore(state["guard"])
         return True
 
     def recover(self, run: RunFolder, trouble: Trouble) -> None:
