@@ -18,8 +18,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-CHANGING = ("seconds", "per_second", "memory", "commit", "version", "created", "started", "path", "folder", "command")
-"""Parts of names whose values differ between two runs of the same code."""
+CHANGING = ("state_sha256", "seconds", "per_second", "memory", "commit", "version", "created", "started", "path", "folder", "command")
+"""Parts of names whose values differ between two runs of the same code; state_sha256 is of a file with times in it."""
 
 SCHEMES = """
 import hashlib, json, torch, geonorm
