@@ -172,7 +172,7 @@ def wide(out: Path) -> list[Verdict]:
         found.append(verdict(f"{scheme}: steps", summary["steps"], 20, False))
         found.append(verdict(f"{scheme}: loss of step 20 to step 1", losses[-1] / losses[0], 1.0, True))
         # the plan is of eager operators on a CPU, which keep more: it is to be an upper bound
-        share = summary["peak_memory_bytes"] / plan(config)["memory_peak"]
+        share = summary["peak_memory_bytes"] / plan(config)["peak_bytes"]
         found.append(verdict(f"{scheme}: peak memory to the plan's", share, 1.05, True))
     return found
 
