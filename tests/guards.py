@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-CHANGING = ("state_sha256", "seconds", "per_second", "memory", "commit", "version", "created", "started", "path", "folder", "command")
+CHANGING = """state_sha256 seconds per_second memory commit version created started path folder command""".split()
 """Parts of names whose values differ between two runs of the same code; state_sha256 is of a file with times in it."""
 
 SCHEMES = """
