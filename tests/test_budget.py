@@ -23,9 +23,9 @@ EMPTY_NAMES = set("found told said kept shown own made given asked".split())
 """Names that say nothing of what the thing is."""
 
 CEILINGS = {
-    "statements of src": 18_493,
+    "statements of src": 18_480,
     "statements per 1,000 lines of src": 578,
-    "lines of tests": 34_121,
+    "lines of tests": 34_119,
     "lines of experiments, benchmarks, examples, docs, evidence": 8_005,
     "test cases of one run": 2_200,
     "options of train besides model.*": 50,

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import ast
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-
-def load() -> Any:
-    spec = spec_from_file_location("mutation_run", Path(__file__).with_name("run.py"))
-    assert spec and spec.loader
-    module = module_from_spec(spec)
-    sys.modules["mutation_run"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-run = load()
+sys.path.insert(0, str(Path(__file__).parent))
+run = import_module("run")
 
 
 def test_every_kind_of_mutation() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,8 +19,10 @@ SHAPE: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "hidden": 16, "vo
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning")
-def test_blocks_are_compiled_also_where_they_are_computed_twice() -> None:
-    """The compiler passes over what it does not see through, without a word: the frames that it made tell."""
+def test_blocks_are_compiled_also_where_they_are_computed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler passes over what it does not see through, without a word: the frames that it made tell. How code is
+    made of them does not matter here, and inductor would take a minute."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     frames, ids = [], torch.arange(8)[None]
     torch.manual_seed(0)
     plain = Decoder(DecoderConfig("geonorm", **SHAPE))
