@@ -26,7 +26,7 @@ CEILINGS = {
     "statements of src": 18_480,
     "statements per 1,000 lines of src": 578,
     "lines of tests": 34_119,
-    "lines of experiments, benchmarks, examples, docs, evidence": 8_005,
+    "lines of experiments, benchmarks, examples, docs, evidence": 7_762,
     "test cases of one run": 2_200,
     "options of train besides model.*": 50,
     "options of compare besides model.*": 52,

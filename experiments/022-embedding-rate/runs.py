@@ -38,6 +38,8 @@ MAIN = 16
 SEEDS = range(20, 25)
 """Fresh ones: the tuning seed does not count."""
 HEADS = (0.25, 4)
+Tuned = tuple[float, float] | None
+"""The best rate of the matrices and its loss; None while runs are missing."""
 
 
 def label(scheme: str, embedding: float, head: float = 1) -> str:
@@ -59,14 +61,14 @@ def plan(known: Summaries) -> Grid:
                     *COMMON, *settings(scheme=scheme, optim__rates=roles, lr=f"{rate:g}", seed=seed)
                 ]  # fmt: skip
 
-    def tune(scheme: str, embedding: float, start: Sequence[float] = RATES) -> tuple[float, float] | None:
+    def tune(scheme: str, embedding: float, start: Sequence[float] = RATES) -> Tuned:
         """The best rate and its loss once it is interior; asks for what is missing."""
         losses = read_row(tuning, label(scheme, embedding))
         wanted = extend(losses, start, EXTENSIONS, FACTOR)
         add(scheme, embedding, wanted, [TUNING_SEED])
         return best_of(losses) if set(wanted) <= set(losses) else None
 
-    def finish(scheme: str, tuned: dict[float, tuple[float, float] | None], also: Sequence[float] = ()) -> None:
+    def finish(scheme: str, tuned: dict[float, Tuned], also: Sequence[float] = ()) -> None:
         """Fresh seeds at the best multiplier and rate, and at the best rate of other multipliers."""
         if None in tuned.values():
             return
@@ -75,15 +77,15 @@ def plan(known: Summaries) -> Grid:
             add(scheme, embedding, [tuned[embedding][0]], SEEDS)  # type: ignore[index]
 
     pair = WITHOUT[:2]
-    every = {scheme: {embedding: tune(scheme, embedding) for embedding in (MAIN, 1, 4, 64)} for scheme in pair}
+    every: dict[str, dict[float, Tuned]] = {
+        scheme: {embedding: tune(scheme, embedding) for embedding in (MAIN, 1, 4, 64)} for scheme in pair
+    }
     for scheme, tuned in every.items():
         finish(scheme, tuned, also=(1, MAIN))
     for scheme in [*WITH[:3], WITHOUT[2], WITH[3], WITHOUT[3], WITH[4], WITHOUT[4]]:
-        tuned = {MAIN: tune(scheme, MAIN)}
-        if tuned[MAIN] is not None:
-            near = [tidy(tuned[MAIN][0] * FACTOR**half) for half in (-1, 0, 1)]
-            tuned |= {embedding: tune(scheme, embedding, near) for embedding in (4, 64)}
-            finish(scheme, tuned)
+        if (ended := tune(scheme, MAIN)) is not None:
+            near = [tidy(ended[0] * FACTOR**half) for half in (-1, 0, 1)]
+            finish(scheme, {MAIN: ended, **{embedding: tune(scheme, embedding, near) for embedding in (4, 64)}})
     for scheme, tuned in every.items():
         if (ended := tuned[MAIN]) is not None:
             for head in HEADS:
