@@ -1,6 +1,6 @@
 """Does a test fail when the code is wrong? Changes one place of the code at a time and runs the tests of its package.
 
-    python tests/mutation/run.py [--sample 150] [--seed 0] [--code FOLDER] [--out FILE] [--replay FILE]
+    python tests/mutation/run.py [--sample 150] [--code FOLDER] [--out FILE] [--replay FILE]
 
 A mutation turns a sign, a comparison, a number, min and max, or leaves a statement out. It is planted in a copy of the
 code; a test that fails has found it. Each result is a line of JSON in --out, and mutations that stand there are passed
@@ -24,7 +24,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,8 @@ OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.And: ast.Or, ast.Or: ast.And,
 }  # fmt: skip
-NAMES = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum", "sin": "cos", "cos": "sin",
-         "add": "sub", "sub": "add", "all": "any", "any": "all", "amax": "amin", "amin": "amax"}  # fmt: skip
+SWAPPED = [pair.split() for pair in ("min max", "minimum maximum", "sin cos", "add sub", "all any", "amax amin")]
+NAMES = dict(SWAPPED) | {new: old for old, new in SWAPPED}
 
 
 @dataclass(frozen=True)
@@ -114,17 +114,12 @@ def mutations(file: Path, root: Path) -> Iterator[Mutation]:
             yield Mutation(str(file.relative_to(root)), line, node.col_offset, segment, words)
 
 
-def sample(code: Path, count: int, seed: int) -> list[Mutation]:
+def sample(code: Path, count: int) -> list[Mutation]:
     """Mutations drawn from all that the files of TESTS have."""
     paths = [code / "src/geonorm" / name for name in TESTS]
     files = [file for path in paths for file in ([path] if path.is_file() else sorted(path.glob("*.py")))]
     every = [mutation for file in files for mutation in mutations(file, code)]
-    return random.Random(seed).sample(every, min(count, len(every)))
-
-
-def tests_of(mutation: Mutation) -> list[str]:
-    name = mutation.file.removeprefix("src/geonorm/")
-    return next(tests for key, tests in TESTS.items() if name == key or name.startswith(f"{key}/")).split()
+    return random.Random(0).sample(every, min(count, len(every)))
 
 
 def copy_code(code: Path, to: Path) -> Path:
@@ -211,15 +206,13 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sample", type=int, default=150, help="how many mutations")
-    parser.add_argument("--seed", type=int, default=0, help="which ones")
     parser.add_argument("--code", type=Path, default=HERE.parent.parent, help="the checkout that is changed")
     parser.add_argument("--out", type=Path, default=Path("build/mutations.jsonl"), help="results, a line each")
     parser.add_argument("--replay", type=Path, help="take the mutations of this file of results")
     options = parser.parse_args()
-    chosen = sample(options.code, options.sample, options.seed)
+    chosen = sample(options.code, options.sample)
     if options.replay:
-        keys = Mutation.__dataclass_fields__
-        chosen = [Mutation(**{key: row[key] for key in keys}) for row in rows_of(options.replay)]
+        chosen = [Mutation(**{f.name: row[f.name] for f in fields(Mutation)}) for row in rows_of(options.replay)]
     options.out.parent.mkdir(parents=True, exist_ok=True)
     rows = rows_of(options.out)
     os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -228,13 +221,14 @@ def main() -> int:
             import_module(name)
     with tempfile.TemporaryDirectory() as folder:
         tree = copy_code(options.code, Path(folder) / "code")
-        for mutation in chosen:
-            if any(asdict(mutation).items() <= row.items() for row in rows):
-                continue
+        done = [{name: row[name] for name in asdict(chosen[0])} for row in rows]
+        for mutation in (each for each in chosen if asdict(each) not in done):
             began = time.monotonic()
             try:
+                name = mutation.file.removeprefix("src/geonorm/")
+                tests = next(tests for part, tests in TESTS.items() if name == part or name.startswith(f"{part}/"))
                 with plant(tree, mutation):
-                    status, test = run_tests(tree, tests_of(mutation), options.out.with_suffix(".log").absolute())
+                    status, test = run_tests(tree, tests.split(), options.out.with_suffix(".log").absolute())
             except (ValueError, OSError) as error:
                 print(f"passed over: {error}")
                 continue
@@ -245,7 +239,7 @@ def main() -> int:
             word = test if status else "NOT FOUND"
             print(f"{seconds:6.1f} s  {mutation.file}: {mutation.old} -> {mutation.new}: {word}", flush=True)
     share = sum(row["found"] for row in rows) / max(len(rows), 1)
-    before = json.loads((HERE / "score.json").read_text("utf-8"))["found"] if (HERE / "score.json").exists() else 0
+    before = json.loads((HERE / "score.json").read_text("utf-8"))["found"]
     print(f"{share:.3f} of {len(rows)} mutations were found; on record: {before:.3f}")
     return int(share < before)
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from geonorm.lab.data.batches import Batches
 from geonorm.lab.runs.run import read_rows
 
 
@@ -174,3 +175,9 @@ def test_a_run_that_was_copied_goes_on_in_its_own_folder(
         (tmp_path / "elsewhere").mkdir(exist_ok=True)
         monkeypatch.chdir(tmp_path / "elsewhere")
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_step_after_step_reads_batch_after_batch(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers, at = list[int](), Batches.at
+    monkeypatch.setattr(Batches, "at", lambda batches, step, rows: numbers.append(step) or at(batches, step, rows))
+    assert train(tmp_path / "run", "--steps", 3).status == 0 and numbers == [0, 1, 2]
