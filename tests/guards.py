@@ -3,8 +3,7 @@
     python tests/guards.py BEFORE AFTER      two folders, each a checkout of this repository
 
 The work: initial weights, logits and gradients of every scheme; a comparison; a probe of one of its runs; a simulation.
-All run on this machine with this interpreter, one thread each, so that equal code gives equal bits. Times, memory and
-versions are left out. Exit status 1 if a number differs; names that only one side has are listed.
+Equal code gives equal bits: one machine, one thread. Exit status 1 if a number differs.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 CHANGING = """state_sha256 seconds per_second memory commit version created started path folder command""".split()
-"""Parts of names whose values differ between two runs of the same code; state_sha256 is of a file with times in it."""
 
 SCHEMES = """
 import hashlib, json, torch, geonorm
@@ -58,7 +56,6 @@ def run(checkout: Path, folder: Path, *words: str) -> str:
 
 
 def flatten(value: Any, name: str = "") -> dict[str, Any]:
-    """Every leaf of a tree of dictionaries and lists by its path; what changes between runs left out."""
     if isinstance(value, dict):
         parts = {f"{name}/{key}": part for key, part in value.items() if not any(word in key for word in CHANGING)}
     elif isinstance(value, list):
@@ -69,7 +66,6 @@ def flatten(value: Any, name: str = "") -> dict[str, Any]:
 
 
 def read(path: Path) -> Any:
-    """A file of JSON, or of a JSON object a line. Of a CSV its text's digest."""
     text = path.read_text("utf-8")
     if path.suffix == ".json":
         return json.loads(text)
@@ -79,7 +75,6 @@ def read(path: Path) -> Any:
 
 
 def numbers(checkout: Path, folder: Path) -> dict[str, Any]:
-    """Everything that the work in one checkout gives, by name."""
     leaves = flatten(json.loads(run(checkout, folder, "-c", SCHEMES).splitlines()[-1]), "schemes")
     for command in (COMPARE, PROBE, SIMULATE):
         run(checkout, folder, "-m", "geonorm", *command.split())

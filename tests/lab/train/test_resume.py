@@ -177,7 +177,11 @@ def test_a_run_that_was_copied_goes_on_in_its_own_folder(
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_step_after_step_reads_batch_after_batch(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_read_their_batch_at_each_roles_rate(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers, at = list[int](), Batches.at
     monkeypatch.setattr(Batches, "at", lambda batches, step, rows: numbers.append(step) or at(batches, step, rows))
-    assert train(tmp_path / "run", "--steps", 3).status == 0 and numbers == [0, 1, 2]
+    options = ["--steps", 3, "--checkpoint.every", 1, "--optim.rates", "embed=1e-9"]
+    assert train(tmp_path / "run", *options).status == 0 and numbers == [0, 1, 2]
+    second, third = (load_file(tmp_path / f"run/checkpoints/step-{step}/model.safetensors") for step in (2, 3))
+    moved = {name for name in third if not torch.allclose(second[name], third[name], atol=1e-6)}
+    assert "embed.weight" not in moved and "head.weight" in moved, "the rate of a role holds in the loop"
