@@ -24,8 +24,8 @@ from transformers import DynamicCache
 
 from geonorm.hf import GeoNormConfig, GeoNormForCausalLM, to_stock
 from geonorm.lab.runs import environment
-from geonorm.lab.runs.statistics import ratio_interval
-from geonorm.nn import preset
+from geonorm.lab.statistics.comparison import ratio_interval
+from geonorm.models import preset
 
 PROMPT = 32
 PAIRS = (("pre(entry=embedding)", "llama", 1.05), ("geonorm", "pre", 1.08))

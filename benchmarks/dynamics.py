@@ -29,7 +29,7 @@ import torch
 
 from geonorm import dynamics
 from geonorm.lab.runs import environment
-from geonorm.lab.runs.statistics import ratio_interval
+from geonorm.lab.statistics.comparison import ratio_interval
 
 WORDS = {torch.float32: "fp32", torch.float64: "fp64"}
 

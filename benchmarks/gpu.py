@@ -152,8 +152,8 @@ def wide(out: Path) -> list[Verdict]:
 
     from geonorm.cli.arguments import read
     from geonorm.lab.config import TrainCommand
-    from geonorm.lab.runs.run import read_rows
-    from geonorm.lab.scale.plan import plan
+    from geonorm.lab.plan import plan
+    from geonorm.lab.runs.folder import read_rows
     from geonorm.lab.train.loop import train as run
 
     changes = (
@@ -191,7 +191,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("benchmarks/gpu.py: PyTorch sees no GPU here; `geonorm bench` measures a CPU", file=sys.stderr)
         return 2
-    from geonorm.lab.runs.run import write_json
+    from geonorm.lab.runs.folder import write_json
 
     if not args.skip_tests:
         tests()

@@ -86,7 +86,7 @@ class Life:
 
 def kill(kills: int, steps: int, ranks: int = 1, seed: int = 0, folder: Path | None = None) -> dict[str, Any]:
     """The whole test; returns its result."""
-    from geonorm.lab.scale import checkpoint
+    from geonorm.lab import checkpoint
 
     moments = random.Random(seed)
     with tempfile.TemporaryDirectory(dir=folder) as made:
@@ -156,19 +156,19 @@ def wait_for_a_moment(life: Life, run: Path, moments: random.Random) -> str:
 
 
 def newest(run: Path) -> int:
-    from geonorm.lab.scale import checkpoint
+    from geonorm.lab import checkpoint
 
     return max(checkpoint.saved_steps(run / "checkpoints"), default=-1)
 
 
 def last_row(run: Path) -> int:
-    from geonorm.lab.runs.run import read_rows
+    from geonorm.lab.runs.folder import read_rows
 
     return max((row["step"] for row in read_rows(run / "metrics.jsonl")), default=0)
 
 
 def losses(run: Path) -> list[tuple[Any, ...]]:
-    from geonorm.lab.runs.run import read_rows
+    from geonorm.lab.runs.folder import read_rows
 
     return [
         (row["step"], row["loss"], row["grad_norm"], row.get("val_loss")) for row in read_rows(run / "metrics.jsonl")
@@ -179,7 +179,7 @@ def same(folders: list[Path], kind: str) -> bool:
     """Whether two checkpoints hold the same tensors, bit for bit."""
     import torch
 
-    from geonorm.lab.scale import storage
+    from geonorm.lab import storage
 
     first, second = (
         storage.read_tensors(

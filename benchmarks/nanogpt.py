@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import geonorm
-from geonorm.nn import preset
+from geonorm.models import preset
 
 BATCH, WARM_UP = 8, 3
 

@@ -21,8 +21,8 @@ import torch
 import transformers
 
 from geonorm.lab.runs import environment
-from geonorm.lab.runs.statistics import ratio_interval
-from geonorm.probes.subject import Subject
+from geonorm.lab.statistics.comparison import ratio_interval
+from geonorm.measure.subject import Subject
 
 
 def seconds(run: Callable[[], Any]) -> float:

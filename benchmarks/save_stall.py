@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
+from geonorm.lab import checkpoint
 from geonorm.lab.config import Optim
 from geonorm.lab.runs import environment
-from geonorm.lab.runs.statistics import ratio_interval
-from geonorm.lab.scale import checkpoint
+from geonorm.lab.statistics.comparison import ratio_interval
 from geonorm.lab.train.loop import optim
-from geonorm.nn import Decoder, DecoderConfig
+from geonorm.models import Decoder, DecoderConfig
 
 SHAPE = DecoderConfig(scheme="geonorm", layers=12, width=512, heads=8, hidden=1408, vocab_size=8192, context=64)
 

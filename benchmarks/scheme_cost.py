@@ -25,9 +25,9 @@ from geonorm.bench.config import TrainBench
 from geonorm.bench.timing import clock_of, ratio, take_turns
 from geonorm.bench.train import Program, one_step, ours, warm_up
 from geonorm.lab.config import Model, TrainConfig
+from geonorm.lab.plan import plan
 from geonorm.lab.runs import environment
-from geonorm.lab.scale.plan import plan
-from geonorm.nn import Decoder
+from geonorm.models import Decoder
 
 RESULTS = Path(__file__).parent / "results" / "stream_cost.json"
 BATCH = 8

@@ -27,7 +27,7 @@ from geonorm.devices import subnormals_as_zero
 from geonorm.lab.options import Optim
 from geonorm.lab.runs import environment
 from geonorm.lab.train.optim import build_optimizers
-from geonorm.nn import Decoder, DecoderConfig
+from geonorm.models import Decoder, DecoderConfig
 
 SHAPE = DecoderConfig(
     scheme="pre(entry=embedding)", layers=4, width=64, heads=4, hidden=256, vocab_size=1024, context=128, mlp="gelu",

@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 import geonorm
-from geonorm.nn import VisionConfig, VisionTransformer
+from geonorm.models import VisionConfig, VisionTransformer
 from geonorm.schemes import advance
 
 PADDING = 4

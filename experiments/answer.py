@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from cells import at_best, describe
 from programme import read_runs
 
-from geonorm.lab.runs.statistics import aggregate, paired_interval, usable
+from geonorm.lab.statistics.comparison import aggregate, paired_interval, usable
 from geonorm.report.columns import markdown_lines
 from geonorm.report.style import COLOURS, Look
 from geonorm.report.vega import Axis, Chart, Figure, figure

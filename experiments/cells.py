@@ -14,8 +14,8 @@ from typing import Any
 
 from curves import DRAWN, draw_losses
 
-from geonorm.lab.runs.significance import holm
-from geonorm.lab.runs.statistics import Row, aggregate, paired_interval, usable
+from geonorm.lab.statistics.comparison import Row, aggregate, paired_interval, usable
+from geonorm.lab.statistics.moderated import holm
 from geonorm.report.columns import markdown_lines
 from geonorm.report.style import Look, looks, signed
 from geonorm.report.tables import chances, endings, learning_rate, moderated_difference, paired_difference, spread

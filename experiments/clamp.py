@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from programme import folder_with, read_runs, shorten
 
-from geonorm.lab.runs.run import slug
+from geonorm.lab.runs.folder import slug
 from geonorm.report.style import Look, ramp, rate
 from geonorm.report.vega import Axis, Chart, Figure, figure
 from geonorm.schemes import parse

@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 from programme import folder_with, read_runs
 
-from geonorm.lab.runs.statistics import aggregate
+from geonorm.lab.statistics.comparison import aggregate
 from geonorm.report import write_figures
 from geonorm.report.tables import markdown
 

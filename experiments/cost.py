@@ -31,7 +31,7 @@ from geonorm.cli.arguments import read
 from geonorm.errors import GeonormError
 from geonorm.lab.config import TrainCommand
 from geonorm.lab.runs import environment
-from geonorm.lab.runs.run import write_json
+from geonorm.lab.runs.folder import write_json
 from geonorm.schemes import parse
 
 DEVICE = torch.device("cpu")

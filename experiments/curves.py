@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from programme import folder_with, read_runs, shorten
 from rates import read_losses
 
-from geonorm.lab.runs.run import slug
-from geonorm.lab.runs.significance import Estimate, contrast, fit_prior, moderate
-from geonorm.lab.runs.statistics import aggregate, paired_interval, usable
+from geonorm.lab.runs.folder import slug
+from geonorm.lab.statistics.comparison import aggregate, paired_interval, usable
+from geonorm.lab.statistics.moderated import Estimate, contrast, fit_prior, moderate
 from geonorm.report.columns import markdown_lines
 from geonorm.report.style import Look, looks, rate, signed
 from geonorm.report.tables import chances, fitted_minimum, moderated_difference, paired_difference

@@ -27,7 +27,7 @@ from programme import folder_with, read_finished, show
 
 import geonorm
 from geonorm.errors import GeonormError
-from geonorm.lab.runs.run import RunFolder
+from geonorm.lab.runs.folder import RunFolder
 
 SITE = ("attn_logit", "update_norm", "angle", "cos_pair", "grad_norm")
 COLUMNS = ("run", "step", "layer", "kind", *SITE, "worth")

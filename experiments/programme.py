@@ -33,7 +33,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from geonorm.lab.runs.spikes import find_spikes
+from geonorm.lab.statistics.spikes import find_spikes
 
 Summaries = dict[str, dict[str, Any]]
 Grid = Mapping[str, Sequence[str]]

@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from programme import Grid, folder_with, read_runs
 
 from geonorm.cli.arguments import read
+from geonorm.lab.compare.ladder import about
 from geonorm.lab.config import TrainCommand
-from geonorm.lab.ladder.ladder import about
-from geonorm.lab.runs.speedup import judge_ladder
+from geonorm.lab.statistics.speedup import judge_ladder
 from geonorm.report.columns import markdown_lines
 from geonorm.report.ladder import SavedLadder, tables
 from geonorm.report.ladder_charts import ROUGHLY, difference, loss

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from geonorm.lab.distributed.ranks import ALONE
 from geonorm.lab.open import open_run
 from geonorm.lab.resolve import resolve
-from geonorm.lab.runs.run import RunFolder, read_rows
-from geonorm.lab.scale.world import ALONE
+from geonorm.lab.runs.folder import RunFolder, read_rows
 from geonorm.lab.train import trace
 from geonorm.lab.train.loop import Loop
 from geonorm.lab.train.text import load_text
-from geonorm.nn import Decoder
+from geonorm.models import Decoder
 
 CPU = torch.device("cpu")
 NULLS = ("cos_null_before", "cos_null_low_before", "cos_null_high_before")

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from geonorm.lab.runs.statistics import aggregate
+from geonorm.lab.statistics.comparison import aggregate
 from geonorm.report.tables import chances, moderated_difference, paired_difference, spread
 
 HERE = Path(__file__).parent

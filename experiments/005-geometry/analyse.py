@@ -16,13 +16,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from uniform import CPU, facts
 
 from geonorm.decay import LAWS
+from geonorm.lab.distributed.ranks import ALONE
 from geonorm.lab.resolve import resolve
-from geonorm.lab.runs.run import RunFolder, read_rows
-from geonorm.lab.scale.world import ALONE
+from geonorm.lab.runs.folder import RunFolder, read_rows
 from geonorm.lab.train import trace
 from geonorm.lab.train.loop import Loop
 from geonorm.lab.train.text import load_text
-from geonorm.probes.schedule import implied
+from geonorm.measure.schedule import implied
 
 Facts = dict[str, Any]
 NORMS = {"layer": ("LayerNorm", "#0072b2"), "rms": ("RMSNorm", "#d55e00")}

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from geonorm.probes.schedule import fit
+from geonorm.measure.schedule import fit
 from geonorm.report.columns import markdown_lines
 from geonorm.report.style import looks, signed
 from geonorm.report.vega import Axis, Chart, figure, save_figures

@@ -4,7 +4,7 @@ with validation loss, over schemes, over seeds and over steps of runs that other
 python experiments/005-geometry/concentration.py experiments/005-geometry COMPARISON ... (directories with runs/)
 
 Writes concentration.json. The measures are taken anew from the newest checkpoint on the first 1,024 held-out tokens, as
-`geonorm.probes` defines them: radius_cv (mean over sites), and of the stream that enters the last site resultant
+`geonorm.measure` defines them: radius_cv (mean over sites), and of the stream that enters the last site resultant
 (length of the mean direction), concentration (kappa of a von Mises-Fisher distribution), cos_pair and effective_rank.
 """
 
@@ -22,7 +22,7 @@ from scipy.stats import rankdata
 
 from geonorm.lab.data.batches import validation_batches
 from geonorm.lab.open import open_run
-from geonorm.lab.runs.run import RunFolder, read_rows
+from geonorm.lab.runs.folder import RunFolder, read_rows
 from geonorm.lab.train import trace
 from geonorm.lab.train.text import load_text
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from geonorm.nn import Decoder, preset
+from geonorm.measure.observe import gradient_norms, sites_of
+from geonorm.models import Decoder, preset
 from geonorm.schemes import Site
-from geonorm.sites.watch import gradient_norms, sites_of
 
 SCHEMES = ("post", "pre", "pre(entry=embedding)", "peri", "deepnorm", "lns", "geonorm")
 DEPTHS = (6, 12, 24, 48, 96)

@@ -25,8 +25,8 @@ from torch import Tensor
 from geonorm import names, parse
 from geonorm.dynamics import drawn
 from geonorm.errors import ConfigError
-from geonorm.nn import Decoder, preset
-from geonorm.nn.attention import rope
+from geonorm.models import Decoder, preset
+from geonorm.models.attention import rope
 
 MODELS: dict[str, tuple[dict[str, Any], drawn.DrawnMlp]] = {
     "GELU, no positions": ({"mlp": "gelu", "positions": "none"}, drawn.DrawnMlp()),

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from train import models
 from uniform import deep, facts
 
-from geonorm.lab.runs.statistics import Interval, paired_interval
+from geonorm.lab.statistics.comparison import Interval, paired_interval
 
 Facts = dict[str, Any]
 WORDS = {

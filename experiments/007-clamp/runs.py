@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from programme import Grid, Summaries, settings
 from rates import extend, read_losses, tidy
 
-from geonorm.lab.runs.run import slug
+from geonorm.lab.runs.folder import slug
 
 COMMON = settings(
     preset="nano", model__width=64, model__hidden=172, data="books", batch_size=4, steps=4000,

@@ -30,8 +30,8 @@ from cells import Runs
 from programme import read_runs
 from runs import CEILINGS, CONTROLS, DECAYS, RATES, SUMS, WRITES, name_cell
 
-from geonorm.lab.runs.significance import LEVEL, holm, two_sided_p
-from geonorm.lab.runs.statistics import usable
+from geonorm.lab.statistics.comparison import usable
+from geonorm.lab.statistics.moderated import LEVEL, holm, two_sided_p
 from geonorm.report.columns import markdown_lines
 from geonorm.report.style import looks, rate, signed
 from geonorm.report.vega import Axis, Chart, Figure, figure

@@ -9,7 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from programme import Grid, Summaries, settings
 
-from geonorm.lab.runs.run import slug
+from geonorm.lab.runs.folder import slug
 
 LAYERS = 12
 COMMON = settings(

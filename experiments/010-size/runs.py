@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from programme import Grid, Summaries, settings
 from rates import extend, name_run, plan_rows, read_row, refine, tidy
 
-from geonorm.lab.runs.run import slug
+from geonorm.lab.runs.folder import slug
 
 COMMON = settings(
     preset="nano", data="books", optim__warmup_steps=200, evaluation__whole="false", evaluation__tokens=262144,

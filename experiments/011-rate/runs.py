@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from programme import Grid, Summaries, settings
 from rates import read_losses, tidy
 
-from geonorm.lab.runs.run import slug
+from geonorm.lab.runs.folder import slug
 
 COMMON = settings(
     preset="nano", data="books", batch_size=4, steps=2000, evaluation__every=2000, evaluation__whole="false",

@@ -26,8 +26,8 @@ from programme import read_runs
 from rates import largest_stable, read_losses, tidy
 from runs import BEYOND, RATES, SCHEMES, WARMUP, WIDE, WIDTHS
 
-from geonorm.lab.runs.spikes import count_apart
-from geonorm.lab.runs.statistics import paired_interval, usable
+from geonorm.lab.statistics.comparison import paired_interval, usable
+from geonorm.lab.statistics.spikes import count_apart
 from geonorm.report.columns import markdown_lines
 from geonorm.report.style import rate
 from geonorm.report.vega import Figure, figure

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from programme import EQUAL_SHARES, Grid, Summaries, settings
 from rates import name_run, plan_rows
 
-from geonorm.lab.runs.run import slug
+from geonorm.lab.runs.folder import slug
 
 RECIPE = settings(
     preset="nano", model__width=64, model__hidden=256, model__mlp="gelu", data="books", batch_size=4, steps=2000,

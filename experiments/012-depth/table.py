@@ -26,8 +26,8 @@ from curves import DRAWN
 from programme import read_runs
 from runs import LAYERS, NAMES, RATES
 
-from geonorm.lab.runs.significance import Estimate, Prior, contrast, fit_prior, moderate
-from geonorm.lab.runs.statistics import Row
+from geonorm.lab.statistics.comparison import Row
+from geonorm.lab.statistics.moderated import Estimate, Prior, contrast, fit_prior, moderate
 from geonorm.report.columns import markdown_lines
 from geonorm.report.style import looks, signed
 from geonorm.report.vega import Axis, Chart

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from programme import EQUAL_SHARES, Grid, Summaries, settings
 from rates import find_best, name_run, plan_rows
 
-from geonorm.lab.runs.run import slug
+from geonorm.lab.runs.folder import slug
 
 COMMON = settings(
     preset="nano", model__width=64, model__hidden=172, batch_size=4,

@@ -22,7 +22,7 @@ from curves import draw_losses
 from programme import read_runs
 from runs import AGAINST, FRESH, KNOWN, SEEDS, VARIANTS, with_fields
 
-from geonorm.lab.runs.statistics import Row
+from geonorm.lab.statistics.comparison import Row
 from geonorm.report.columns import markdown_lines
 from geonorm.schemes import parse
 

@@ -21,7 +21,7 @@ from curves import draw_losses
 from programme import read_runs
 from rates import largest_stable, read_losses
 
-from geonorm.lab.runs.statistics import Interval, Row, aggregate, paired_interval, usable
+from geonorm.lab.statistics.comparison import Interval, Row, aggregate, paired_interval, usable
 from geonorm.report.columns import markdown_lines
 from geonorm.report.style import looks, rate, signed
 from geonorm.report.tables import chances, endings, learning_rate, moderated_difference, paired_difference, spread

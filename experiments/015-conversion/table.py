@@ -64,8 +64,7 @@ def draw_course(start: str, cells: Cells) -> Any:
 
 def figure() -> None:
     """Validation loss against tokens, source beside source."""
-    from geonorm.report.vega import Figure
-    from geonorm.report.vega import figure as side_by_side
+    from geonorm.report.vega import Figure, figure as side_by_side
 
     cells = sort_results(read_kept(HERE))
     charts = [draw_course(start, cells) for start in SOURCES if any(place[0] == start for place in cells)]
@@ -75,7 +74,7 @@ def figure() -> None:
 
 def differ(cells: Cells, start: str, way: str, other: str) -> Any:
     """Loss of a way less that of the other on the whole validation text, paired by seed, with its interval."""
-    from geonorm.lab.runs.statistics import paired_interval
+    from geonorm.lab.statistics.comparison import paired_interval
 
     own, theirs = cells.get((start, way), {}), cells.get((start, other), {})
     return paired_interval([own[seed]["val_loss"] - theirs[seed]["val_loss"] for seed in own if seed in theirs])
@@ -111,7 +110,7 @@ def show_interval(found: Any) -> str:
 
 def tabulate(rows: Mapping[str, dict[str, Any]]) -> str:
     """table.md: what each way costs and reaches, and the family that was registered."""
-    from geonorm.lab.runs.significance import holm
+    from geonorm.lab.statistics.moderated import holm
 
     cells = sort_results(rows)
     lines = [

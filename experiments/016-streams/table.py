@@ -21,7 +21,7 @@ from cells import Cells, Runs, at_best, describe, judge, write
 from programme import read_runs
 from runs import CELLS, SPHERE
 
-from geonorm.lab.runs.statistics import Row
+from geonorm.lab.statistics.comparison import Row
 from geonorm.report.columns import markdown_lines
 
 UNIT = {

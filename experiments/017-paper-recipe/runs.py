@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from programme import EQUAL_SHARES, Grid, Summaries, settings
 from rates import Losses, extend, read_losses, refine
 
-from geonorm.lab.runs.run import slug
+from geonorm.lab.runs.folder import slug
 
 RECIPE = settings(
     preset="nano", model__width=64, model__hidden=256, model__mlp="gelu", model__norm="layer", model__bias="true",

@@ -21,7 +21,7 @@ from cells import Runs, at_best, judge
 from programme import read_runs
 from runs import SCHEMES, TASKS, WIDTHS
 
-from geonorm.lab.runs.statistics import Row
+from geonorm.lab.statistics.comparison import Row
 from geonorm.report.columns import markdown_lines
 from geonorm.report.style import looks, signed
 from geonorm.report.tables import chances, endings, learning_rate, moderated_difference, paired_difference, spread

@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from programme import Grid, Summaries, settings
 from rates import plan_rows
 
-from geonorm.lab.runs.run import slug
+from geonorm.lab.runs.folder import slug
 
 RECIPE = settings(
     preset="nano", data="books-small", batch_size=8, evaluation__whole="true", evaluation__trace_tokens=4096,

@@ -20,7 +20,7 @@ from curves import tabulate_minima
 from programme import read_runs
 from runs import LENGTHS
 
-from geonorm.lab.runs.statistics import Row, usable
+from geonorm.lab.statistics.comparison import Row, usable
 from geonorm.report.columns import markdown_lines
 from geonorm.report.style import rate, signed
 

@@ -8,7 +8,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from programme import Grid, Summaries, settings
 
-from geonorm.lab.runs.run import slug
+from geonorm.lab.runs.folder import slug
 
 COMMON = settings(
     preset="nano", model__width=64, model__hidden=172, model__init="neox", data="books", batch_size=4, steps=4000,

@@ -23,7 +23,8 @@ from cells import Runs, read_clamped
 from programme import read_runs
 from runs import BASE, FIELDS, RATES, with_field
 
-from geonorm.lab.runs.significance import (
+from geonorm.lab.statistics.comparison import usable
+from geonorm.lab.statistics.moderated import (
     LEVEL,
     MARGIN,
     Contrast,
@@ -34,7 +35,6 @@ from geonorm.lab.runs.significance import (
     holm,
     moderate,
 )
-from geonorm.lab.runs.statistics import usable
 from geonorm.report.columns import markdown_lines
 from geonorm.report.style import looks, rate, signed
 from geonorm.report.vega import Axis, Chart, Figure, figure

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from programme import Grid, Summaries, settings
 from rates import Losses, extend, name_run, read_losses, read_row, tidy
 
-from geonorm.lab.runs.run import slug
+from geonorm.lab.runs.folder import slug
 
 COMMON = settings(
     preset="nano", data="books", model__width=64, model__hidden=172, batch_size=4, steps=2000, evaluation__every=2000,

@@ -21,7 +21,7 @@ from curves import draw_losses
 from programme import read_runs
 from runs import RAW, SCHEDULES, SPHERE
 
-from geonorm.lab.runs.statistics import aggregate, usable
+from geonorm.lab.statistics.comparison import aggregate, usable
 from geonorm.report.columns import markdown_lines
 from geonorm.report.style import rate
 from geonorm.report.tables import paired_difference

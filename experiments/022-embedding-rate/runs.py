@@ -12,7 +12,7 @@ from programme import Grid, Summaries, settings
 from rates import Losses, extend, name_run, read_row, tidy
 
 from geonorm.lab.config import TUNING_SEED
-from geonorm.lab.runs.run import slug
+from geonorm.lab.runs.folder import slug
 
 COMMON = settings(
     preset="nano", data="books", model__width=64, model__layers=4, model__heads=4, model__hidden=172, batch_size=4,

@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from programme import EQUAL_SHARES, Grid, Summaries, settings
 from rates import plan_rows
 
-from geonorm.lab.runs.run import slug
+from geonorm.lab.runs.folder import slug
 
 RECIPE = settings(
     preset="paper-125m", model__init="neox", data="books", tokens__tokenizer="runs/gpt2.tokenizer.json",

@@ -18,18 +18,18 @@ PUBLIC = {
     "Site": "schemes",
     "Residual": "residual",
     "geodesic_update": "ops",
-    "Decoder": "nn",
-    "DecoderConfig": "nn",
-    "parameter_groups": "nn",
+    "Decoder": "models",
+    "DecoderConfig": "models",
+    "parameter_groups": "models",
     "compare": "lab.compare.study",
-    "ladder": "lab.ladder.study",
+    "ladder": "lab.compare.ladder_study",
     "simulate": "dynamics.simulate",
-    "probe": "lab.studies.probe",
+    "probe": "lab.probe",
     "GeonormError": "errors",
 }
 MODULES = {
-    "anatomy": "sites.anatomy",
-    **{name: name for name in "dynamics errors hf lab nn norms ops probes report residual schemes sphere".split()},
+    "anatomy": "measure.anatomy",
+    **{name: name for name in "dynamics errors hf lab measure models norms ops report residual schemes sphere".split()},
 }
 
 EXTRAS = {"compare": "train", "ladder": "train", "probe": "train", "hf": "hf"}

@@ -14,10 +14,8 @@ from torch import Tensor
 from torch._functorch import config as functorch
 
 from geonorm import geodesic_update
-from geonorm.bench import candidates as pool
-from geonorm.bench import ops, show
-from geonorm.bench.candidates import UpdateCandidate as Candidate
-from geonorm.bench.candidates import add_norm, candidates, make_step
+from geonorm.bench import candidates as pool, ops, show
+from geonorm.bench.candidates import UpdateCandidate as Candidate, add_norm, candidates, make_step
 from geonorm.bench.config import OpsBench
 from geonorm.bench.measure import DTYPES, WrongResult, check_candidate, copy_name, measure_candidates, row_error
 from geonorm.bench.ops import bench_ops, choose_candidates

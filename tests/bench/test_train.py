@@ -17,7 +17,7 @@ from geonorm.bench import train
 from geonorm.bench.config import TrainBench
 from geonorm.bench.timing import CpuClock
 from geonorm.errors import CheckpointError, ConfigError, GeonormError
-from geonorm.nn import preset
+from geonorm.models import preset
 
 TINY = preset("nano", layers=1, width=16, heads=2, hidden=16, vocab_size=32, context=8)
 

@@ -15,6 +15,7 @@ from geonorm.cli import main as cli
 from geonorm.cli.arguments import read
 from geonorm.cli.main import COMMANDS, SchemesConfig, main
 from geonorm.dynamics.config import SimulateConfig
+from geonorm.lab.compare.ladder_config import LadderConfig
 from geonorm.lab.config import (
     CompareConfig,
     DataConfig,
@@ -22,9 +23,8 @@ from geonorm.lab.config import (
     TrainCommand,
     TrainConfig,
 )
-from geonorm.lab.ladder.config import LadderConfig
-from geonorm.lab.tasks.config import EvalConfig, GenerateConfig
-from geonorm.probes.config import ProbeConfig
+from geonorm.lab.evaluate.config import EvalConfig, GenerateConfig
+from geonorm.measure.config import ProbeConfig
 from geonorm.report.config import ReportConfig
 from geonorm.settings import options
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from geonorm import Decoder, Site, dynamics, parse
 from geonorm.dynamics.drawn import DrawnAttention, DrawnFlow, DrawnMlp, carry_back, shrink_gap
 from geonorm.errors import ConfigError
-from geonorm.nn import preset
+from geonorm.models import preset
 
 from ..rows import each
 

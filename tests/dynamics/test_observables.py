@@ -9,8 +9,7 @@ import pytest
 import torch
 from scipy.sparse.csgraph import connected_components
 
-from geonorm import dynamics as d
-from geonorm import names
+from geonorm import dynamics as d, names
 from geonorm.dynamics.laws import law_at_end
 from geonorm.errors import ConfigError
 

@@ -15,7 +15,7 @@ from geonorm.dynamics import Attention, Flow, Mlp, equiangular, gap, integrate, 
 from geonorm.dynamics.config import SimulateConfig
 from geonorm.dynamics.fields import ACTIVATIONS, Fresh
 from geonorm.errors import ConfigError
-from geonorm.nn.attention import rope
+from geonorm.models.attention import rope
 
 from ..rows import each
 

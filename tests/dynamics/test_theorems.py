@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from geonorm import Residual, Site
-from geonorm import dynamics as d
+from geonorm import Residual, Site, dynamics as d
 from geonorm.ops import AngleMap
 from geonorm.schemes import GeoNorm, Scheme
 

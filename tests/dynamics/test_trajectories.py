@@ -10,8 +10,7 @@ import torch
 
 import geonorm
 from geonorm.cli.main import main
-from geonorm.dynamics import Flow, load_trajectories
-from geonorm.dynamics import simulate as simulation
+from geonorm.dynamics import Flow, load_trajectories, simulate as simulation
 from geonorm.dynamics.observables import gap
 from geonorm.dynamics.sublayers import build_sublayers
 from geonorm.errors import CheckpointError, ConfigError

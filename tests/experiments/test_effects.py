@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from geonorm.lab.runs.run import slug
+from geonorm.lab.runs.folder import slug
 
 from .made import ROOT, table_of
 

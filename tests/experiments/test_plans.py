@@ -17,7 +17,7 @@ import pytest
 from geonorm.cli.arguments import read
 from geonorm.lab.config import TrainCommand
 from geonorm.lab.data import open_source
-from geonorm.nn.decoder import Decoder
+from geonorm.models.decoder import Decoder
 from geonorm.schemes import parse
 
 from .made import ROOT, plan_of

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from geonorm.lab.runs.run import slug
-from geonorm.lab.runs.spikes import count_apart
-from geonorm.lab.runs.statistics import paired_interval, usable
+from geonorm.lab.runs.folder import slug
+from geonorm.lab.statistics.comparison import paired_interval, usable
+from geonorm.lab.statistics.spikes import count_apart
 from geonorm.report.style import signed
 from geonorm.report.tables import paired_difference
 

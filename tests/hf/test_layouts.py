@@ -16,7 +16,7 @@ transformers = pytest.importorskip("transformers")
 from geonorm import Decoder, hf  # noqa: E402
 from geonorm.hf.layouts import LAYOUTS, MISSING  # noqa: E402
 from geonorm.lab.data import NO_TEXT, load_tokenizer  # noqa: E402
-from geonorm.nn.config import preset  # noqa: E402
+from geonorm.models.config import preset  # noqa: E402
 
 from ..rows import each  # noqa: E402
 

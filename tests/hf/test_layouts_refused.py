@@ -12,7 +12,7 @@ from geonorm.errors import CheckpointError, ConfigError
 transformers = pytest.importorskip("transformers")
 from geonorm import hf  # noqa: E402
 from geonorm.hf.layouts import LAYOUTS, layouts_of  # noqa: E402
-from geonorm.sites.anatomy import FAMILIES  # noqa: E402
+from geonorm.measure.anatomy import FAMILIES  # noqa: E402
 
 from ..rows import each  # noqa: E402
 from .test_layouts import GPT2, OLD, SIZE, THEIRS, stock  # noqa: E402

@@ -13,7 +13,7 @@ from geonorm import Decoder
 from geonorm.cli.main import main
 from geonorm.errors import ConfigError
 from geonorm.lab.open import open_run
-from geonorm.nn.config import BERT
+from geonorm.models.config import BERT
 
 transformers = pytest.importorskip("transformers")
 

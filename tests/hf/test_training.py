@@ -19,7 +19,7 @@ from geonorm.hf.export import hf_name  # noqa: E402
 from geonorm.hf.training import undecayed  # noqa: E402
 from geonorm.lab.config import Optim  # noqa: E402
 from geonorm.lab.train import optim  # noqa: E402
-from geonorm.nn import Decoder  # noqa: E402
+from geonorm.models import Decoder  # noqa: E402
 
 from ..rows import each  # noqa: E402
 

@@ -16,7 +16,7 @@ from transformers.utils import is_gguf_available  # noqa: E402
 
 from geonorm import Decoder, hf  # noqa: E402
 from geonorm.lab.data import NO_TEXT, load_tokenizer  # noqa: E402
-from geonorm.nn.config import preset  # noqa: E402
+from geonorm.models.config import preset  # noqa: E402
 
 PAGE = (Path(__file__).parents[2] / "docs" / "ways-out.md").read_text(encoding="utf-8")
 pytestmark = [

@@ -11,7 +11,7 @@ transformers = pytest.importorskip("transformers")
 
 from geonorm import Decoder  # noqa: E402
 from geonorm.hf.export import adapt  # noqa: E402
-from geonorm.nn import generate  # noqa: E402
+from geonorm.models import generate  # noqa: E402
 
 from ..rows import each  # noqa: E402
 

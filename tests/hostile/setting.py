@@ -154,7 +154,7 @@ def tensors(**shapes: Any) -> Content:
         import torch
         from safetensors.torch import save_file
 
-        from geonorm.lab.scale import storage
+        from geonorm.lab import storage
 
         save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, path)
         marker = path.with_name("state.json")

@@ -23,7 +23,7 @@ import pytest
 
 from geonorm import report
 from geonorm.cli.main import main
-from geonorm.lab.compare import local, team
+from geonorm.lab.compare import executors as team, local
 
 WORDS = "the cat sat on a mat and saw that residual streams grow with depth while spheres keep their radius".split()
 MODEL = (
@@ -159,7 +159,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 PRELOAD = (
-    "geonorm.cli.main geonorm.lab.train.loop geonorm.lab.scale.plan torch._dynamo torch._decomp.decompositions_for_jvp "
+    "geonorm.cli.main geonorm.lab.train.loop geonorm.lab.plan torch._dynamo torch._decomp.decompositions_for_jvp "
     "torch.testing pytest yaml tyro"
 ).split()
 """What every rank imports: once, in the process that they are forked from."""

@@ -26,10 +26,11 @@ from safetensors.torch import save_file
 from torch.profiler import ProfilerActivity, profile
 
 from geonorm.cli.main import main
+from geonorm.lab import checkpoint
+from geonorm.lab.distributed import parallel, ranks as world
 from geonorm.lab.resolve import resolve
-from geonorm.lab.scale import checkpoint, parallel, world
 from geonorm.lab.train import loop as train
-from geonorm.nn.decoder import Decoder
+from geonorm.models.decoder import Decoder
 from geonorm.settings import from_dict
 
 

@@ -36,11 +36,11 @@ TESTS = {
     "residual.py": "tests/test_residual.py tests/schemes",
     "ops": "tests/ops",
     "schemes": "tests/schemes tests/test_residual.py",
-    "lab/runs/statistics.py": "tests/lab/runs/test_statistics.py tests/lab/runs",
-    "lab/runs/significance.py": "tests/lab/runs/test_significance.py tests/lab/runs",
-    "lab/runs/speedup.py": "tests/lab/runs/test_speedup.py tests/lab/runs",
-    "lab/runs/rates.py": "tests/lab/runs tests/lab/ladder tests/experiments",
-    "lab/runs/spikes.py": "tests/lab/runs/test_spikes.py tests/lab/runs",
+    "lab/statistics/comparison.py": "tests/lab/statistics/test_comparison.py tests/lab/statistics",
+    "lab/statistics/moderated.py": "tests/lab/statistics/test_moderated.py tests/lab/statistics",
+    "lab/statistics/speedup.py": "tests/lab/statistics/test_speedup.py tests/lab/statistics",
+    "lab/statistics/rates.py": "tests/lab/statistics tests/lab/compare/test_ladder.py tests/experiments",
+    "lab/statistics/spikes.py": "tests/lab/statistics/test_spikes.py tests/lab/statistics",
 }
 """What is changed, below src/geonorm, and the tests that should notice, the likeliest first."""
 

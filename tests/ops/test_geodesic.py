@@ -8,8 +8,7 @@ from math import inf, pi
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from geonorm import geodesic_update, sphere

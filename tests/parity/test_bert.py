@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from geonorm.nn import Decoder, preset
-from geonorm.nn.trunk import IGNORED
+from geonorm.models import Decoder, preset
+from geonorm.models.trunk import IGNORED
 from geonorm.norms import LayerNorm
 
 from .conftest import streams

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from geonorm import DecoderConfig, Site, parse
-from geonorm.nn.attention import SelfAttention, rope
+from geonorm.models.attention import SelfAttention, rope
 
 transformers = pytest.importorskip("transformers")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from geonorm.nn import Decoder, preset
+from geonorm.models import Decoder, preset
 
 transformers = pytest.importorskip("transformers")
 

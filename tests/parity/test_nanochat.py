@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from geonorm.nn import Decoder, attention, preset
-from geonorm.nn.roles import base_std
+from geonorm.models import Decoder, attention, preset
+from geonorm.models.roles import base_std
 from geonorm.schemes import Site, parse
 
 from ..rows import each

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from geonorm import Residual, Site, names, parse
-from geonorm.nn import Decoder, DecoderConfig
-from geonorm.nn.trunk import End
+from geonorm.models import Decoder, DecoderConfig
+from geonorm.models.trunk import End
 from geonorm.norms import NormSpec
 from geonorm.schemes import advance
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from geonorm.nn import VisionConfig, VisionTransformer
+from geonorm.models import VisionConfig, VisionTransformer
 from geonorm.norms import LayerNorm
 
 from .conftest import streams

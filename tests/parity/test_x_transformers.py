@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from geonorm import Decoder, DecoderConfig, Residual, Site
-from geonorm.nn.trunk import End
-from geonorm.nn.values import Handing
+from geonorm.models.trunk import End
+from geonorm.models.values import Handing
 from geonorm.norms import NormSpec
 from geonorm.schemes import parse
 

@@ -17,7 +17,7 @@ import torch
 
 import geonorm
 from geonorm.errors import GeonormError
-from geonorm.lab.studies.probe import probe_files, save
+from geonorm.lab.probe import probe_files, save
 from geonorm.report import build, checks, write_figures
 from geonorm.report.comparison_charts import figures_of
 from geonorm.report.formats import csv_text

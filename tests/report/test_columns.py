@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from geonorm.lab.runs.statistics import aggregate
+from geonorm.lab.statistics.comparison import aggregate
 from geonorm.report.columns import cut_apart
 from geonorm.report.style import looks
 from geonorm.report.tables import text_lines

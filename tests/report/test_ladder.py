@@ -14,7 +14,7 @@ import yaml
 
 from geonorm import report
 from geonorm.errors import GeonormError
-from geonorm.lab.runs.speedup import judge_ladder
+from geonorm.lab.statistics.speedup import judge_ladder
 from geonorm.report import ladder
 
 SPEED = {"pre": 1.0, "geonorm": 1.3, "./mine.py:Soft<Post": 0.8, "far": 100.0}

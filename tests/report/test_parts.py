@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from geonorm.lab.runs.run import RunFolder
-from geonorm.lab.runs.statistics import SEED_CAP, aggregate
+from geonorm.lab.runs.folder import RunFolder
+from geonorm.lab.statistics.comparison import SEED_CAP, aggregate
 from geonorm.report import series
 from geonorm.report.checks import limits
 from geonorm.report.runs import load, read_run

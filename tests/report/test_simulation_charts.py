@@ -6,7 +6,7 @@ from pathlib import Path
 
 import geonorm
 from geonorm.dynamics.config import SimulateConfig
-from geonorm.lab.studies.simulate import save
+from geonorm.lab.simulate import save
 from geonorm.report import simulation, simulation_charts
 from geonorm.settings import to_dict
 

@@ -11,8 +11,7 @@ from math import pi
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from geonorm import errors, names, parse, schemes
 from geonorm.errors import ConfigError

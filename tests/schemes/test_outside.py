@@ -23,7 +23,7 @@ from geonorm.errors import ConfigError
 from geonorm.lab.config import Optim
 from geonorm.lab.open import open_run
 from geonorm.lab.train import optim
-from geonorm.nn import generate
+from geonorm.models import generate
 from geonorm.norms import NormSpec
 from geonorm.schemes.registry import REGISTRY
 

@@ -15,7 +15,7 @@ from torch._functorch import config as functorch
 
 from ..devices import pick_device
 from ..errors import CheckpointError, GeonormError, cause
-from ..lab.runs.run import check_writable, read_object, write_json
+from ..lab.runs.folder import check_writable, read_object, write_json
 from . import show
 from .config import OpsBench
 from .timing import Build, Call, Clock, clock_of, ratio, take_turns

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..lab.runs.statistics import ratio_interval
+from ..lab.statistics.comparison import ratio_interval
 
 Call = Callable[[], object]
 Build = Callable[[], Call]

@@ -16,13 +16,13 @@ from torch._dynamo.exc import TorchDynamoException
 from ..devices import pick_device
 from ..errors import ConfigError, GeonormError, cause
 from ..lab.config import Runtime
+from ..lab.distributed import parallel
 from ..lab.options import Optim
 from ..lab.runs import environment
-from ..lab.runs.run import write_json
-from ..lab.scale import parallel
+from ..lab.runs.folder import write_json
 from ..lab.train import optim
-from ..nn.config import DecoderConfig, preset
-from ..nn.decoder import Decoder
+from ..models.config import DecoderConfig, preset
+from ..models.decoder import Decoder
 from ..schemes import parse
 from . import show
 from .config import TrainBench

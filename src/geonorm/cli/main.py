@@ -14,10 +14,10 @@ from .. import elsewhere, output
 from ..bench.config import OpsBench, TrainBench
 from ..dynamics.config import SimulateConfig
 from ..errors import ConfigError, GeonormError, is_out_of_memory, unknown
+from ..lab.compare.ladder_config import LadderConfig
 from ..lab.config import CompareConfig, DataConfig, ExportConfig, Grid, TrainCommand
-from ..lab.ladder.config import LadderConfig
-from ..lab.tasks.config import EvalConfig, GenerateConfig
-from ..probes.config import ProbeConfig
+from ..lab.evaluate.config import EvalConfig, GenerateConfig
+from ..measure.config import ProbeConfig
 from ..progress import show_progress, watched
 from ..report.config import ReportConfig
 from ..settings import Settings
@@ -137,7 +137,7 @@ def compare(config: CompareConfig) -> int:
 
 def ladder(config: LadderConfig) -> int:
     """train schemes at several sizes and lengths; ends in fits and effective speed-ups"""
-    from ..lab.ladder import ladder as lab
+    from ..lab.compare import ladder as lab
     from ..report import ladder as tables
 
     return study(config, lab.ladder, lambda out, results: tables.text_lines(tables.load(out)))
@@ -170,15 +170,14 @@ def train(command: TrainCommand) -> int:
     """train one model, or go on with a run that was stopped"""
     config = command.run()
     if command.dry_run:
-        from ..lab.scale.plan import plan, table
+        from ..lab.plan import plan, table
 
         found = plan(config, command.world_size or 1, command.machine)
         settings = json.dumps(found["settings"], indent=1)
         print(json.dumps(found, indent=1) if command.json else f"{settings}\n{table(found)}")
         return 0
     from ..lab.runs.summary import result_line
-    from ..lab.train.loop import Interrupted
-    from ..lab.train.loop import train as run
+    from ..lab.train.loop import Interrupted, train as run
 
     try:
         with show_progress(watched(), tell=False) as shown:
@@ -194,12 +193,12 @@ def train(command: TrainCommand) -> int:
 
 def evaluate(config: EvalConfig) -> int:
     """loss on any text, and tasks, of a run, an exported folder or any Hugging Face model"""
-    from ..lab.tasks.use import evaluate as run
+    from ..lab.evaluate.evaluate import evaluate as run
 
     result = run(config, live=sys.stderr.isatty())
     print(json.dumps(result, indent=1))
     if config.out:
-        from ..lab.runs.run import write_json
+        from ..lab.runs.folder import write_json
 
         Path(config.out).mkdir(parents=True, exist_ok=True)
         write_json(Path(config.out) / "summary.json", result)
@@ -208,7 +207,7 @@ def evaluate(config: EvalConfig) -> int:
 
 def generate(config: GenerateConfig) -> int:
     """text from a trained run or a Hugging Face model"""
-    from ..lab.tasks.use import generate_text
+    from ..lab.evaluate.evaluate import generate_text
 
     for piece in generate_text(config):
         print(piece, end="", flush=True)
@@ -250,13 +249,12 @@ def simulate(config: SimulateConfig) -> int:
     """schemes as particle systems on the sphere: how fast tokens come together, beside theory"""
     from dataclasses import asdict
 
-    from ..lab.studies import simulate as simulations
+    from ..lab import simulate as simulations
 
     out, settings = Path(config.out), asdict(config)
     simulations.check_directory(out, settings)
     from ..devices import pick_device
-    from ..dynamics.simulate import Simulation
-    from ..dynamics.simulate import simulate as run
+    from ..dynamics.simulate import Simulation, simulate as run
     from ..dynamics.trajectories import FILE
     from ..lab.runs import environment
     from ..report import build
@@ -291,7 +289,7 @@ def simulate(config: SimulateConfig) -> int:
 
 def probe(config: ProbeConfig) -> int:
     """what normalization does to hidden states: any Hugging Face model or run, site by site"""
-    from ..lab.studies import probe as lab
+    from ..lab import probe as lab
     from ..report import build
     from ..report.probe import text_lines
 

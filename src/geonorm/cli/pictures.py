@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..dynamics.paths import ANGLE, follow_write
-from ..lab.runs.run import check_writable, slug
+from ..lab.runs.folder import check_writable, slug
 from ..report.path_chart import draw_paths
 from ..report.vega import Figure, Spec
 from ..schemes import names, parse

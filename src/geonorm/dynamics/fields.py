@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import ConfigError, unknown
-from ..nn.attention import rope, rotate
+from ..models.attention import rope, rotate
 
 BLOCK_BYTES = 32 * 2**20
 """Scores held at once: queries are taken in blocks so that n x n never exists for large n."""

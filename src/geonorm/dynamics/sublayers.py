@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from ..devices import pick_device
 from ..errors import ConfigError
-from ..nn.attention import SelfAttention
-from ..nn.attention import rope as rotary
-from ..nn.config import DecoderConfig
-from ..nn.mlp import MLP
-from ..nn.roles import draw_weight
+from ..models.attention import SelfAttention, rope as rotary
+from ..models.config import DecoderConfig
+from ..models.mlp import MLP
+from ..models.roles import draw_weight
 from ..schemes import Scheme, Site, belongs_to_scheme, restore
 from .config import SimulateConfig
 from .drawn import DrawnAttention, DrawnMlp, Sub, enter_radius

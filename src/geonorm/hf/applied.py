@@ -21,10 +21,10 @@ from transformers.utils import output_capturing
 
 from .. import __version__
 from ..errors import ConfigError
-from ..nn.trunk import End
+from ..measure.anatomy import FAMILIES
+from ..models.trunk import End
 from ..residual import Residual
 from ..schemes import parse, sources_of
-from ..sites.anatomy import FAMILIES
 from .block import Affine, StockBranch
 from .config import from_folder
 from .derived import Derived

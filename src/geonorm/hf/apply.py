@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import ConfigError
-from ..nn.roles import SLOTS
+from ..measure.anatomy import FAMILIES, blocks_of
+from ..measure.observe import stacks_of
+from ..models.roles import SLOTS
 from ..parsing import list_paths
 from ..residual import Residual
 from ..schemes import Scheme, Site, parse
-from ..sites.anatomy import FAMILIES, blocks_of
-from ..sites.watch import stacks_of
 from .applied import AppliedFields, dress, forget_hooks, is_applied, stock_config
 from .block import AppliedBlock, Exit
 from .sites import replace_sites, stock_norms

@@ -12,13 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..nn.trunk import End
+from ..measure.anatomy import Branch as Where, Stack, Sublayer
+from ..models.trunk import End
 from ..norms import Norm, NormSpec, upcast
 from ..residual import Residual
 from ..schemes import Scheme, Site
 from ..schemes.scales import Times
-from ..sites.anatomy import Branch as Where
-from ..sites.anatomy import Stack, Sublayer
 from .derived import Derived
 
 

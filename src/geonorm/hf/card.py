@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..nn.config import DecoderConfig
+from ..models.config import DecoderConfig
 from ..schemes import parse
 
 POINTS = 12

@@ -11,7 +11,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 
 from .. import __version__
 from ..errors import ConfigError, UntrustedCode, unknown
-from ..nn.config import DecoderConfig
+from ..models.config import DecoderConfig
 from ..schemes import Scheme, parse, sources_of, stored
 from ..settings import choices, hints
 from .rope import FULL, SLIDING, read_rope

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from ..errors import CheckpointError, ConfigError, cause
-from ..nn.decoder import Decoder
+from ..models.decoder import Decoder
 from ..schemes import parse
 from .config import GeoNormConfig
 from .layouts import architecture

@@ -1,5 +1,5 @@
-"""The layers of a geonorm model in transformers: blocks of `geonorm.nn` with its masks, caches, attention functions and
-records of hidden states."""
+"""The layers of a geonorm model in transformers: blocks of `geonorm.models` with its masks, caches, attention functions
+and records of hidden states."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ..nn.attention import SelfAttention
-from ..nn.config import TrunkConfig
-from ..nn.trunk import Block, End, ParallelBlock
-from ..nn.values import Handing
+from ..models.attention import SelfAttention
+from ..models.config import TrunkConfig
+from ..models.trunk import Block, End, ParallelBlock
+from ..models.values import Handing
 from ..norms import upcast
 from ..schemes import Scheme, Site, enter_as
 from .config import GeoNormConfig

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..errors import ConfigError, unknown
-from ..nn.config import DecoderConfig
+from ..measure.anatomy import FAMILIES, Stack, anatomy
+from ..models.config import DecoderConfig
 from ..schemes import enter_as, parse
-from ..sites.anatomy import FAMILIES, Stack, anatomy
 from .config import NAMES, layer_types
 from .rope import FULL, SLIDING, read_by_window, read_rope
 

@@ -1,4 +1,4 @@
-"""Models for transformers: thin adapters around the blocks of `geonorm.nn`.
+"""Models for transformers: thin adapters around the blocks of `geonorm.models`.
 
 What is here is what transformers wants to know: masks, its caches, its attention functions, its outputs. Weights,
 norms, rotation and the residual scheme are those of `nn`, so there is one implementation. The residual stream is fp32
@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
-from transformers import initialization as init
+from transformers import GenerationMixin, PreTrainedModel, initialization as init
 from transformers.cache_utils import DynamicCache
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -24,11 +23,11 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from ..errors import ConfigError
-from ..nn.attention import rotary_of
-from ..nn.decoder import Transform, slot_on_logits
-from ..nn.roles import base_std, linear, matrices, undrawn_table
-from ..nn.trunk import End, norm_of
-from ..nn.values import Handing, token_tables
+from ..models.attention import rotary_of
+from ..models.decoder import Transform, slot_on_logits
+from ..models.roles import base_std, linear, matrices, undrawn_table
+from ..models.trunk import End, norm_of
+from ..models.values import Handing, token_tables
 from ..norms import upcast
 from ..residual import Residual
 from ..schemes import Progress, Scheme, Site, belongs_to_scheme, restore, state_of

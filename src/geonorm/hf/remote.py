@@ -20,10 +20,10 @@ from pathlib import Path
 
 from .. import PUBLIC, __version__, elsewhere
 from ..errors import ConfigError
-from ..nn.config import DecoderConfig
+from ..models.config import DecoderConfig
 from ..schemes import GeoNorm, Scheme, schemes_in
 from ..schemes.registry import name_of
-from .names import Use, defined, free_names, is_text
+from .aliases import Use, defined, free_names, is_text
 
 PACKAGE = Path(__file__).parent.parent
 KINDS = {

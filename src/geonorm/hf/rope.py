@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..errors import ConfigError, unknown
-from ..nn.config import DecoderConfig
+from ..models.config import DecoderConfig
 
 ROPE = {"rope_theta": "rope_theta", "rotary": "partial_rotary_factor"}
 """Fields of DecoderConfig, and what rope_parameters call them."""

@@ -8,10 +8,10 @@ from typing import Any
 from torch import nn
 
 from ..errors import ConfigError
-from ..nn.trunk import End
+from ..measure.anatomy import Stack, blocks_of, join_path
+from ..measure.observe import stacks_of
+from ..models.trunk import End
 from ..schemes import Scheme, Site
-from ..sites.anatomy import Stack, blocks_of, join_path
-from ..sites.watch import stacks_of
 from .block import Exit, block_class, call_of, carry, norm_in, norm_spec, site_of
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import initialization
 
 from ..errors import ConfigError, cause
-from ..nn.config import DecoderConfig
-from ..probes.load import one_line, with_weights
+from ..measure.load import one_line, with_weights
+from ..models.config import DecoderConfig
 from .config import GeoNormConfig, layer_types
 from .layouts import QKV, SHARED, TOKENS, Layout, join_names, layout_for, layout_of, read_shape
 from .modeling import GeoNormForCausalLM, language_model

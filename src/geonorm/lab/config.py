@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, ClassVar, Literal
 
 from ..errors import ConfigError
-from ..nn.config import DecoderConfig, preset
+from ..models.config import DecoderConfig, preset
 from ..settings import Count, Needs, NotNegative, Range, Settings
-from .compare.clusters import Machine, Ray, Slurm
+from .clusters import Machine, Ray, Slurm
 from .needs import LAUNCHED, NEEDS
 from .options import Checkpoint, Evaluation, Log, Optim, Tokens
 from .shapes import Goal, Model, shape_of

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ..settings import Needs
-from .compare.clusters import Ray, Slurm
+from .clusters import Ray, Slurm
 
 BIASED = ("layer", "dyt", "derf")
 """Norms that have a bias beside their gains."""

@@ -14,17 +14,18 @@ import torch
 
 from .. import elsewhere
 from ..errors import CheckpointError, ConfigError, DataError, near_folder
-from ..nn.decoder import Decoder
-from ..probes import load
+from ..measure import load
+from ..models.decoder import Decoder
 from ..schemes import parse, stored
+from . import checkpoint
 from .config import TrainConfig
 from .data import NO_TEXT, Tokenizer, load_tokenizer
 from .data.objectives import NEXT, MaskedTokens, Objective, pick_objective
 from .data.tokenizer import FileTokenizer
+from .distributed import parallel
+from .runs.folder import RunFolder, read_rows
 from .runs.provenance import read_last, read_sources
-from .runs.run import RunFolder, read_rows
-from .runs.statistics import usable
-from .scale import checkpoint, parallel
+from .statistics.comparison import usable
 
 CPU = torch.device("cpu")
 ENDLESS = 10**9

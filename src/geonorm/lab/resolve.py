@@ -8,12 +8,12 @@ from typing import Any
 
 from ..devices import memory_of_machine
 from ..errors import ConfigError
-from ..nn.config import DecoderConfig
-from ..nn.roles import check_start
+from ..models.config import DecoderConfig
+from ..models.roles import check_start
 from ..schemes import Scheme, parse
 from .config import TrainConfig
-from .scale.parallel import layout
-from .scale.world import World
+from .distributed.parallel import layout
+from .distributed.ranks import World
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import asdict, make_dataclass, replace
 from typing import Any, Literal
 
 from ..errors import ConfigError
-from ..nn.config import DecoderConfig, preset
+from ..models.config import DecoderConfig, preset
 from ..settings import Settings, hints
 
 Goal = Literal["causal", "mlm"]

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from ..lab.runs.run import VOLATILE, flatten
-from ..lab.runs.statistics import Summary, ending, find_scattered, usable
+from ..lab.runs.folder import VOLATILE, flatten
+from ..lab.statistics.comparison import Summary, ending, find_scattered, usable
 from .page import plain_text
 from .runs import Run, SavedComparison
 from .style import rate, si

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 
-from ..lab.runs.run import flatten
+from ..lab.runs.folder import flatten
 from . import comparison_charts as charts
 from .checks import PER_RUN, limits
 from .page import Part, Section, bullets, details, html_table, pairs, plain_text

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from ..lab.runs.statistics import Row, usable
+from ..lab.statistics.comparison import Row, usable
 from . import series
 from .runs import SavedComparison
 from .style import Look, figures, ramp, rate, si, signed

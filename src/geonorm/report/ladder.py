@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from ..lab.runs.run import read_object
+from ..lab.runs.folder import read_object
+from .atomic import Record, read_whole, refuse_damaged
 from .checks import SEEDS_FOR_A_CLAIM, TOKENS_PER_PARAMETER, name_irregular_runs, name_other_sizes
 from .columns import align, wrap_all
 from .page import Cells
 from .source import SavedStudy
 from .style import rate, si, signed
 from .tables import WIDTH, chances, count, learning_rate, paired_difference, seeds_of, spread
-from .whole import Record, read_whole, refuse_damaged
 
 NOTE = (
     "Effective speed-up: how many times the tokens (along sizes: the compute) the baseline needs for the loss of the "

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from .atomic import Record
 from .ladder import SavedLadder, speedup_text
 from .style import figures, si, signed
 from .vega import NUMBER, RATE, Axis, Chart
-from .whole import Record
 
 LOSS = "validation loss (nats per token)"
 ROUGHLY = "replace(format(datum.value, '.3~s'), 'G', 'B')"

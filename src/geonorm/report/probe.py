@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from .atomic import read_every_line, read_whole, refuse_damaged
 from .columns import align
 from .page import Cells
 from .source import SavedStudy
 from .style import figures, si
-from .whole import read_every_line, read_whole, refuse_damaged
 
 Row = dict[str, Any]
 NOTE = (

@@ -11,11 +11,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ..lab.runs.run import flatten, read_object, read_objects, read_summary, read_text, rows_of
-from ..lab.runs.statistics import Choice, Row, aggregate, choose
+from ..lab.runs.folder import flatten, read_object, read_objects, read_summary, read_text, rows_of
+from ..lab.statistics.comparison import Choice, Row, aggregate, choose
 from ..parsing import from_yaml
+from .atomic import Record, read_whole, refuse_damaged
 from .source import SavedStudy
-from .whole import Record, read_whole, refuse_damaged
 
 AnyPath = str | PathLike[str]
 

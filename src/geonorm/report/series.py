@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..lab.runs.spikes import spikes
-from ..lab.runs.statistics import paired_interval
+from ..lab.statistics.comparison import paired_interval
+from ..lab.statistics.spikes import spikes
+from .atomic import Record
 from .runs import Run
-from .whole import Record
 
 Array = NDArray[np.float64]
 Point = tuple[float, float, float]

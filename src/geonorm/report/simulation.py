@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from .atomic import Record, read_every_line, read_whole, refuse_damaged
 from .columns import align, markdown_lines
 from .page import Cells
 from .source import SavedStudy
-from .whole import Record, read_every_line, read_whole, refuse_damaged
 
 START = {
     "equiangular": "orthonormal start",

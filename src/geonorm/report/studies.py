@@ -6,10 +6,7 @@ import shlex
 from collections.abc import Mapping
 from html import escape
 
-from . import ladder as ladders
-from . import ladder_charts
-from . import probe as probes
-from . import simulation as simulations
+from . import ladder as ladders, ladder_charts, probe as probes, simulation as simulations
 from .ladder import SavedLadder
 from .page import Part, Section, details, html_table, pairs
 from .probe import Geometry

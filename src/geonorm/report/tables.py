@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ..lab.runs.statistics import SEED_CAP, Row, significant
+from ..lab.statistics.comparison import SEED_CAP, Row, significant
 from .columns import align, fit_width, markdown_lines, wrap_all
 from .runs import SavedComparison
 from .style import memory, rate, si, signed

@@ -22,11 +22,10 @@ import yaml
 
 from geonorm import report
 from geonorm.errors import CheckpointError, ConfigError
-from geonorm.lab.compare import compare as lab
-from geonorm.lab.compare import team
-from geonorm.lab.compare.team import done
+from geonorm.lab.compare import compare as lab, executors as team
+from geonorm.lab.compare.executors import done
 from geonorm.lab.config import TUNING_SEED, CompareConfig, TrainConfig
-from geonorm.lab.runs.run import RunFolder, lock_folder, read_rows, slug, write_json
+from geonorm.lab.runs.folder import RunFolder, lock_folder, read_rows, slug, write_json
 from geonorm.progress import Bars
 
 from ...rows import each

@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from geonorm.errors import DataError
 from geonorm.lab.data import corpora, files, inspect_source, open_source, stdlib

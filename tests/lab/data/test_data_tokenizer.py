@@ -6,8 +6,7 @@ import lzma
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from geonorm.errors import DataError
 from geonorm.lab.data import load_tokenizer, open_source

@@ -15,8 +15,8 @@ from geonorm.elsewhere import cache_folder
 from geonorm.errors import ConfigError, DataError
 from geonorm.lab.data import files
 from geonorm.lab.data.files import open_zstandard
-from geonorm.lab.scale.world import pack, unpack
-from geonorm.nn.sampling import sample
+from geonorm.lab.distributed.ranks import pack, unpack
+from geonorm.models.sampling import sample
 from geonorm.parsing import from_json, from_yaml
 from geonorm.report import build
 from geonorm.settings import Settings

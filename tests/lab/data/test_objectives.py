@@ -13,7 +13,7 @@ from geonorm.lab.data import load_tokenizer, open_source
 from geonorm.lab.data.batches import Batches, validation_batches
 from geonorm.lab.data.objectives import MaskedTokens, NextToken, pick_objective
 from geonorm.lab.data.tokenizer import MASK, ByteTokenizer
-from geonorm.nn.trunk import IGNORED
+from geonorm.models.trunk import IGNORED
 
 END, HIDDEN, SIZE = 98, 99, 100
 MASKED = MaskedTokens(HIDDEN, END, SIZE)

@@ -21,11 +21,10 @@ from geonorm.errors import ConfigError, GeonormError
 from geonorm.lab.config import TrainConfig
 from geonorm.lab.options import Log
 from geonorm.lab.runs import loggers
+from geonorm.lab.runs.folder import read_object, read_rows
 from geonorm.lab.runs.loggers import Loggers, Start
-from geonorm.lab.runs.run import read_object, read_rows
 from geonorm.lab.train.guard import Diverged
-from geonorm.lab.train.loop import Loop
-from geonorm.lab.train.loop import train as train_run
+from geonorm.lab.train.loop import Loop, train as train_run
 
 
 class Kept:

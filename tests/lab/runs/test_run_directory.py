@@ -14,7 +14,7 @@ from geonorm.errors import CheckpointError
 from geonorm.lab.config import TrainConfig
 from geonorm.lab.data.batches import Batches
 from geonorm.lab.open import open_run
-from geonorm.lab.runs.run import RunFolder, read_rows
+from geonorm.lab.runs.folder import RunFolder, read_rows
 
 from ...rows import each
 

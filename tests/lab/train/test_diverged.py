@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from geonorm.lab.scale import checkpoint
+from geonorm.lab import checkpoint
 from geonorm.lab.train import validation
 from geonorm.lab.train.loop import Loop
 

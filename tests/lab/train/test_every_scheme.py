@@ -20,12 +20,12 @@ from safetensors.torch import load_file
 
 from geonorm import Decoder, DecoderConfig, names, report
 from geonorm.lab.config import Checkpoint, Evaluation, Model, Runtime, Tokens, TrainConfig
+from geonorm.lab.distributed import parallel
 from geonorm.lab.open import open_run
-from geonorm.lab.runs.run import read_rows
-from geonorm.lab.scale import parallel
+from geonorm.lab.runs.folder import read_rows
 from geonorm.lab.train.loop import train
 from geonorm.lab.train.trace import trace
-from geonorm.nn import generate, preset
+from geonorm.models import generate, preset
 from geonorm.schemes import advance
 
 from ...rows import each

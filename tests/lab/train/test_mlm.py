@@ -15,7 +15,7 @@ from geonorm.errors import ConfigError
 from geonorm.lab.config import TrainConfig
 from geonorm.lab.data.objectives import MaskedTokens
 from geonorm.lab.open import Opened, open_run
-from geonorm.lab.runs.run import read_rows
+from geonorm.lab.runs.folder import read_rows
 from geonorm.lab.train.evaluate import evaluate_held_out
 from geonorm.lab.train.text import load_text
 from geonorm.lab.train.validation import Validation

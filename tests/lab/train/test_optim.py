@@ -12,12 +12,12 @@ import yaml
 
 from geonorm.errors import ConfigError
 from geonorm.lab.config import CompareConfig, Model, Runtime, TrainConfig
+from geonorm.lab.distributed import parallel
 from geonorm.lab.options import Optim
 from geonorm.lab.resolve import resolve
-from geonorm.lab.scale import parallel
 from geonorm.lab.train import optim, trace
-from geonorm.nn import PRESETS, Decoder, DecoderConfig
-from geonorm.sites.watch import watch
+from geonorm.measure.observe import watch
+from geonorm.models import PRESETS, Decoder, DecoderConfig
 
 from ...rows import each
 

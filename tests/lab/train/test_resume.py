@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from geonorm.lab.data.batches import Batches
-from geonorm.lab.runs.run import read_rows
+from geonorm.lab.runs.folder import read_rows
 
 
 def same_files(first: Path, second: Path) -> bool:

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from geonorm.errors import CheckpointError
-from geonorm.lab.runs.run import LOCK, check_free, lock_folder
-from geonorm.lab.scale import checkpoint
+from geonorm.lab import checkpoint
+from geonorm.lab.runs.folder import LOCK, check_free, lock_folder
 from geonorm.lab.train import loop, signals
 from geonorm.lab.train.loop import Loop
 from geonorm.lab.train.signals import PARENT

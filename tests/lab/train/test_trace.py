@@ -14,10 +14,10 @@ from torch import nn
 
 from geonorm import Site, sphere
 from geonorm.lab.train import trace as lab
-from geonorm.nn import Decoder, DecoderConfig
+from geonorm.measure.observe import watch
+from geonorm.models import Decoder, DecoderConfig
 from geonorm.schemes import Pre, names, read_at, write_at
 from geonorm.schemes.registry import REGISTRY
-from geonorm.sites.watch import watch
 
 from ...rows import each
 

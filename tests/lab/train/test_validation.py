@@ -12,11 +12,11 @@ import torch
 
 from geonorm import Decoder, DecoderConfig
 from geonorm.lab.config import TrainConfig
+from geonorm.lab.distributed.ranks import World
 from geonorm.lab.open import open_run
 from geonorm.lab.options import Evaluation
-from geonorm.lab.runs.run import read_rows
+from geonorm.lab.runs.folder import read_rows
 from geonorm.lab.runs.summary import MORE
-from geonorm.lab.scale.world import World
 from geonorm.lab.train.averaging import Average
 from geonorm.lab.train.evaluate import share_batches
 from geonorm.lab.train.loop import Loop

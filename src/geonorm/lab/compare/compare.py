@@ -19,10 +19,11 @@ from ...devices import pick_device
 from ...errors import CheckpointError, ConfigError
 from ...schemes import parse, stored
 from ...settings import from_dict, to_dict
+from ..clusters import Ray, Slurm
 from ..config import TUNING_SEED, CompareConfig, Grid, Recipe, TrainConfig
+from ..distributed.ranks import ALONE
 from ..resolve import check_memory, resolve
-from ..runs.provenance import Provenance
-from ..runs.run import (
+from ..runs.folder import (
     RunFolder,
     first_difference,
     is_unused,
@@ -33,11 +34,10 @@ from ..runs.run import (
     write_json,
     write_settings,
 )
-from ..runs.statistics import aggregate
-from ..scale.world import ALONE
+from ..runs.provenance import Provenance
+from ..statistics.comparison import aggregate
 from ..train.text import load_text
-from .clusters import Ray, Slurm
-from .team import Say, Team, make_team, outcome
+from .executors import Say, Team, make_team, outcome
 
 EXTENSIONS = 6
 """How often --tune may extend a grid at one end before it gives up and says so."""

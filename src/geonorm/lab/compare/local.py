@@ -13,7 +13,7 @@ import torch
 from ...schemes import parse, sources_of
 from ..config import Grid, TrainConfig
 from ..train.signals import PARENT
-from .team import Job, Say, Team
+from .executors import Job, Say, Team
 
 
 class Local(Team):

@@ -11,8 +11,8 @@ from typing import Any
 
 from ...errors import ConfigError, cause
 from ..config import Grid, TrainConfig
+from .executors import Job, Say, Team
 from .task import RunFailed, arguments, train_one
-from .team import Job, Say, Team
 
 RETRIES = 3
 """How often a run is started again after its worker died or it failed; it goes on from its newest checkpoint."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from ...errors import ConfigError, cause
 from ..config import Grid, TrainConfig
+from .executors import Job, Say, Team, done, steps_made
 from .task import arguments, train_in_job
-from .team import Job, Say, Team, done, steps_made
 
 MANY = 1000
 """Most jobs at a time on a cluster, when not given."""

@@ -11,7 +11,7 @@ from typing import Any
 from ...results import Result, Rows
 from ...settings import check_needs, from_dict
 from ..config import CompareConfig
-from ..runs.run import read_rows
+from ..runs.folder import read_rows
 from . import compare as comparison
 
 

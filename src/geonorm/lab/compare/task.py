@@ -14,7 +14,7 @@ from ...errors import GeonormError
 from ...settings import from_dict
 from ..config import TrainConfig
 from ..train.loop import Interrupted, train
-from .team import Team, done, last_line
+from .executors import Team, done, last_line
 
 CARRIED = ("GEONORM_DATA", "GEONORM_CACHE", "GEONORM_BACKEND", "HOME", "XDG_CACHE_HOME")
 """Variables that a worker takes over: where text and caches are, and which kernels run."""

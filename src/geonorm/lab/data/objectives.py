@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ...nn.trunk import IGNORED
+from ...models.trunk import IGNORED
 from .tokenizer import Tokenizer
 
 Pair = tuple[torch.Tensor, torch.Tensor]

@@ -1,1 +1,1 @@
-"""What a run leaves: its folder, its record, and the statistics over many."""
+"""What a run leaves: its folder and its records."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from ...errors import GeonormError, cause
 from ..config import TrainConfig
-from .run import RunFolder, read_object
+from .folder import RunFolder, read_object
 
 TRACKED = "tracked.json"
 Logger = Callable[[Mapping[str, float], int], object]

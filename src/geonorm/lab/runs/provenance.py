@@ -15,7 +15,7 @@ from ... import elsewhere
 from ...errors import CheckpointError
 from ...schemes import parse, sources_of
 from ..config import Shared
-from .run import read_json, write_atomic, write_json
+from .folder import read_json, write_atomic, write_json
 
 FILE, FOLDER = "environment.json", "schemes"
 VERSIONS = ("geonorm", "commit", "python", "torch", "numpy", "tokenizers")

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from ...nn.config import DecoderConfig
+from ...models.config import DecoderConfig
 from ...parsing import finite_row
 from ...progress import span
 from ..config import TrainConfig
-from .run import RunFolder, read_rows
-from .spikes import find_spikes
+from ..statistics.spikes import find_spikes
+from .folder import RunFolder, read_rows
 
 MORE = """
     val_accuracy val_loss_part val_loss_average val_bpb_average val_accuracy_average val_tokens val_documents

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from ...nn.trunk import Trunk
+from ...models.trunk import Trunk
 from ..config import TrainConfig
-from ..scale.parallel import local_part
+from ..distributed.parallel import local_part
 
 KIND = "average"
 """What the file of a checkpoint is called."""

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from ...errors import CheckpointError, ConfigError
 from ...settings import to_dict
+from ..checkpoint import read_and_verify, saved_steps
 from ..config import TrainConfig
+from ..distributed.ranks import ALONE
 from ..resolve import resolve
+from ..runs.folder import VOLATILE, RunFolder, first_difference, read_text, write_atomic, write_settings
 from ..runs.loggers import TRACKED
-from ..runs.run import VOLATILE, RunFolder, first_difference, read_text, write_atomic, write_settings
-from ..scale.checkpoint import read_and_verify, saved_steps
-from ..scale.world import ALONE
 from .averaging import averaging_start
 from .optim import rate_share
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ...nn.trunk import Trunk
-from ...probes.measures import SiteMoments
-from ...sites.watch import ModelSite, watch
+from ...measure.metrics import SiteMoments
+from ...measure.observe import ModelSite, watch
+from ...models.trunk import Trunk
 
 LARGE = 1e4
 

@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...models.decoder import Decoder
+from ...models.trunk import IGNORED
 from ...modes import evaluating
-from ...nn.decoder import Decoder
-from ...nn.trunk import IGNORED
 from ...parsing import finite_or_none
-from ..scale.world import ALONE, World
+from ..distributed.ranks import ALONE, World
 
 A = TypeVar("A")
 B = TypeVar("B")

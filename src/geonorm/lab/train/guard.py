@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ...errors import GeonormError
 from ..config import Guard
-from ..runs.spikes import SpikeWatch
+from ..statistics.spikes import SpikeWatch
 
 Action = Literal["stop", "skip", "rewind"]
 LIMIT = 10

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError
-from ...nn.trunk import Trunk
+from ...models.trunk import Trunk
 from ...parsing import list_paths
+from ..checkpoint import load_matching, saved_steps
 from ..config import TrainConfig
+from ..distributed.ranks import World
+from ..runs.folder import RunFolder
 from ..runs.provenance import read_last, seen_data
-from ..runs.run import RunFolder
-from ..scale.checkpoint import load_matching, saved_steps
-from ..scale.world import World
 
 
 @dataclass(frozen=True)

@@ -19,31 +19,32 @@ from torch import Tensor
 
 from ...devices import pick_device, subnormals_as_zero
 from ...errors import CheckpointError
-from ...nn.decoder import Decoder
+from ...models.decoder import Decoder
 from ...ops.available import read_backend
 from ...output import launched
 from ...parsing import finite_row
 from ...progress import Pace, Unwatched
 from ...schemes import advance
 from ...settings import to_dict
+from .. import checkpoint
 from ..config import TrainConfig
+from ..distributed import parallel
+from ..distributed.ranks import ALONE, World, join_world, lost_peers_in_one_line, own_device
 from ..resolve import Resolved, check_memory, resolve
 from ..runs import environment
+from ..runs.folder import VOLATILE, RunFolder
 from ..runs.loggers import Logger, Loggers, Start, find_loggers, tracked_id
 from ..runs.provenance import Provenance
-from ..runs.run import VOLATILE, RunFolder
 from ..runs.summary import describe, loss_text, progress_line, summarise
-from ..scale import checkpoint, parallel
-from ..scale.world import ALONE, World, join_world, lost_peers_in_one_line, own_device
 from . import optim, trace
 from .averaging import Average
 from .branch import LONGER, find_extension, find_trunk
 from .diagnose import diagnose
 from .guard import Diverged, Judge, Trouble
 from .init_from import load_start
-from .matrices import Turning
 from .signals import stop_signals, stop_unheard
 from .text import Text, load_text
+from .weight_norms import Turning
 
 Say = Callable[[str], None]
 LATE, STOP, FAILED = 1, 2, 3

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ...errors import ConfigError
-from ...nn.groups import parameter_groups
-from ...nn.roles import ROLES
-from ...nn.trunk import Trunk
+from ...models.groups import parameter_groups
+from ...models.roles import ROLES
+from ...models.trunk import Trunk
 from ..options import Optim
 from .muon import Muon
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from ...nn.config import DecoderConfig
+from ...models.config import DecoderConfig
 from ..config import Recipe, TrainConfig
 from ..data import TokenData, Tokenizer, load_tokenizer, open_source, tokenize
 from ..data.batches import Batches, validation_batches
 from ..data.objectives import Objective, pick_objective
-from ..scale.world import World
+from ..distributed.ranks import World
 from .validation import Validation
 
 

@@ -10,17 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from ... import sphere
+from ...measure import NormMeasure, SiteMeasure
+from ...measure.accumulate import filled
+from ...measure.metrics import mean, wide
+from ...measure.observe import Gradients as Gradients, ModelSite, gradient_norms, sites_of, watch, watch_calls
+from ...models.trunk import End, Trunk
 from ...modes import evaluating
-from ...nn.trunk import End, Trunk
 from ...norms import Derf, DyT, GatedNorm, LayerNorm, RMSNorm, UnitNorm, upcast
-from ...probes import NormMeasure, SiteMeasure
-from ...probes.accumulate import filled
-from ...probes.measures import mean, wide
 from ...residual import Residual
 from ...schemes import Scheme, Site, read_at, write_at
-from ...sites.watch import Gradients as Gradients
-from ...sites.watch import ModelSite, gradient_norms, sites_of, watch, watch_calls
-from ..scale.parallel import group_alike, local_part, sum_over_ranks
+from ..distributed.parallel import group_alike, local_part, sum_over_ranks
 
 CENTRED: dict[type, bool | None] = {
     LayerNorm: True, RMSNorm: False, GatedNorm: False, UnitNorm: False, DyT: None, Derf: None,

@@ -11,13 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...models.trunk import IGNORED
 from ...modes import evaluating
-from ...nn.trunk import IGNORED
 from ..config import TrainConfig
 from ..data import TokenData
 from ..data.batches import validation_batches
 from ..data.objectives import NEXT, About, Objective
-from ..scale.world import ALONE, World
+from ..distributed.ranks import ALONE, World
 from .averaging import Average
 from .evaluate import evaluate_held_out, judge, share_batches
 

@@ -1,0 +1,150 @@
+"""A ladder: schemes x sizes x token budgets x seeds, as separate runs by the teams of comparisons.
+
+    DIR/config.yaml  DIR/configs/NAME.yaml  DIR/runs/NAME/  DIR/results.json
+
+Each budget beyond the first branches from the one before it, where that begins to cool down: all budgets of one size,
+scheme, rate and seed are one trunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import CheckpointError, ConfigError
+from ...models.config import DecoderConfig, preset
+from ...models.decoder import Decoder
+from ...schemes import parse
+from ...schemes.origin import stored
+from ..config import Shared, TrainConfig
+from ..plan import looked_up
+from ..runs.folder import RunFolder, slug, write_json
+from ..statistics.speedup import judge_ladder
+from .compare import begin_study, check_directory, order_schemes, read_runs, repeat_command, round_rate
+from .executors import Say
+from .ladder_config import LadderConfig, Size
+
+
+def ladder(
+    config: LadderConfig, say: Say = print, live: bool = False, command: list[str] | None = None
+) -> dict[str, Any]:
+    """Runs what is missing and returns the content of results.json; `command` is what repeats it. Raises what a
+    comparison raises (compare.compare)."""
+    baseline = baseline_of(config)
+    sizes = [config.size(text, lambda shape: count(config, baseline, shape)) for text in config.depth]
+    check_sizes(config, sizes)
+    samples = [run_config(config, size, scheme, 1.0, 0, 0) for scheme in config.schemes for size in sizes]
+    with begin_study(config, samples, say, live) as team:
+        for budget in range(len(config.budgets)):
+            team.run(
+                [
+                    run_config(config, size, scheme, rate, seed, budget)
+                    for size in sizes
+                    for seed in range(config.seeds)
+                    for rate in config.rates
+                    for scheme in team.schemes
+                ]
+            )
+        found = [{**summary, **about(run, summary.get("parameters"))} for run, summary in read_runs(team)]
+        results = {"command": command or repeat_command(config), "data": config.data, "runs": found}
+        results |= judge_ladder(found, team.order[0])
+        write_json(team.out / "results.json", results)
+        return results
+
+
+def check_sizes(config: LadderConfig, sizes: Sequence[Size]) -> None:
+    """ConfigError, CheckpointError for the folder, where two sizes of one depth and width differ in more than the rate:
+    their runs would count as one. ConfigError for a scheme whose own recipe has one rate for all sizes, or a share of
+    warm-up, which is not the same steps in each budget."""
+    for scheme in config.schemes if config.recipe == "own" else ():
+        recipe = parse(scheme).recipe()
+        if "lr" in recipe:
+            raise ConfigError(f"the recipe of {scheme} sets lr, which a ladder's rule does: take --recipe shared")
+        if len(config.budgets) > 1 and recipe.get("warmup"):
+            raise ConfigError(
+                f"the recipe of {scheme} sets warmup, a share of the steps, and several --budgets have one trunk: take "
+                "--recipe shared, or one budget"
+            )
+    asked: dict[str, Size] = {}
+    for text, size in zip(config.depth, sizes, strict=True):
+        if size in asked.values():
+            raise ConfigError(f"--depth {text} is the size {size.name} again")
+        if len({round_rate(rate * size.lr) for rate in config.rates}) < len(config.rates):
+            raise ConfigError(
+                f"two --rates are one learning rate at --depth {text}: they differ by three digits at least"
+            )
+        if replace(first := asked.setdefault(size.name, size), lr=size.lr) != size:
+            raise ConfigError(f"--depth {text} is another size {first.name}: a ladder has one of each depth and width")
+    check_directory(out := Path(config.out), config)
+    for settings in sorted(out.glob("runs/*/config.yaml")):
+        run = RunFolder(settings.parent).config()
+        shape = run.shape(run.scheme)
+        known = asked.get(f"d{shape.layers}w{shape.width}")
+        own = shape.heads, shape.hidden, run.batch_size
+        if known and (own != (known.heads, known.hidden, known.batch_size) or run.steps not in known.steps):
+            raise CheckpointError(
+                f"{out} holds runs of another size {known.name} (heads {own[0]}, hidden {own[1]}, batch_size {own[2]}, "
+                f"steps {run.steps}); choose another --out"
+            )
+
+
+def run_config(config: LadderConfig, size: Size, scheme: str, rate: float, seed: int, budget: int) -> TrainConfig:
+    """One run; `budget` counts from the shortest."""
+    shared = {f.name: getattr(config, f.name) for f in fields(Shared)}
+    shape = {"layers": size.depth, "width": size.width, "heads": size.heads, "hidden": size.hidden}
+    shared["model"] = replace(config.model, **shape)
+    if config.evaluation.whole is None:  # of all runs the same text, however long they are
+        shared["evaluation"] = replace(config.evaluation, whole=False)
+    if len(size.steps) > 1 and config.optim.warmup_steps is None:
+        shared["optim"] = replace(config.optim, warmup_steps=round(config.optim.warmup * size.steps[0]))
+    if config.optim.rates:
+        optim = shared.get("optim", config.optim)
+        shared["optim"] = optim.at_width(size.width / preset(config.preset).width)
+    lr = round_rate(rate * size.lr)
+    folders = [
+        str(Path(config.out) / "runs" / f"{size.name}-{steps}-{slug(scheme)}-lr{lr:g}-seed{seed}")
+        for steps in size.steps[: budget + 1]
+    ]
+    return TrainConfig(
+        **shared, steps=size.steps[budget], batch_size=size.batch_size, scheme=scheme, lr=lr, seed=seed,
+        out=folders[-1], branch=folders[-2] if budget else None,
+    )  # fmt: skip
+
+
+def baseline_of(config: LadderConfig) -> str:
+    """The scheme whose parameters say how many tokens a size gets: that of the folder, which keeps it where it is
+    extended, by code only where that is allowed."""
+    asked = [str(parse(scheme)) for scheme in config.schemes]
+    first = order_schemes(out := Path(config.out), asked)[0]
+    return first if first in asked else str(parse(stored(first, None, str(out))))
+
+
+def count(config: LadderConfig, baseline: str, shape: dict[str, Any]) -> int:
+    """Parameters of the baseline at a size, all of them."""
+    return outline(replace(config.shape(baseline), **shape)).parameter_count()
+
+
+def outline(shape: DecoderConfig) -> Any:
+    """The model of a shape, without storage."""
+    with torch.device("meta"):
+        return Decoder(shape)
+
+
+def about(config: TrainConfig, parameters: int | None = None) -> dict[str, Any]:
+    """Where a run stands on the ladder, by its settings. Its scheme, which owns no table, is not built: a folder may
+    name any. parameters: as the run counted them; of one that never did, those of its shape under Pre-Norm."""
+    shape = config.shape("pre")
+    model = outline(shape)
+    return {
+        "size": f"d{shape.layers}w{shape.width}",
+        "depth": shape.layers,
+        "width": shape.width,
+        "batch_size": config.batch_size,
+        "planned_tokens": config.steps * config.batch_size * shape.context,
+        "parameters": parameters or model.parameter_count(),
+        "embedding": looked_up(model),
+    }

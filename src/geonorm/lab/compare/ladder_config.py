@@ -1,0 +1,165 @@
+"""Settings of a ladder, and the rule by which one integer, the depth, sets a size. No torch here: the command line
+reads this file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import sqrt
+from typing import Any
+
+from ...errors import ConfigError, unknown
+from ...models.config import preset
+from ...settings import Count, Positive, convert_value, to_dict
+from ..config import Grid
+
+OWN = {"width": Count, "heads": Count, "hidden": Count, "batch_size": Count, "lr": Positive}
+"""What the text of a size may set by itself."""
+UNITS = {"k": 1e3, "M": 1e6, "B": 1e9}
+MOST = 2000
+"""Tokens for each parameter: beyond it a number without a unit is taken for a slip."""
+DEEPEST = 1000
+"""Blocks, those of the deepest Transformer that is published (arXiv:2203.00555)."""
+
+
+# The rule: what the depth sets. --model.width and others hold for all sizes, the text of a size goes before both.
+WIDTH = 16
+"""Width of the stream, per block; hidden units in the proportion of the preset."""
+HEAD = 16
+"""Width of a head, so that heads = width / head."""
+BATCH = 0.2
+"""Tokens of a step, over the square root of all tokens, as critical batches grow (arXiv:2410.21676): 514 at 6.6M."""
+LEAST = 512
+"""No step has fewer tokens: below, a CPU is idle for most of it."""
+RATE = 19.0
+"""Learning rate times width (as in arXiv:2203.03466) times the square root of the steps: 6.7e-3 at width 128 and 490
+steps, where a fit for pre had its minimum."""
+HIGHEST = 0.012
+"""No rate is above this, however short the runs."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """One rung: the shape of the model, and how long, in what batches and at which rate it is trained."""
+
+    depth: int
+    width: int
+    heads: int
+    hidden: int
+    batch_size: int
+    steps: tuple[int, ...]
+    """One a budget, ascending."""
+    lr: float
+
+    @property
+    def name(self) -> str:
+        return f"d{self.depth}w{self.width}"
+
+
+@dataclass(frozen=True)
+class LadderConfig(Grid):
+    """Trains schemes at several sizes and lengths, and ends in fits of loss against compute and in the effective
+    speed-up of each scheme: how many times the tokens the first one needs for the same loss. One integer, the depth,
+    sets width, heads, tokens, batch and rate. Finished runs are kept, so the same command goes on where it
+    was stopped, and more depths, schemes, seeds or rates extend a ladder."""
+
+    verb, noun = "ladder", "ladder"
+    common = ("schemes", "depth", "budgets", "rates", "seeds", "data", "jobs", "out")
+    examples = (
+        "geonorm ladder --schemes pre geonorm --depth 3 4 6 --data my.txt --out runs/ladder",
+        "geonorm ladder --schemes pre ./mine.py:Mine --depth 2 --budgets 1 2 --optim.schedule wsd --seeds 2",
+    )
+
+    schemes: list[str] = field(default_factory=lambda: ["pre", "geonorm"])
+    """Residual schemes; the first is the baseline of every speed-up."""
+    depth: list[str] = field(default_factory=lambda: ["3", "4", "6"])
+    """Blocks of each size, which set all else; 8:width=96,lr=3e-3 sets some of it (width heads hidden batch_size
+    lr)."""
+    budgets: list[str] = field(default_factory=lambda: ["20"])
+    """Tokens of a run: for each parameter (20), or in all (500k, 4M). Several are cool-downs of one trunk, which needs
+    --optim.schedule wsd."""
+    rates: list[Positive] = field(default_factory=lambda: [1.0])
+    """Multiples of the rule's learning rate, all of them trained in full; a scheme is judged at its best."""
+    out: str = "runs/ladder"
+    """Directory of the ladder."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("schemes", "depth", "rates"):
+            given: list[Any] = getattr(self, name)
+            if not given:
+                raise ConfigError(f"--{name} is empty: a ladder needs at least one")
+            if len(set(given)) < len(given):
+                raise ConfigError(f"--{name} names {next(v for v in given if given.count(v) > 1)} twice")
+        for text in self.depth:
+            read_size(text)
+        if to_dict(self.model)["layers"] is not None:
+            raise ConfigError("--model.layers is what --depth sets: leave it out")
+        tokens = [read_budget(text, 1) for text in self.budgets]
+        if not tokens or len(set(tokens)) < len(tokens):
+            raise ConfigError("--budgets needs at least one number of tokens, and none twice")
+        if len(tokens) > 1 and self.optim.schedule != "wsd":
+            raise ConfigError("several --budgets are cool-downs of one trunk: add --optim.schedule wsd")
+
+    def size(self, text: str, count: Callable[[dict[str, int]], int]) -> Size:
+        """What the text of a size and the rule make of it. `count`: parameters of a model whose shape has these
+        fields. ConfigError where a budget is less than a step."""
+        depth, own = read_size(text)
+        given = {name: getattr(self.model, name) for name in ("width", "heads", "hidden", "context")}
+        given = {name: value for name, value in given.items() if value is not None} | own
+        like = preset(self.preset)
+        width = given.get("width", WIDTH * depth)
+        heads = given.get("heads", max(1, width // HEAD))
+        hidden = given.get("hidden", round(width * like.hidden / like.width))
+        context = given.get("context", like.context)
+        parameters = count({"layers": depth, "width": width, "heads": heads, "hidden": hidden})
+        tokens = sorted(read_budget(budget, parameters) for budget in self.budgets)
+        batch = given.get("batch_size", max(1, round(max(LEAST, BATCH * sqrt(tokens[-1])) / context)))
+        steps = [round(each / (batch * context)) for each in tokens]
+        if steps[0] < 1 or len(set(steps)) < len(steps):
+            raise ConfigError(
+                f"--depth {text}: batches of {batch} x {context} tokens make {steps} steps of the budgets: "
+                "each budget needs a step, and no two the same number; give smaller batches or larger budgets"
+            )
+        lr = given.get("lr", min(HIGHEST, RATE / (width * sqrt(steps[-1]))))
+        return Size(depth, width, heads, hidden, batch, tuple(steps), lr)
+
+
+def read_size(text: str) -> tuple[int, dict[str, Any]]:
+    """The depth, and what it does not leave to the rule: 8:width=96,lr=3e-3."""
+    head, _, tail = text.partition(":")
+    try:
+        depth = int(head)
+    except ValueError:
+        depth = 0
+    if depth < 1:
+        raise ConfigError(f"--depth takes whole numbers with blanks between (4 6 8:width=96), got {text!r}")
+    if depth > DEEPEST:
+        raise ConfigError(f"--depth {head} is more than {DEEPEST} blocks, the deepest that are known: give fewer")
+    own: dict[str, Any] = {}
+    for word in tail.split(",") if tail else ():
+        name, _, value = word.partition("=")
+        if name not in OWN:
+            raise ConfigError(unknown(f"setting of --depth {head}", name, OWN))
+        if name in own:
+            raise ConfigError(f"--depth {text} sets {name} twice: give it once")
+        about = f"{name} of --depth {head}"
+        own[name] = convert_value(about, convert_value(about, value, OWN[name], typed=True), OWN[name])
+    return depth, own
+
+
+def read_budget(text: str, parameters: int) -> float:
+    """Tokens: so many for each parameter, or with a unit in all."""
+    unit = UNITS.get(text[-1:])
+    try:
+        tokens = float(text[:-1]) * unit if unit else float(text) * parameters
+    except ValueError:
+        tokens = 0.0
+    if not unit and tokens > MOST * parameters:
+        raise ConfigError(
+            f"--budgets {text} would be so many tokens for each parameter, {MOST} at most; for that many in all write "
+            f"{float(text) / 1e3:g}k"
+        )
+    if not 0 < tokens < 1e18:
+        raise ConfigError(f"--budgets takes tokens for each parameter (20) or in all (500k, 4M), got {text!r}")
+    return tokens

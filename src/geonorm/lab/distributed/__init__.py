@@ -1,0 +1,1 @@
+"""Many ranks: how they meet, and how a model lies on them."""

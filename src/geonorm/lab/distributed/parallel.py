@@ -1,0 +1,288 @@
+"""Puts a model where it runs: device, precision, compilation, recomputation, and over the ranks of a world."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from hashlib import sha256
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from ...errors import ConfigError
+from ...models.roles import draw_weight
+from ...models.trunk import Trunk
+from ..config import Runtime
+from .ranks import ALONE, KEPT_GROUPS, World
+
+Optimizers = list[torch.optim.Optimizer]
+Loss = Callable[[Tensor, Tensor], Tensor]
+M = TypeVar("M", bound=Trunk)
+WHOLE, PAYS = 6, 10_000
+"""Most blocks of a model that is compiled as one graph with its loss, and fewest steps. That compiling takes longer the
+deeper the model is, for four blocks 26 s of a CPU in place of 8, and saves some 7 ms a step."""
+
+MODELS = 64
+"""Graphs of one function that a process may have. Models share their functions, and beyond PyTorch's 8 the next model
+would run eagerly, with no more than a warning."""
+
+
+def distribute(model: M, runtime: Runtime, device: torch.device) -> M:
+    """Moves the model and wraps its blocks and its loss in place; parameter names do not change."""
+    model.to(device)
+    for block in model.blocks:
+        if runtime.recompute:
+            block.forward = recompute(block.forward)
+        if runtime.compile:
+            block.compile()
+    if runtime.compile:
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MODELS)
+        model.cross_entropy = torch.compile(Trunk.cross_entropy)  # type: ignore[method-assign]
+    return model
+
+
+def recompute(own: Callable[..., Any]) -> Callable[..., Any]:
+    """A forward pass that keeps its input alone and is made again for the backward pass. A function of Python's: the
+    compiler passes over a partial of `checkpoint`, and the block would run eagerly."""
+
+    def forward(*args: Any, **context: Any) -> Any:
+        return checkpoint(own, *args, use_reentrant=False, **context)
+
+    return forward
+
+
+def loss_of(model: Trunk, runtime: Runtime, device: torch.device, steps: int) -> Loss:
+    """The loss that is trained for some steps, of a model that lies whole on one rank. In a long run on one CPU thread
+    a small model, whose graphs cost as much to call as to work, is compiled whole; with several threads the gradient of
+    the embedding would be summed in an order that changes. Whatever observes the model calls it block by block."""
+    small = device.type == "cpu" and runtime.threads == 1 and len(model.blocks) <= WHOLE and steps >= PAYS
+    return torch.compile(model.loss) if runtime.compile and small and not runtime.recompute else model.loss
+
+
+def layout(runtime: Runtime, world: World, batch_size: int) -> str:
+    """none, ddp or fsdp. ConfigError for what does not fit this world."""
+    kind = runtime.parallel
+    if kind == "auto":
+        kind = "none" if world.size == 1 else "ddp"
+    if kind == "none" and world.size > 1:
+        raise ConfigError(f"--runtime.parallel none is one rank, this is {world.size}: use ddp or fsdp")
+    if kind in ("ddp", "fsdp") and world.size == 1 and not dist.is_initialized():
+        raise ConfigError(f"--runtime.parallel {kind} needs torchrun: torchrun --nproc-per-node N -m geonorm train ...")
+    if batch_size % (world.size * runtime.accumulate):
+        raise ConfigError(
+            f"batch_size {batch_size} must be a multiple of {world.size} ranks times runtime.accumulate "
+            f"{runtime.accumulate}"
+        )
+    if runtime.shard_size is not None and (kind != "fsdp" or world.size % runtime.shard_size):
+        raise ConfigError(
+            f"--runtime.shard_size {runtime.shard_size} needs --runtime.parallel fsdp and a number of ranks that is a "
+            f"multiple of it; this is {kind} on {world.size}"
+        )
+    return kind
+
+
+def build_device(kind: str) -> torch.device:
+    """Where a model is built: one that is cut among ranks on the meta device, so that no rank ever holds all of it."""
+    return torch.device("meta" if kind == "fsdp" else "cpu")
+
+
+def group_alike(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Tensors in groups that lie on the same ranks in the same way: one operator can take a group as a list."""
+    groups: dict[Any, list[Tensor]] = {}
+    for tensor in tensors:
+        where = (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else None
+        groups.setdefault(where, []).append(tensor)
+    return list(groups.values())
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def sum_over_ranks(value: Tensor, group: list[Tensor]) -> Tensor:
+    """A number that was computed from this rank's part of a group, summed over the ranks that hold the other parts."""
+    first = group[0]
+    if not isinstance(first, DTensor):
+        return value
+    parts = [Replicate() if placement.is_replicate() else Partial() for placement in first.placements]
+    return DTensor.from_local(value, first.device_mesh, parts, run_check=False).full_tensor()
+
+
+class Losses(nn.Module):
+    """The loss as a forward pass, which is what DDP can wrap."""
+
+    def __init__(self, model: Trunk) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
+        return self.model.loss(ids, targets)
+
+
+class Spread:
+    """One model over the ranks of a world: every rank sees its rows of the batch, gradients are means over ranks.
+
+    ddp: every rank holds everything. fsdp: every block's parameters, gradients and optimizer state are cut along
+    dimension 0, put together for the block's turn, and given up again. Parameters without dimensions
+    cannot be cut; they stay whole on every rank, their gradients are averaged here.
+
+    A model on the meta device gets its weights here.
+    """
+
+    def __init__(
+        self, model: Trunk, runtime: Runtime, world: World, device: torch.device, kind: str, steps: int = 0
+    ) -> None:
+        self.model, self.world, self.kind = model, world, kind
+        if kind == "fsdp":
+            shard(model, runtime, mesh_of(runtime, world, device))
+            draw_weights(model, device)
+        self.parameters = list(model.parameters())  # once: the walk through a small model costs as much as the clipping
+        self.uncut = [p for p in self.parameters if p.dim() == 0] if kind == "fsdp" else []
+        self.loss: Loss = model.loss
+        if kind == "none":
+            self.loss = loss_of(model, runtime, device, steps)
+        if kind == "ddp":
+            ids = [device] if device.type == "cuda" else None
+            with warnings.catch_warnings():  # torch 2.13 has a new name for broadcast_buffers, which 2.11 does not know
+                warnings.simplefilter("ignore", FutureWarning)
+                self.loss = DistributedDataParallel(
+                    Losses(model), ids, broadcast_buffers=False, gradient_as_bucket_view=True
+                )
+
+    def micro_batch(self, last: bool) -> AbstractContextManager[object]:
+        """Around forward and backward of one micro-batch: DDP's ranks talk in the last one only. FSDP's talk in each,
+        because whole gradients kept in between would cost the memory that sharding saves."""
+        if isinstance(self.loss, DistributedDataParallel) and not last:
+            return self.loss.no_sync()
+        return nullcontext()
+
+    def clip(self, limit: float) -> Tensor:
+        """Norm of the whole gradient over all ranks, which is scaled down to `limit` where it is larger."""
+        for parameter in self.uncut:
+            if parameter.grad is not None:
+                self.world.mean(parameter.grad)
+        groups = group_alike(p.grad for p in self.parameters if p.grad is not None)
+        if len(groups) == 1 and not isinstance(groups[0][0], DTensor):
+            return torch.nn.utils.clip_grad_norm_(self.parameters, limit)
+        parts = [[local_part(gradient) for gradient in group] for group in groups]
+        norms = [torch.nn.utils.get_total_norm(part) for part in parts]
+        squares = [sum_over_ranks(norm.square(), group) for norm, group in zip(norms, groups, strict=True)]
+        total = torch.stack(squares).sum().sqrt()
+        scale = (limit / (total + 1e-6)).clamp(max=1.0)
+        for part in parts:
+            torch._foreach_mul_(part, scale)
+        return total
+
+    def settle(self) -> None:
+        """Gives up what a forward pass without a backward pass has put together."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+
+def mesh_of(runtime: Runtime, world: World, device: torch.device) -> DeviceMesh:
+    """The ranks that share one copy of the model, and beside them, if asked, the copies."""
+    each = runtime.shard_size
+    sizes = (world.size,) if each is None else (world.size // each, each)
+    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("replicate", "shard")[-len(sizes) :])
+    KEPT_GROUPS.extend(mesh.get_all_groups())
+    return mesh
+
+
+def draw_weights(model: Trunk, device: torch.device) -> None:
+    """Gives a model that was cut on the meta device its initial weights, those that one rank would draw: every rank
+    draws all of them, in the same order, but holds one whole matrix at a time and keeps its own part. Vectors and
+    scalars are made whole, all at once, because schemes start them as they like."""
+    model.to_empty(device=device)
+    model.share_weights()
+    matrices = {id(weight) for _, weight, _, _ in model.weights()}
+    kept = [
+        (module, name, parameter)
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if id(parameter) not in matrices
+    ]
+    for module, name, parameter in kept:
+        module._parameters[name] = nn.Parameter(torch.empty(parameter.shape, device=device))
+    model.reset_scalars()
+    for module, name, parameter in kept:
+        copy_own_part(parameter, getattr(module, name))
+        module._parameters[name] = parameter
+    for role, weight, scheme, site in model.weights():
+        copy_own_part(weight, draw_weight(torch.empty(weight.shape), role, scheme, site, model.config))
+
+
+@torch.no_grad()
+def copy_own_part(parameter: Tensor, whole: Tensor) -> None:
+    """Copies this rank's part of a whole tensor."""
+    if not isinstance(parameter, DTensor):
+        parameter.copy_(whole)
+        return
+    for chunk in parameter.__create_chunk_list__():
+        own = tuple(slice(at, at + n) for at, n in zip(chunk.offsets, chunk.sizes, strict=True))
+        parameter.to_local().copy_(whole[own])
+
+
+def shard(model: Trunk, runtime: Runtime, mesh: DeviceMesh) -> None:
+    """FSDP2 in place: a group for each block, one for the embedding, one for the head, one for what is left.
+
+    With bf16, blocks and head are gathered in bf16 and gradients reduced in fp32. The embedding stays fp32 and inputs
+    are not cast, so that the residual stream keeps its dtype.
+    """
+    uncut = {p for p in model.parameters() if p.dim() == 0}
+    plain = MixedPrecisionPolicy(cast_forward_inputs=False)
+    half = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    policy = half if runtime.dtype == "bf16" else plain
+
+    def cut(module: nn.Module, policy: MixedPrecisionPolicy) -> None:
+        fully_shard(module, mesh=mesh, mp_policy=policy, ignored_params=uncut)
+
+    for block in model.blocks:
+        cut(block, policy)
+    for end in model.ends():  # one matrix in two places belongs to the group that holds both
+        cut(end, policy if end is model.head else plain)
+    cut(model, plain)
+
+
+def split_groups(optimizers: Optimizers) -> Optimizers:
+    """Puts parameters that lie on the ranks in different ways into groups of their own: one fused call cannot take them
+    together."""
+    for optimizer in optimizers:
+        for group in list(optimizer.param_groups):
+            group["params"], *others = group_alike(group["params"])
+            for params in others:
+                optimizer.add_param_group({**group, "params": params})
+    return optimizers
+
+
+def to_device(found: Tensor, device: torch.device) -> Tensor:
+    """A tensor of this process's memory on the device; a GPU fetches it without this process waiting for the GPU's
+    earlier work."""
+    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found
+
+
+def precision(runtime: Runtime, device: torch.device) -> AbstractContextManager[object]:
+    """Matrix products in bfloat16 if asked; weights, norms and the residual stream stay fp32."""
+    if runtime.dtype == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def own_seed(seed: int, world: World) -> int:
+    """Of what a rank draws by itself (dropout): that of the run on the first, and on no rank that of another run."""
+    return int.from_bytes(sha256(f"{seed} {world.rank}".encode()).digest()[:7]) if world.rank else seed
+
+
+def own_rows(batch_size: int, world: World = ALONE) -> slice:
+    """This rank's rows of the global batch."""
+    each = batch_size // world.size
+    return slice(world.rank * each, (world.rank + 1) * each)

@@ -1,1 +1,0 @@
-"""Ladders: schemes over sizes and token budgets."""

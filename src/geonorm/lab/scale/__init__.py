@@ -1,1 +1,0 @@
-"""Many ranks: how a model is spread over them, saved, watched and planned."""

@@ -1,0 +1,91 @@
+"""The directory of a simulation: what may be written where, and all of it at once, when the simulation ends.
+
+DIR/config.yaml  environment.json  trace.jsonl  summary.json  theory.json  particles.json  report.html  figures/
+and trajectories.safetensors where --keep asks for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError
+from .runs.folder import (
+    check_writable,
+    first_difference,
+    is_unused,
+    lock_folder,
+    read_object,
+    read_rows,
+    stored_settings,
+    write_atomic,
+    write_json,
+    write_settings,
+)
+
+VOLATILE = ("out", "device")
+SAME = ("geonorm", "commit", "python", "torch")
+"""What must not have changed for finished schemes to be taken over."""
+
+
+def check_directory(out: Path, settings: Mapping[str, Any]) -> None:
+    """CheckpointError if `out` cannot be written or holds something else than this simulation. Leaves nothing."""
+    check_writable(out)
+    if is_unused(out):
+        return
+    if not (out / "config.yaml").exists() or "beta" not in stored_settings(out):
+        raise CheckpointError(f"{out} is not empty and holds no simulation; choose another --out")
+    before = stored_settings(out)
+    if differs := first_difference(before, dict(settings), but=VOLATILE):
+        raise CheckpointError(f"{out} holds a simulation with {differs}; choose another --out")
+
+
+def read_sources(schemes: Sequence[str]) -> dict[str, Any]:
+    """For environment.json: schemes from elsewhere in each scheme that has any, in the form of `sources_of`."""
+    from ..schemes import parse, sources_of
+
+    return {str(scheme): kept for scheme in map(parse, schemes) if (kept := sources_of(scheme))}
+
+
+def read_interrupted(out: Path, environment: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Files of an interrupted simulation by their names without suffix, to go on with; None where there is none, or
+    where another version of the program made it. CheckpointError where a scheme that is finished had another source."""
+    summary, before = read_object(out / "summary.json"), read_object(out / "environment.json")
+    if summary.get("status") != "interrupted" or any(before.get(key) != environment[key] for key in SAME):
+        return None
+    from .runs.provenance import changed_sources
+
+    then, now = before.get("schemes") or {}, environment["schemes"]
+    for name in [row["scheme"] for row in summary["schemes"]]:
+        if other := changed_sources(then.get(name, {}), now.get(name, {}), out / "environment.json"):
+            raise CheckpointError(f"{out} was made {other[0]}: put it back, or choose another --out")
+    from ..dynamics.trajectories import load_trajectories
+
+    sides = {name: read_object(out / f"{name}.json") for name in ("theory", "particles")}
+    kept = load_trajectories(out)
+    return {"summary": summary, "trace": list(read_rows(out / "trace.jsonl")), **sides, "trajectories": kept}
+
+
+def save(
+    out: Path,
+    settings: Mapping[str, Any],
+    environment: Mapping[str, Any],
+    files: Mapping[str, Any],
+    trajectories: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes a simulation, finished or interrupted; files: contents of NAME.json, or a list of rows for
+    NAME.jsonl; trajectories: tensors, if any were kept. Each file is replaced whole, summary.json last."""
+    from ..dynamics.trajectories import save_trajectories
+
+    with lock_folder(out):
+        if trajectories:
+            save_trajectories(out, trajectories)
+        write_settings(out / "config.yaml", settings)
+        write_json(out / "environment.json", environment)
+        for name, content in sorted(files.items(), key=lambda item: item[0] == "summary.json"):
+            if name.endswith(".jsonl"):
+                write_atomic(out / name, "".join(json.dumps(row, allow_nan=False) + "\n" for row in content))
+            else:
+                write_json(out / name, content)

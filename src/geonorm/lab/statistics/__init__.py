@@ -1,0 +1,1 @@
+"""Statistics of runs: pure functions of their records."""

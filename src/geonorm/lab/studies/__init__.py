@@ -1,1 +1,0 @@
-"""What `geonorm probe` and `geonorm simulate` do and leave."""

@@ -1,0 +1,87 @@
+"""Settings of `geonorm probe`: what is measured, on which text, and what is refused. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from ..errors import ConfigError
+from ..settings import Count, Range, Settings, check_out
+from .anatomy import Stack
+
+
+@dataclass(frozen=True)
+class ProbeConfig(Settings):
+    """The geometry of a model's hidden states, site by site and norm by norm, on a text."""
+
+    words = ("models",)
+    common = ("data", "tokens", "gradients", "ablate_blocks", "scheme", "out")
+    examples = (
+        "geonorm probe gpt2 runs/geonorm --data my.txt --out runs/geometry",
+        "geonorm probe runs/mine --scheme geonorm --gradients --ablate-blocks",
+    )
+
+    models: list[str]
+    """Runs of ours, Hugging Face directories, or hub names; several are compared on one page."""
+    data: str = "stdlib"
+    """Text, as for train; its held-out part comes first."""
+    tokens: Annotated[int, Range(2)] = 32768
+    """Most tokens to read."""
+    context: Annotated[int, Range(2)] = 512
+    """Tokens of a window; less where the model has less."""
+    batch: Count | None = None
+    """Windows of a forward pass, or images; not given, 8 windows, or images that are 4096 tokens together."""
+    gradients: bool = False
+    """Also the gradient norm of every site's weights, of one batch."""
+    ablate_blocks: bool = False
+    """Also the loss without one block or several in a row, and the angle between their ends, on the first 4096 tokens,
+    in whole passes."""
+    bos: bool = False
+    """Begin every window with the token that begins a text (of runs of ours: the one that ends the text before)."""
+    out: str = "runs/probe"
+    """Directory for trace.jsonl, norms.jsonl, summary.json, report.html and figures; new, or of the same probe."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision that a Hugging Face model runs in; auto: as stored. Measures are in float32 or better."""
+    one_block: bool = False
+    """For models larger than memory: weights of one block at a time, from safetensors; every batch reads them all."""
+    tokenizer: str | None = None
+    """Directory or name of a tokenizer; the model's own when not given."""
+    revision: str | None = None
+    """Branch, tag or commit of hub models."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with a hub model."""
+    blocks: str | None = None
+    """For a model that is not in the table: path of its list of blocks, as transformer.h."""
+    sublayers: list[str] = field(default_factory=list)
+    """With --blocks: its residual sites in order, as attn:norm=ln_1,branch=attn mlp:norm=ln_2,branch=mlp."""
+    norms_only: bool = False
+    """No residual sites: norms alone, of any model."""
+    scheme: str | None = None
+    """With the folder of a comparison: probe its best finished run of this scheme."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.models:
+            raise ConfigError("no MODEL given: name a run, a Hugging Face directory or a hub name")
+        check_out(self.out)
+        if bool(self.blocks) != bool(self.sublayers):
+            raise ConfigError("--blocks and --sublayers go together: the list of blocks, and the sites of each")
+        if self.norms_only:
+            check_norms_only(self.gradients, self.ablate_blocks, by_hand=bool(self.blocks))
+        if self.one_block and (self.gradients or self.ablate_blocks):
+            raise ConfigError("--one-block holds no whole model: leave out --gradients and --ablate-blocks")
+        self.stacks()
+
+    def stacks(self) -> tuple[Stack, ...] | None:
+        """Modules named by hand, or None."""
+        return (Stack.by_hand(self.blocks, self.sublayers),) if self.blocks else None
+
+
+def check_norms_only(gradients: bool, ablate_blocks: bool, *, by_hand: bool) -> None:
+    """ConfigError for what needs residual sites where there are to be none, on the command line and in Python."""
+    if gradients or ablate_blocks or by_hand:
+        raise ConfigError(
+            "--norms-only (sites=False) has no sites: leave out --gradients, --ablate-blocks and --blocks (stacks)"
+        )

@@ -1,1 +1,0 @@
-"""Where the residual sites of a model are."""

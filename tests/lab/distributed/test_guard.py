@@ -1,0 +1,248 @@
+"""Bad batches are skipped or rewound, spikes too, and the record says so; a lost or stuck rank ends the others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from geonorm.lab import checkpoint, storage
+from geonorm.lab.config import Guard
+from geonorm.lab.runs.folder import read_rows
+from geonorm.lab.statistics.spikes import SpikeWatch, spikes
+from geonorm.lab.train.guard import Judge, Trouble
+from geonorm.lab.train.loop import Loop
+
+from ...rows import each
+from ..conftest import summary
+
+
+def spoil(patch: pytest.MonkeyPatch, bad: Container[int], factor: float = math.nan) -> None:
+    """Multiplies the loss of some batches of the data (counted from 1)."""
+    batch = Loop.batch
+
+    def spoilt(loop: Loop, step: int) -> Any:
+        scale = factor if step + loop.passed_over in bad else 1.0
+        loop.spread.loss = lambda ids, targets: loop.model.loss(ids, targets) * scale
+        return batch(loop, step)
+
+    patch.setattr(Loop, "batch", spoilt)
+
+
+def weights_and_moments(run: Path, step: int) -> dict[str, Any]:
+    folder = run / "checkpoints" / f"step-{step}"
+    return {
+        f"{kind} {k}": v
+        for kind in ("model", "optimizer")
+        for k, v in load_file(folder / f"{kind}.safetensors").items()
+    }
+
+
+def test_losses_read_seldom_leave_out_the_bad_batch_alone(train: Any, monkeypatch: Any, tmp_path: Path) -> None:
+    """On a GPU a loss is read every ten steps, and by then nine more have been made with weights that are NaN: the one
+    that was bad first is gone back behind, and no good batch with it."""
+    begin = Loop.__init__
+
+    def seldom(loop: Loop, *args: Any) -> None:
+        begin(loop, *args)
+        loop.log_every = 10
+
+    monkeypatch.setattr(Loop, "__init__", seldom)
+    spoil(monkeypatch, [13])
+    options = ["--checkpoint.every", 10, "--evaluation.every", 24, "--guard.nan", "rewind"]
+    assert train(tmp_path / "run", "--steps", 24, *options).status == 0
+    expected = {"step": 13, "action": "rewind", "what": "loss is not finite", "loss": None, "to": 10}
+    assert summary(tmp_path / "run")["events"] == [expected]
+    state = storage.read_state(tmp_path / "run" / "checkpoints" / "step-24")
+    assert state["passed_over"] == 3
+
+
+@each("action", ["skip", "rewind"])
+def test_a_bad_batch_is_left_out(train: Any, losses: Any, after: Any, tmp_path: Path, action: str) -> None:
+    """Batch 7 of the data is bad. skip: step 7 changes nothing. rewind: back to step 6, whose next batch is then 8: but
+    for the learning rate the weights are those of a run that never saw the bad batch. Interrupted right after, the run
+    comes to the same end."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    options = ["--steps", 12, "--checkpoint.every", 3, "--evaluation.every", 12, "--guard.nan", action]
+    with pytest.MonkeyPatch.context() as patch:
+        spoil(patch, [7])
+        result = train(whole, *options)
+    assert result.status == 0, result
+    rows = list(read_rows(whole / "metrics.jsonl"))
+    assert [row["step"] for row in rows] == list(range(1, 13))
+    events = summary(whole)["events"]
+    expected = {"step": 7, "action": action, "what": "loss is not finite", "loss": None}
+    assert events == [expected if action == "skip" else {**expected, "to": 6}]
+    skipped = [row["step"] for row in rows if "skipped" in row]
+    made = weights_and_moments(whole, 12)["optimizer embed.weight.step"]
+    state = storage.read_state(whole / "checkpoints" / "step-12")
+    if action == "skip":
+        assert skipped == [7] and rows[6]["loss"] is None and made == 11 and state["passed_over"] == 0
+    else:
+        assert skipped == [] and None not in [row["loss"] for row in rows] and made == 12 and state["passed_over"] == 1
+        assert "loss is not finite at step 7: back to step 6, and on with other data" in result.out
+    assert summary(whole)["train_loss"] is not None and summary(whole)["val_loss"] is not None
+
+    with pytest.MonkeyPatch.context() as patch:
+        spoil(patch, [7])
+        with after(8):
+            assert train(parts, *options).status == 130
+        resumed = train(parts, *options)
+    assert resumed.status == 0 and "at step 8 of 12" in resumed.out
+    assert losses(parts) == losses(whole) and summary(parts)["events"] == events
+    ends = [weights_and_moments(run, 12) for run in (whole, parts)]
+    assert all((ends[0][name] == ends[1][name]).all() for name in ends[0])
+
+
+def test_rewound_data_is_what_follows_the_bad_batch(train: Any, tmp_path: Path) -> None:
+    """The batches that steps see: 1 2 3 | 4 5(bad) | then from step 3 on 6 7 ...: nothing twice, the bad one never."""
+    seen: list[tuple[int, int]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        spoil(patch, [5])
+        batch = Loop.batch
+
+        def note(loop: Loop, step: int) -> Any:
+            seen.append((step, step + loop.passed_over))
+            return batch(loop, step)
+
+        patch.setattr(Loop, "batch", note)
+        assert train(tmp_path / "run", "--steps", 6, "--checkpoint.every", 3, "--guard.nan", "rewind").status == 0
+    assert seen == [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (4, 6), (5, 7), (6, 8)]
+
+
+def test_rewound_before_the_first_save(train: Any, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        spoil(patch, [1])
+        assert train(tmp_path / "run", "--steps", 4, "--guard.nan", "rewind").status == 0
+    assert summary(tmp_path / "run")["events"][0]["to"] == 0
+
+
+@each("action, lost", [("skip", 1), ("rewind", 0)])
+def test_losses_that_were_not_finite_are_counted(train: Any, tmp_path: Path, action: str, lost: int) -> None:
+    """For reports that read summaries alone. A step that was rewound is made again."""
+    with pytest.MonkeyPatch.context() as patch:
+        spoil(patch, [2])
+        assert train(tmp_path / "run", "--steps", 4, "--guard.nan", action).status == 0
+    assert summary(tmp_path / "run")["null_losses"] == lost
+
+
+@each("action", ["skip", "rewind"])
+def test_too_often_is_the_end(train: Any, tmp_path: Path, action: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        spoil(patch, range(4, 100))
+        result = train(tmp_path / "run", "--steps", 30, "--guard.nan", action)
+    assert result.status == 2 and "10 steps were skipped or rewound before" in result.err
+    assert len(result.err.splitlines()) == 1
+    assert f"{'skipped' if action == 'skip' else 'back to step'}" in result.out
+    assert summary(tmp_path / "run")["status"] == "diverged" and len(summary(tmp_path / "run")["events"]) == 10
+
+
+@each("action", ["ignore", "skip", "rewind", "stop"])
+def test_a_jump_of_the_loss(train: Any, tmp_path: Path, action: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        spoil(patch, [30], factor=100.0)
+        result = train(tmp_path / "run", "--steps", 36, "--checkpoint.every", 8, "--guard.spike", action)
+    found = summary(tmp_path / "run")
+    if action == "ignore":
+        assert result.status == 0 and found["events"] == [] and found["spikes"] == 1
+    elif action == "stop":
+        assert result.status == 2 and "loss jumps to" in result.err and "at step 30; largest update" in result.err
+        assert found["status"] == "diverged" and checkpoint.saved_steps(tmp_path / "run" / "checkpoints") == [16, 24]
+    else:
+        assert result.status == 0, result
+        (event,) = found["events"]
+        assert (event["step"], event["action"]) == (30, action) and event["what"].startswith("loss jumps to")
+        assert event["loss"] > 100 and event.get("to") == (24 if action == "rewind" else None)
+        assert found["spikes"] == (1 if action == "skip" else 0)  # a rewound step's row is written anew
+
+
+def test_judge_is_one_with_the_count_of_spikes() -> None:
+    """What the summary counts afterwards is what the guard sees step by step, restored in the middle or not."""
+    values = [5.0 - 0.01 * i + 0.05 * math.sin(7 * i) for i in range(150)]
+    values[40], values[90], values[91] = 9.0, math.nan, 30.0
+    watch = SpikeWatch()
+    flagged = []
+    for i, value in enumerate(values):
+        if watch(value):
+            flagged.append(i)
+        watch = SpikeWatch(recent=list(watch.recent), streak=watch.streak)
+    assert flagged == spikes(values) == [40, 90, 91]
+
+    judge, flagged = Judge(Guard(spike="skip")), []
+    for i, value in enumerate(values):
+        try:
+            judge.before(i, value, 1.0)
+        except Trouble:
+            flagged.append(i)
+        state, judge = judge.state(), Judge(Guard(spike="skip"))
+        judge.restore(state)
+    assert flagged == [40, 90, 91]
+
+
+WORLD = ["--steps", 12, "--batch_size", 4, "--evaluation.every", 12, "--checkpoint.every", 3]
+
+
+@pytest.fixture
+def world(ranks: Any, tiny: list[str], tmp_path: Path) -> Any:
+    def start(job: str, *job_arguments: Any, options: list[Any]) -> Any:
+        command = ["train", *tiny, "--out", tmp_path / "run", *WORLD, "--runtime.parallel", "fsdp", *options]
+        return ranks(job, 2, *job_arguments, *command)
+
+    return start
+
+
+@pytest.mark.parametrize("action", ["skip", "rewind", "stop"])
+def test_ranks_decide_alike(world: Any, tmp_path: Path, action: str) -> None:
+    """The rows of the second rank alone are bad; a run whose ranks went different ways would hang."""
+    ended = world("spoilt", 1, 7, options=["--guard.nan", action]).wait()
+    found = summary(tmp_path / "run")
+    if action == "stop":
+        assert [r.status for r in ended] == [2, 2] and "loss is not finite at step 7" in ended[0].err
+        assert found["status"] == "diverged" and ended[1].err == ""
+    else:
+        assert [r.status for r in ended] == [0, 0], ended
+        assert [(e["step"], e["action"]) for e in found["events"]] == [(7, action)]
+
+
+@pytest.mark.parametrize(
+    ("bad", "how", "where"), [(0, "stopped", "reading the batch"), (1, "asleep", "preparing the data")]
+)
+def test_a_rank_that_does_not_answer_ends_the_others(
+    world: Any, tmp_path: Path, bad: int, how: str, where: str
+) -> None:
+    """With TIMEOUT at 6 seconds. However long the machine takes: what is waited for is the end of the process."""
+    running = world("stuck", bad, 5, how, where, options=[])
+    healthy = running.processes[1 - bad]
+    healthy.join()
+    assert healthy.exitcode == 2, running.read("err")
+    line = f"geonorm train: rank {1 - bad}: lost another rank, or waited 0.1 minutes for it; the same command goes on"
+    assert running.read("err")[1 - bad].startswith(line)
+    if where == "reading the batch":
+        assert checkpoint.saved_steps(tmp_path / "run" / "checkpoints") == [3]
+        assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_the_cause_of_a_failure_is_said_by_its_rank(world: Any) -> None:
+    """Not only that another rank is lost."""
+    ended = world("stuck", 1, 5, "out of memory", "reading the batch", options=[]).wait()
+    assert [r.status for r in ended] == [2, 2]
+    assert ended[1].err.startswith("geonorm train: rank 1: out of memory") and len(ended[1].err.splitlines()) == 1
+    assert "rank 0: lost another rank, or waited" in ended[0].err
+
+
+def test_a_rank_that_dies_before_the_first_step(world: Any) -> None:
+    ended = world("stuck", 1, 5, "dead", "preparing the data", options=[]).wait()
+    assert [r.status for r in ended] == [2, 9]
+    assert ended[0].err.startswith("geonorm train: rank 0: lost another rank, or waited")
+    assert len(ended[0].err.splitlines()) == 1
+
+
+def test_too_little_memory_on_one_rank_is_said_on_all(world: Any) -> None:
+    """PyTorch's error of it is none of ours."""
+    ended = world("stuck", 1, 5, "torch is out of memory", "preparing the data", options=[]).wait()
+    assert [r.status for r in ended] == [2, 2]
+    assert ended[0].err.startswith("geonorm train: rank 1: DefaultCPUAllocator: can't allocate memory")

@@ -1,0 +1,183 @@
+"""torchrun itself, kills, full and read-only disks, deleted data, checkpoints of another model or an older version."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from geonorm.errors import CheckpointError
+from geonorm.lab import checkpoint, storage
+from geonorm.lab.runs.folder import read_rows
+from geonorm.models import Decoder
+
+from ...rows import each
+from ..test_checkpoint import SMALL, save, weights
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_three_kills(tmp_path: Path) -> None:
+    """`python benchmarks/kill.py --kills 50` at a smaller size; its result is in benchmarks/results/kill.json."""
+    result = runpy.run_path(str(ROOT / "benchmarks" / "kill.py"))["kill"](3, steps=120, seed=1, folder=tmp_path)
+    assert result["kills"] == 3 and result["finished"], result
+    assert result["weights_equal"] and result["optimizer_equal"] and result["losses_equal"], result
+    assert (result["lost"], result["corrupt"], result["hung"]) == (0, 0, 0), result
+
+
+def children(process: int) -> list[int]:
+    """Ranks that a torchrun has started."""
+    listed = Path(f"/proc/{process}/task/{process}/children")
+    return [int(pid) for pid in listed.read_text().split()] if listed.exists() else []
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the ranks in /proc")
+def test_torchrun(tiny: list[str], train: Any, losses: Any, after: Any, tmp_path: Path) -> None:
+    """torchrun -m geonorm train on 2 ranks, FSDP. A rank is killed: torchrun starts the ranks again and the run goes
+    on by itself. SIGTERM, as a cluster sends it: saved, and how long that took is on record. Then `geonorm train` alone
+    goes on to the end. Losses are those of one process that nobody disturbed."""
+    run, steps = tmp_path / "run", 20000
+    options = ["--steps", steps, "--batch_size", 4, "--checkpoint.every", 10, "--evaluation.every", steps]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
+    command += ["-m", "geonorm", "train", *tiny, "--out", str(run), *map(str, options), "--runtime.parallel", "fsdp"]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def reach(step: int) -> None:
+        while max((row["step"] for row in read_rows(run / "metrics.jsonl")), default=0) < step:
+            assert running.poll() is None, running.communicate()
+            time.sleep(0.05)
+
+    try:
+        reach(25)
+        ranks = children(running.pid)
+        assert len(ranks) == 2
+        os.kill(ranks[1], signal.SIGKILL)
+        while set(children(running.pid)) & set(ranks):
+            time.sleep(0.05)
+        reach(max(row["step"] for row in read_rows(run / "metrics.jsonl")) + 40)
+        told = time.monotonic()
+        running.send_signal(signal.SIGTERM)
+        while not (run / "summary.json").exists() and running.poll() is None:
+            time.sleep(0.01)
+        took = time.monotonic() - told  # less than the forty steps before it took, which are none of it
+        out, err = running.communicate()
+    finally:
+        running.kill()
+    assert out.count("resuming") == 1 and re.search(r"resuming .* at step [1-9]\d*0 of", out), (out, err)
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["status"] == "interrupted" and summary["world_size"] == 2
+    assert 0 < summary["stopped_within"] < took
+    stopped = summary["steps"]
+    assert checkpoint.saved_steps(run / "checkpoints")[-1] == stopped
+    assert f"stopped at step {stopped} of {steps}; saved in {run}" in err
+
+    straight = tmp_path / "straight"
+    with after(stopped + 5):
+        assert train(run, *options).status == 130
+        assert train(straight, *options).status == 130
+    assert len(losses(run)) == stopped + 5
+    for a, b in zip(losses(run), losses(straight), strict=True):
+        assert a[:2] == b[:2] and a[2] == pytest.approx(b[2], rel=1e-4) and a[3] == b[3]
+
+
+def test_disk_filled_while_two_ranks_save(ranks: Any, tiny: list[str], call: Any, losses: Any, disk: Path) -> None:
+    """One line, both ranks end, the last good checkpoint is whole; with room again the run ends as one that never
+    stopped."""
+    run, whole = disk / "run", disk.parent / "whole"
+    options = ["--steps", 30, "--checkpoint.every", 2, "--checkpoint.keep", 30, "--batch_size", 4]
+    command = ["train", *tiny, *options, "--runtime.parallel", "fsdp", "--out"]
+    ended = ranks("run", 2, "fp32", *command, run).wait()
+    assert [r.status for r in ended] == [2, 2] and ended[1].err == "", ended
+    assert re.search(r"cannot save checkpoint .*: .*No space left.*; step-\d+ is kept", ended[0].err)
+    assert len(ended[0].err.splitlines()) == 1 and not list((run / "checkpoints").glob(".*"))
+    newest = checkpoint.saved_steps(run / "checkpoints")[-1]
+    assert 0 < newest < 30 and call("generate", run, "--tokens", 3).status == 0
+    subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+    ended = ranks("run", 2, "fp32", *command, run).wait()
+    assert [r.status for r in ended] == [0, 0] and f"at step {newest} of 30" in ended[0].out, ended
+    assert [r.status for r in ranks("run", 2, "fp32", *command, whole).wait()] == [0, 0]
+    assert losses(run) == losses(whole)
+    first, second = (weights(path / "checkpoints" / "step-30") for path in (run, whole))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_read_only_disk(train: Any, after: Any, disk: Path) -> None:
+    with after(4):
+        assert train(disk / "run", "--steps", 9).status == 130
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    result = train(disk / "run", "--steps", 9)
+    assert result.status == 2 and "Read-only file system" in result.err and len(result.err.splitlines()) == 1
+    subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+    result = train(disk / "run", "--steps", 9)
+    assert result.status == 0 and "at step 4 of 9" in result.out
+
+
+def test_deleted_data(train: Any, after: Any, text: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data.txt"
+    shutil.copy(text, data)
+    with after(4):
+        assert train(tmp_path / "run", "--steps", 9, "--data", data).status == 130
+    data.rename(tmp_path / "gone.txt")
+    result = train(tmp_path / "run", "--steps", 9, "--data", data)
+    assert result.status == 2 and str(data) in result.err and len(result.err.splitlines()) == 1
+    (tmp_path / "gone.txt").rename(data)
+    result = train(tmp_path / "run", "--steps", 9, "--data", data)
+    assert result.status == 0 and "at step 4 of 9" in result.out
+
+
+@each(
+    "damage",
+    [
+        lambda state: state.update(step=7),
+        lambda state: state.update(seconds=1e9),
+        lambda state: state["sha256"].update({"../../model.safetensors": "0"}),
+        lambda state: state.pop("sha256"),
+    ],
+)
+def test_state_that_was_changed_is_refused(tmp_path: Path, damage: Any) -> None:
+    model = Decoder(SMALL)
+    save(tmp_path, 2, model, [], {"seconds": 1.0}, keep=1)
+    path = tmp_path / "step-2" / "state.json"
+    state = json.loads(path.read_text())
+    damage(state)
+    path.write_text(json.dumps(state))
+    with pytest.raises(CheckpointError, match=r"corrupt|not readable"):
+        checkpoint.load_checkpoint(tmp_path / "step-2", model)
+
+
+def test_bytes_are_written_beside_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save returns while its files are not written, and what is trained meanwhile does not reach them."""
+    import threading
+
+    model = Decoder(SMALL)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    gate, write, threads = threading.Event(), storage.save_file, []
+
+    def held(*args: Any) -> None:
+        threads.append(threading.current_thread())
+        assert gate.wait(30)
+        write(*args)
+
+    monkeypatch.setattr(storage, "save_file", held)
+    saver = checkpoint.Saver(tmp_path, keep=1)
+    saver.save(2, model, [], {})
+    assert checkpoint.saved_steps(tmp_path) == [] and not saver.failed
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    gate.set()
+    saver.wait()
+    saver.close()
+    assert threads and all(thread is not threading.main_thread() for thread in threads)
+    assert all(torch.equal(t, before[name]) for name, t in weights(tmp_path / "step-2").items())

@@ -1,0 +1,347 @@
+"""What is done with a run: evaluation on any text, generation, TensorBoard files."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from geonorm.errors import ConfigError
+from geonorm.lab.evaluate import evaluate as use
+from geonorm.lab.evaluate.config import EvalConfig, GenerateConfig
+from geonorm.lab.evaluate.downstream import gold
+from geonorm.lab.open import open_run
+from geonorm.lab.train.loop import Loop
+from geonorm.models import Decoder, DecoderConfig
+
+from ...rows import each
+
+
+@pytest.fixture
+def run(train: Any, tmp_path: Path, text: Path) -> Path:
+    """A finished run whose training text is gone."""
+    copy = tmp_path / "copy.txt"
+    copy.write_text(text.read_text())
+    assert train(tmp_path / "run", "--steps", 3, "--data", copy, "--evaluation.tokens", 10**6).status == 0
+    copy.unlink()
+    return tmp_path / "run"
+
+
+def by_hand(run: Path, ids: list[int]) -> tuple[float, int]:
+    """Sum of nats and number of targets in windows of 16."""
+    model = open_run(run).model
+    total, count = 0.0, 0
+    for start in range(0, len(ids) - 16, 16):
+        window = torch.tensor(ids[start : start + 17])
+        with torch.no_grad():
+            total += F.cross_entropy(model(window[None, :-1])[0], window[1:], reduction="sum").item()
+        count += 16
+    return total, count
+
+
+def test_any_text_is_evaluated_whole(run: Path, call: Any, tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    content = "Spheres keep their radius, and é is two bytes.\n" * 20
+    other.write_text(content)
+    result = call("eval", run, "--data", other, "--out", tmp_path / "out")
+    assert result.status == 0, result.err
+    answer = json.loads(result.out)
+    assert answer == json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert answer["part"] == "all" and answer["tokens"] >= len(content.encode()) - 16
+    nats, count = by_hand(run, evaluated_ids(other))
+    assert answer["tokens"] == count
+    assert answer["loss"] == pytest.approx(nats / count, abs=1e-6)
+    assert answer["perplexity"] == pytest.approx(math.exp(nats / count), rel=1e-5)
+    assert answer["bits_per_byte"] == pytest.approx(nats / math.log(2) / answer["bytes"], abs=1e-6)
+    assert answer["bytes"] < answer["tokens"]  # the end of a document is a token without bytes
+    few = json.loads(call("eval", run, "--data", other, "--tokens", 100).out)
+    assert few["tokens"] == 96
+
+
+def evaluated_ids(path: Path) -> list[int]:
+    """Bytes of a text with an end of document after each of its two parts."""
+    from geonorm.lab.data import open_source
+
+    source = open_source(str(path))
+    return [i for split in ("train", "validation") for doc in source.documents(split) for i in [*doc.encode(), 256]]
+
+
+def test_own_text_is_evaluated_on_its_held_out_part(run: Path, call: Any, text: Path) -> None:
+    answer = json.loads(call("eval", run, "--data", text).out)
+    summary = json.loads((run / "summary.json").read_text())
+    assert answer["part"] == "held-out"
+    assert answer["loss"] == pytest.approx(summary["val_loss"], abs=1e-12)
+    assert answer["bits_per_byte"] == pytest.approx(summary["val_bpb"], abs=1e-12)
+
+
+@pytest.mark.parametrize("layout", ["geonorm", "gpt2"])
+def test_an_export_knows_the_text_of_its_run(layout: str, train: Any, call: Any, text: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    run, folder = tmp_path / "run", tmp_path / "folder"
+    gpt2 = ["--scheme", "pre(entry=embedding)", "--preset", "nano-gpt2"]
+    assert train(run, "--steps", 2, *(gpt2 if layout == "gpt2" else [])).status == 0
+    assert call("export", run, "--to", folder, "--layout", layout).status == 0
+    own, theirs = (json.loads(call("eval", name, "--data", text).out) for name in (run, folder))
+    assert own["part"] == theirs["part"] == "held-out" and theirs["bytes"] == own["bytes"]
+    (other := tmp_path / "other.txt").write_text(text.read_text()[:3000])
+    assert json.loads(call("eval", folder, "--data", other).out)["part"] == "all"
+
+
+def test_files_that_a_run_was_trained_on_are_named(train: Any, call: Any, text: Path, tmp_path: Path) -> None:
+    """A training file by itself, or where it is called validation text, is other data than the pair: all of it was
+    evaluated without a word."""
+    words, run = text.read_text(), tmp_path / "run"
+    for name, part in {"own/train": words[:9000], "own/validation": words[9000:], "other/validation": words[:9000],
+                       "fresh/train": words[:9000], "fresh/validation": words[12000:]}.items():  # fmt: skip
+        file = tmp_path / f"{name}.txt"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(part)
+    (tmp_path / "other" / "train.txt").write_text("something else\n" * 50)
+    assert train(run, "--steps", 1, "--data", tmp_path / "own").status == 0
+
+    def ask(name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(call("eval", run, "--data", tmp_path / name).out)
+        return found
+
+    for name, learned in (("own/train.txt", "own/train.txt"), ("other", "other/validation.txt")):
+        assert ask(name)["trained_on"] == [str(tmp_path / learned)]
+    for name in ("own", "own/validation.txt", "fresh"):
+        assert "trained_on" not in ask(name)
+    (tmp_path / "own" / "train.txt").unlink()  # then nothing is known
+    assert "trained_on" not in ask("other")
+
+
+def test_text_with_a_split_of_its_own(run: Path, call: Any, text: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "train.txt").write_text("nothing of this counts\n" * 50)
+    (folder / "validation.txt").write_text(text.read_text()[:1000])
+    answer = json.loads(call("eval", run, "--data", folder).out)
+    assert answer["part"] == "held-out" and answer["tokens"] == 992
+
+
+def test_generation(run: Path, call: Any) -> None:
+    def text(*options: Any) -> str:
+        result = call("generate", run, *options)
+        assert result.status == 0, result.err
+        return str(result.out)
+
+    first = text("--prompt", "the cat", "--tokens", 30, "--seed", 1)
+    assert first.startswith("the cat") and len(first.encode()) > 7
+    assert text("--prompt", "the cat", "--tokens", 30, "--seed", 1) == first
+    assert text("--prompt", "the cat", "--tokens", 30, "--seed", 2) != first
+    greedy = [text("--prompt", "the cat", "--temperature", 0, "--seed", seed) for seed in (1, 2)]
+    assert greedy[0] == greedy[1]
+    assert text("--tokens", 5) != "" and text("--prompt", "", "--tokens", 5, "--top_k", "null") != ""
+    assert text("--prompt=--é\n", "--tokens", 40).startswith("--é\n")  # longer than the context of 16
+
+
+@pytest.mark.parametrize("layout", ["geonorm", "gpt2"])
+def test_generation_of_a_model_folder_is_that_of_its_run(layout: str, train: Any, call: Any, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    run, folder = tmp_path / "run", tmp_path / "folder"
+    gpt2 = ["--scheme", "pre(entry=embedding)", "--preset", "nano-gpt2"]
+    assert train(run, "--steps", 2, *(gpt2 if layout == "gpt2" else [])).status == 0
+    assert call("export", run, "--to", folder, "--layout", layout).status == 0
+    for options in (["--temperature", 0], ["--seed", 3], ["--top-k", "null", "--temperature", 1.5]):
+        texts = [call("generate", name, "--prompt", "the cat", "--tokens", 8, *options).out for name in (run, folder)]
+        assert texts[0] == texts[1] and texts[0].startswith("the cat")
+    assert call("generate", folder, "--tokens", 4).status == 0  # begins a new text
+    refused = call("generate", folder, "--tokens", 4, "--top-k", 0)
+    assert refused.status == 2 and "top_k must be at least 1" in refused.err
+    too_long = call("generate", folder, "--prompt", "the cat " * 9, "--tokens", 200)
+    if layout == "gpt2":
+        assert too_long.status == 2 and "more than the context of this model: " in too_long.err.splitlines()[-1]
+    else:
+        assert too_long.status == 0
+
+
+@each(
+    "options, said",
+    [
+        (["--tokens", 0], "tokens must be between 1 and 1e+06"),
+        (["--tokens", 10**30], "tokens must be between 1 and 1e+06"),
+        (["--temperature", -1], "temperature must be at least 0"),
+        (["--top-k", 0], "top_k must be at least 1"),
+        (["--seed", -1], "seed must be between 0"),
+        (["--prompt", "\udcff"], "prompt is not valid Unicode"),
+        (["--device", "tpu"], "'tpu'"),
+    ],
+)
+def test_generation_refuses(run: Path, call: Any, options: list[Any], said: str) -> None:
+    result = call("generate", run, *options)
+    assert result.status == 2 and said in result.err and len(result.err.splitlines()) == 1
+
+
+def test_eval_refuses(run: Path, call: Any, text: Path, tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("short")
+    for arguments, said in [
+        ((run,), "--data is missing"),
+        ((run, "--data", tmp_path / "none.txt"), "none.txt"),
+        ((run, "--data", tmp_path / "short.txt"), "do not fill one window of 16"),
+        ((run, "--data", text, "--tokens", 0), "tokens must be at least 1"),
+        ((run, "--data", text, "--tokens", 15), "--tokens 15 is less than a window of this model: give 16 or more"),
+        ((run, "--data", text, "--limit", 3), "--limit is about questions: give --tasks too"),
+        ((tmp_path, "--data", text), "holds no run"),
+        ((tmp_path / "nothing", "--data", text), "there is no run and no model folder"),
+    ]:
+        result = call("eval", *arguments)
+        assert result.status == 2 and said in result.err and len(result.err.splitlines()) == 1, result.err
+    (run / "tokenizer.json").unlink()
+    result = call("generate", run)
+    assert result.status == 2 and "tokenizer" in result.err
+
+
+def test_eval_leaves_a_folder_with_something_else_as_it_is(run: Path, call: Any, text: Path, tmp_path: Path) -> None:
+    before = (run / "summary.json").read_bytes()
+    result = call("eval", run, "--data", text, "--out", run)
+    assert result.status == 2 and "holds no evaluation" in result.err and len(result.err.splitlines()) == 1
+    assert (run / "summary.json").read_bytes() == before
+    for _ in range(2):  # its own folder is written again
+        assert call("eval", run, "--data", text, "--out", tmp_path / "found").status == 0
+
+
+def test_run_without_a_checkpoint(run: Path, call: Any) -> None:
+    for folder in (run / "checkpoints").iterdir():
+        folder.rename(run / f"away-{folder.name}")
+    result = call("generate", run)
+    assert result.status == 2 and "holds no checkpoint: let it train first" in result.err
+
+
+def test_held_out_counts_bytes_not_tokens() -> None:
+    """With uniform logits: log(vocabulary) nats a token, and bits per byte by the bytes of the targets."""
+    from geonorm.lab.train.evaluate import evaluate_held_out
+
+    model = Decoder(DecoderConfig(layers=1, width=8, heads=2, hidden=8, vocab_size=16, context=4))
+    torch.nn.init.zeros_(model.head.weight)
+    ids = torch.arange(8).view(2, 4)
+    sizes = torch.arange(16).numpy()
+    model.train()
+    result = evaluate_held_out(model, [(ids, ids + 1), (ids[:1], ids[:1])], sizes, torch.device("cpu"))
+    size = sum(range(1, 9)) + sum(range(4))
+    assert result["tokens"] == 12 and result["bytes"] == size and model.training
+    assert result["val_loss"] == pytest.approx(math.log(16), abs=1e-6)
+    assert result["val_bpb"] == pytest.approx(12 * 4 / size, abs=1e-6)
+
+
+def test_tensorboard_reads_every_step_once(train: Any, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = tmp_path / "run"
+    options = ["--steps", 8, "--checkpoint.every", 2, "--evaluation.every", 4, "--runtime.tensorboard", "true"]
+    update = Loop.update
+
+    def crash(loop: Loop, *arguments: Any) -> Any:
+        if loop.step == 5:
+            raise RuntimeError("power cut")
+        return update(loop, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError, match="power cut"):
+        patch.setattr(Loop, "update", crash)
+        train(run, *options)
+    assert train(run, *options).status == 0
+    events = EventAccumulator(str(run / "tensorboard")).Reload()
+    metrics = [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]
+    assert set(events.Tags()["scalars"]) == {
+        "loss", "lr", "grad_norm", "tokens_per_second", "seconds", "val_loss", "val_bpb",
+        "norm_o", "norm_down", "angle_o", "angle_down",
+    }  # fmt: skip
+    for name, wanted in (("loss", range(1, 9)), ("val_loss", (4, 8))):
+        found = [(event.step, event.value) for event in events.Scalars(name)]
+        assert [step for step, _ in found] == list(wanted)
+        for step, value in found:
+            assert value == pytest.approx(metrics[step - 1][name], rel=1e-6)
+
+
+def test_the_folder_of_a_comparison(
+    run: Path, call: Any, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opens the finished final run of a scheme whose validation loss is lowest, or names its runs."""
+    monkeypatch.chdir(tmp_path)
+    runs = tmp_path / "all" / "runs"
+    first, *others = (runs / name for name in ("geonorm-a", "geonorm-b", "geonorm-c-tune", "pre-d"))
+    shutil.copytree(run, first)
+    (tmp_path / "all" / "config.yaml").write_text("schemes: [geonorm, pre]\n")
+    summary = json.loads((run / "summary.json").read_text())
+    changes = ({"val_loss": 1.0}, {"val_loss": 0.5, "phase": "tune"}, {"scheme": "pre", "status": "diverged"})
+    for folder, change in zip(others, changes, strict=True):
+        shutil.copytree(run, folder)
+        (folder / "summary.json").write_text(json.dumps({**summary, **change}))
+    folder, best = tmp_path / "all", others[0]
+    answer = json.loads(call("eval", folder, "--scheme", "geonorm()", "--data", text).out)
+    assert answer == {**json.loads(call("eval", best, "--data", text).out), "run": str(best)}
+    made = [call("generate", name, "--tokens", 5).out for name in (f"{folder}", best)]
+    assert made[0] == "" and call("generate", folder, "--tokens", 5, "--scheme", "geonorm").out == made[1] != ""
+    assert call("probe", folder, "--scheme", "geonorm", "--data", text, "--tokens", 64, "--out", "found").status == 0
+    assert json.loads(Path("found/summary.json").read_text())["models"][0]["model"] == best.name
+    if find_spec("transformers"):
+        assert call("export", folder, "--scheme", "geonorm", "--to", "model").status == 0
+    names = "geonorm-a, geonorm-b, geonorm-c-tune, pre-d"
+    for words in (["eval", "--data", text], ["generate"], ["probe", "--out", "out"], ["export", "--to", "out"]):
+        for scheme, said in (
+            ([], f"give --scheme for the best run of a scheme, or one in {runs}: {names}"),
+            (["--scheme", "pre"], f"no run of pre has finished in {folder} (finished schemes: geonorm)"),
+            (["--scheme", "geonrom"], "did you mean 'geonorm'?"),
+        ):
+            result = call(words[0], folder, *words[1:], *scheme)
+            assert result.status == 2 and said in result.err and len(result.err.splitlines()) == 1, result.err
+    result = call("generate", best, "--scheme", "geonorm")
+    assert result.status == 2 and "--scheme is for the folder of a comparison" in result.err
+    assert not Path("out").exists()
+
+
+@each("right, marked", [("b", [1]), (2, [2]), ([0, 2], [0, 2])])
+def test_the_right_choice_by_hand(right: Any, marked: list[int]) -> None:
+    """Several right ones count together. The harness is not needed for it."""
+    scores = [-1.0, -1.5, -0.5, -2.0]
+    task = SimpleNamespace(multiple_input=False, doc_to_choice=lambda _: list("abcd"), doc_to_target=lambda doc: doc)
+    found = gold(task, [{"doc": right, "filtered_resps": [(score, False) for score in scores]}])
+    weights = [math.exp(score) for score in scores]
+    assert found["gold_probability"] == pytest.approx(sum(weights[i] for i in marked) / sum(weights))
+    assert found["gold_nats"] == -max(scores[i] for i in marked) and found["chance"] == len(marked) / 4
+
+
+def test_a_text_that_ends_at_once_is_its_prompt(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ends(opened: Any, prompt: str) -> Any:
+        return [1], {7}, lambda *more: iter([torch.tensor(7)]), lambda ids: "the prompt"
+
+    monkeypatch.setattr(use, "of_run", ends)
+    assert "".join(use.generate_text(GenerateConfig(run=str(run), prompt="the prompt"))) == "the prompt"
+
+
+@pytest.mark.parametrize(("first", "longest"), [(None, 32), (5, 31)])
+def test_a_window_leaves_room_for_the_token_before_it(
+    first: int | None, longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: Any = SimpleNamespace(name="m", context=32, tokenizer=None)
+    monkeypatch.setattr(use, "first_token", lambda tokenizer: first)
+    assert use.window(opened, None) == use.window(opened, longest) == longest
+    with pytest.raises(ConfigError, match=f"its context is {longest}"):
+        use.window(opened, longest + 1)
+
+
+def test_a_tokenizer_with_more_ids_than_its_model(train: Any, call: Any, text: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    run, folder = tmp_path / "run", tmp_path / "folder"
+    assert train(run, "--steps", 2, "--scheme", "pre(entry=embedding)").status == 0
+    assert call("export", run, "--to", folder, "--layout", "stock").status == 0
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    model.resize_token_embeddings(100)
+    model.save_pretrained(folder)
+    for command in (["eval", folder, "--data", text], ["generate", folder, "--prompt", "the cat", "--tokens", 2]):
+        found = call(*command)
+        assert found.status == 2 and "gives ids up to" in found.err and "its model knows 100" in found.err
+
+
+@pytest.mark.parametrize("option", ["tokens", "context"])
+def test_settings_of_a_text_need_one(option: str) -> None:
+    with pytest.raises(ConfigError, match="are about a text"):
+        EvalConfig("model", tasks=["hellaswag"], **{option: 5})

@@ -1,0 +1,168 @@
+"""Checkpoints alone: round trips, pruning, saves that fail, no pickle."""
+
+from __future__ import annotations
+
+import re
+from contextlib import closing
+from errno import ENOSPC
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import geonorm
+from geonorm.errors import CheckpointError
+from geonorm.lab import checkpoint, storage
+from geonorm.lab.config import Optim
+from geonorm.lab.distributed.ranks import ALONE
+from geonorm.lab.train import optim
+from geonorm.models import Decoder, DecoderConfig
+
+from ..rows import each
+
+SMALL = DecoderConfig(scheme="geonorm", layers=2, width=16, heads=2, hidden=16, vocab_size=32, context=8)
+
+
+def trained(config: DecoderConfig = SMALL, name: str = "adamw", steps: int = 2) -> tuple[Decoder, list[Any]]:
+    """A model with some optimizer state."""
+    model = Decoder(config)
+    optimizers = optim.build_optimizers(model, Optim(name=name), 1e-3)  # type: ignore[arg-type]
+    ids = torch.arange(16).view(2, 8)
+    for _ in range(steps):
+        model.loss(ids, ids).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return model, optimizers
+
+
+def save(folder: Path, step: int, model: Decoder, optimizers: list[Any], progress: dict[str, Any], keep: int) -> Path:
+    """Saves, and waits until it is on the disk."""
+    with closing(checkpoint.Saver(folder, keep)) as saver:
+        saver.save(step, model, optimizers, progress)
+        saver.wait()
+    return folder / f"step-{step}"
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    """All weights of a checkpoint by parameter name, whole, whatever number of ranks saved them, if its files are."""
+    state = checkpoint.read_and_verify(path, ALONE, everything=False)
+    return storage.read_tensors(path, [name for name in state["sha256"] if storage.kind_of(name) == "model"])
+
+
+def states(optimizers: list[Any]) -> list[Any]:
+    return [optimizer.state_dict() for optimizer in optimizers]
+
+
+@each("name", ["adamw", "muon"])
+@each("tied", [False, True])
+def test_round_trip(tmp_path: Path, name: str, tied: bool) -> None:
+    config = DecoderConfig(**{**vars(SMALL), "tied": tied})
+    model, optimizers = trained(config, name)
+    other, fresh = trained(config, name, steps=0)
+    save(tmp_path, 2, model, optimizers, {"seconds": 1.5}, keep=2)
+    other.blocks[1].attn.layer.fill_(7)
+    drawn = torch.rand(3)
+    torch.manual_seed(99)
+    state = checkpoint.load_checkpoint(tmp_path / "step-2", other, fresh)
+    assert state["step"] == 2 and state["seconds"] == 1.5 and torch.equal(torch.rand(3), drawn)
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True))
+    assert other.blocks[1].attn.layer.item() == 1
+    assert (other.head.weight is other.embed.weight) is tied
+    for a, b in zip(states(optimizers), states(fresh), strict=True):
+        assert a["state"] and set(a["state"]) == set(b["state"])
+        for key, entry in a["state"].items():
+            assert set(entry) == set(b["state"][key])
+            assert all(torch.equal(value, b["state"][key][field]) for field, value in entry.items())
+
+
+def test_another_model_is_named_and_nothing_changes(tmp_path: Path) -> None:
+    model, optimizers = trained()
+    save(tmp_path, 2, model, optimizers, {}, keep=1)
+    other = Decoder(DecoderConfig(**{**vars(SMALL), "hidden": 8}))
+    before = {name: value.clone() for name, value in other.state_dict().items()}
+    with pytest.raises(CheckpointError, match=r"of another model: blocks\.0\.mlp\.branch\.down\.weight does not fit"):
+        checkpoint.load_checkpoint(tmp_path / "step-2", other)
+    assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
+
+
+@each("keep", [1, 2, 3])
+def test_newest_are_kept(tmp_path: Path, keep: int) -> None:
+    model, optimizers = trained()
+    for step in (3, 9, 10, 100):
+        save(tmp_path, step, model, optimizers, {}, keep)
+    assert checkpoint.saved_steps(tmp_path) == [3, 9, 10, 100][-keep:]
+
+
+def test_a_corrupt_later_checkpoint_does_not_displace_a_good_one(tmp_path: Path) -> None:
+    model, optimizers = trained()
+    for step in (5, 10):
+        save(tmp_path, step, model, optimizers, {}, keep=2)
+    (tmp_path / "step-10" / "model.safetensors").write_bytes(b"")
+    said: list[str] = []
+    state = checkpoint.load_newest(tmp_path, model, optimizers, said.append)
+    assert state is not None and state["step"] == 5 and "step-10" in said[0]
+    save(tmp_path, 7, model, optimizers, {}, keep=1)
+    assert checkpoint.saved_steps(tmp_path) == [7]
+
+
+def full_open(patch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(ENOSPC, "No space left on device")
+
+    patch.setattr(storage.json, "dump", refuse)
+
+
+def full_safetensors(patch: pytest.MonkeyPatch) -> None:
+    from safetensors import SafetensorError
+
+    def refuse(_: Any, path: Path, *__: Any) -> None:
+        Path(path).write_bytes(b"half")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    patch.setattr(storage, "save_file", refuse)
+
+
+def interrupted(patch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    patch.setattr(storage, "sync", refuse)
+
+
+@each("fill", [full_open, full_safetensors, interrupted])
+def test_failed_save_leaves_the_last_one(tmp_path: Path, fill: Any) -> None:
+    model, optimizers = trained()
+    save(tmp_path, 2, model, optimizers, {}, keep=1)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises((CheckpointError, KeyboardInterrupt)) as caught:
+        fill(patch)
+        save(tmp_path, 4, model, optimizers, {}, keep=1)
+    if fill is not interrupted:
+        assert re.search("cannot save checkpoint .*step-4: .*No space left.*; step-2 is kept", str(caught.value))
+        assert "\n" not in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-2"]
+    checkpoint.load_checkpoint(tmp_path / "step-2", model, optimizers)
+
+
+def test_what_a_checkpoint_lacks_is_said(tmp_path: Path) -> None:
+    model, optimizers = trained()
+    path = save(tmp_path, 2, model, optimizers, {}, keep=1)
+    (path / "state.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"step-2 has format None, and this version of geonorm reads 1$"):
+        checkpoint.load_checkpoint(path, model)
+    with pytest.raises(CheckpointError, match="geonorm reads 1; no usable checkpoint is left in"):
+        checkpoint.load_newest(tmp_path, model, None, pytest.fail)
+
+
+def test_no_pickle_in_the_source() -> None:
+    folder = Path(geonorm.__file__).parent
+    sources = [path for path in folder.rglob("*.py") if path.name != "stdlib.py"]  # a list of module names
+    assert len(sources) > 40
+    for path in sources:
+        found = re.findall(
+            r"torch\.(?:load|save)\(|\bimport pickle|\bpickle\.|\bshelve\b|allow_pickle=True", path.read_text()
+        )
+        assert not found, f"{path}: {found}"
+    assert {"read_metadata", "read_data"} <= vars(storage.Reader).keys()  # torch's own unpickle
+    assert {"prepare_local_plan", "prepare_global_plan", "write_data", "finish"} <= vars(storage.Writer).keys()

@@ -1,0 +1,71 @@
+"""The directory of a simulation: what an interrupted one goes on with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from geonorm import elsewhere, report
+from geonorm.dynamics import simulate as simulation
+from geonorm.errors import CheckpointError
+from geonorm.lab.simulate import check_directory
+
+RULE = """
+from dataclasses import dataclass
+from geonorm.schemes import Pre
+
+@dataclass(frozen=True)
+class Own(Pre):
+    own: float = 0.5
+"""
+QUICK = ["--tokens", 4, "--dim", 8, "--seeds", 1, "--points", 8, "--time", 4, "--out", "out"]
+
+
+@pytest.fixture
+def interrupted(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A simulation of two schemes from elsewhere that was stopped in the second."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(report, "build", lambda dirs, out, figures: out)
+    for name in ("first", "second"):
+        (tmp_path / f"{name}_rule.py").write_text(RULE)
+    real = simulation.one
+
+    def stopped(config: Any, scheme: Any, *rest: Any) -> Any:
+        if "second" in str(scheme):
+            raise KeyboardInterrupt
+        return real(config, scheme, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(simulation, "one", stopped)
+        assert call("simulate", "--schemes", "./first_rule.py:Own", "./second_rule.py:Own", *QUICK).status == 130
+    yield tmp_path
+    elsewhere.LOADED.clear()
+
+
+def test_another_source_of_a_finished_scheme_is_refused(interrupted: Path, call: Any) -> None:
+    words = ["simulate", "--schemes", "./first_rule.py:Own", "./second_rule.py:Own", *QUICK]
+    before = {path: path.read_bytes() for path in (interrupted / "out").rglob("*") if path.is_file()}
+    kept = json.loads((interrupted / "out" / "environment.json").read_text())["schemes"]
+    assert kept["./first_rule.py:Own"]["./first_rule.py"]["source"] == RULE
+    (interrupted / "first_rule.py").write_text(RULE.replace("0.5", "0.75"))
+    refused = call(*words)
+    assert refused.status == 2 and len(refused.err.splitlines()) == 1
+    assert "out was made with another source of ./first_rule.py (sha256 " in refused.err
+    assert "put it back, or choose another --out" in refused.err
+    assert all(path.read_bytes() == content for path, content in before.items())
+    (interrupted / "first_rule.py").write_text(RULE)
+    (interrupted / "second_rule.py").write_text(RULE.replace("0.5", "0.75"))  # nothing of it is there yet
+    assert call(*words).status == 0
+    summary = json.loads((interrupted / "out" / "summary.json").read_text())
+    assert [row["scheme"] for row in summary["schemes"]] == ["./first_rule.py:Own", "./second_rule.py:Own"]
+
+
+def test_a_folder_that_keeps_tokens_is_refused_to_one_that_keeps_nothing(tmp_path: Path) -> None:
+    """Its trajectories would be those of the schemes before alone."""
+    (tmp_path / "config.yaml").write_text("beta: 1.0\nkeep: [tokens]\n")
+    with pytest.raises(CheckpointError, match="holds a simulation with keep"):
+        check_directory(tmp_path, {"beta": 1.0, "keep": []})

@@ -1,0 +1,131 @@
+"""A name that is neither a run nor a folder, or a folder of two models: said in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+import huggingface_hub
+import torch
+import transformers
+from huggingface_hub import errors
+
+from geonorm.cli.main import main
+from geonorm.errors import CheckpointError, ConfigError, near_folder
+from geonorm.measure.load import check_name, context_of, load_config, load_model
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with two runs, a model folder and a folder of something else."""
+    monkeypatch.chdir(tmp_path)
+    for name, file in (("runs/nano", "config.yaml"), ("runs/other", "config.yaml"), ("modell", "config.json")):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / file).write_text("{}")
+    (tmp_path / "thesis").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize("change", [{"num_hidden_layers": 2}, {"intermediate_size": 24}])
+def test_weights_of_another_model_are_refused(change: dict[str, int], tmp_path: Path) -> None:
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=8, **shape)).save_pretrained(tmp_path)
+    name = str(tmp_path)
+    load_model(name, load_config(name), torch.device("cpu"))
+    transformers.LlamaConfig(vocab_size=8, **{**shape, **change}).save_pretrained(tmp_path)
+    for causal in (False, True):
+        with pytest.raises(CheckpointError, match=r"^\S+ holds no \S*layers\.\S+ as its config.json wants it"):
+            load_model(name, load_config(name, causal=causal), torch.device("cpu"), causal=causal)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception | None], list[str]]:
+    """hub(error): a hub that answers with it, or has every model; returns the names that it is asked for."""
+
+    def make(error: Exception | None) -> list[str]:
+        asked: list[str] = []
+
+        def model_info(self: Any, name: str, **given: Any) -> None:
+            asked.append(name)
+            if error is not None:
+                raise error
+
+        monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
+        return asked
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("config", "most"),
+    [
+        ({"max_position_embeddings": 64, "n_positions": 32}, 64),
+        ({"n_positions": 32}, 32),
+        ({"max_position_embeddings": None, "n_ctx": 16}, 16),
+        ({}, None),
+    ],
+)
+def test_the_context_by_whatever_name_a_configuration_has_it(config: dict[str, Any], most: int | None) -> None:
+    assert context_of(SimpleNamespace(model_type="of elsewhere", **config)) == most
+
+
+def answer(kind: type[Exception]) -> Exception:
+    """An error of the hub without the response that belongs to it."""
+    error = kind.__new__(kind)
+    Exception.__init__(error, "said the hub")
+    return error
+
+
+def test_the_nearest_run_or_folder(place: Path) -> None:
+    assert near_folder("nanno") == near_folder("runs/nanno") == near_folder("nano") == ": did you mean 'runs/nano'?"
+    assert near_folder("model") == ": did you mean 'modell'?"
+    assert near_folder(str(place / "runs/othr")) == f": did you mean '{place}/runs/other'?"
+    assert near_folder("zzz") == near_folder("nothing/alike") == ""
+
+
+@pytest.mark.parametrize("name", ["nanno", "owner/nanno"])
+def test_what_the_hub_says_decides(name: str, place: Path, hub: Any) -> None:
+    asked = hub(None)
+    check_name(name)
+    assert asked == [name]
+    for kind in (errors.HfHubHTTPError, errors.GatedRepoError):  # there, and transformers is told the rest
+        hub(answer(kind))
+        check_name(name)
+    missing = f"there is no run and no model folder {name}, and"
+    for error, said in (
+        (answer(errors.RepositoryNotFoundError), f"{missing} no such model on the hub: did you mean 'runs/nano'?"),
+        (
+            ConnectionError("no network"),
+            f"{missing} the hub cannot be asked (ConnectionError): did you mean 'runs/nano'?",
+        ),
+    ):
+        hub(error)
+        with pytest.raises(ConfigError) as caught:
+            check_name(name)
+        assert str(caught.value) == said
+
+
+def test_a_path_is_not_asked_for(place: Path, hub: Any) -> None:
+    asked = hub(None)
+    for name in ("runs/deep/nanno", "/runs/nanno", "./nanno", "a b"):
+        with pytest.raises(ConfigError, match=r"^there is no run and no model folder"):
+            check_name(name)
+    assert not asked
+
+
+@pytest.mark.parametrize(
+    "words", ["eval nanno --data stdlib", "probe nanno --out found", "export nanno --to out", "generate nanno"]
+)
+def test_every_verb_says_it_in_one_line(words: str, place: Path, hub: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    hub(ConnectionError("no network"))
+    before = sorted(place.rglob("*"))
+    assert main(words.split()) == 2
+    out, err = capsys.readouterr()
+    assert "there is no run" in err and err.endswith("did you mean 'runs/nano'?\n") and len(err.splitlines()) == 1
+    assert out == "" and sorted(place.rglob("*")) == before

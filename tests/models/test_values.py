@@ -1,0 +1,136 @@
+"""Values from elsewhere: value residual and value embeddings, with caches, checkpointing and transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from geonorm import Decoder, DecoderConfig
+from geonorm.errors import ConfigError
+from geonorm.hf.export import adapt, hf_name
+from geonorm.hf.layouts import layout_of
+from geonorm.models.values import has_token_values
+from geonorm.schemes import names
+
+from ..rows import each
+
+SHAPE: dict[str, Any] = {
+    "layers": 3,
+    "width": 16,
+    "heads": 4,
+    "kv_heads": 2,
+    "hidden": 24,
+    "vocab_size": 11,
+    "context": 8,
+}
+IDS = torch.arange(16).view(2, 8) * 5 % 11
+KINDS = ("first", "token")
+STATES = ("pre", "geonorm", "lambdas", "mhc", "attnres", "prores", "ngpt", "siamese")
+
+
+def model(values: str, scheme: str = "pre", **changes: Any) -> Decoder:
+    torch.manual_seed(0)
+    return Decoder(DecoderConfig(scheme, values=values, **(SHAPE | changes))).double()
+
+
+def test_every_second_block_has_a_table_the_last_among_them() -> None:
+    for layers, found in ((1, [0]), (2, [1]), (3, [0, 2]), (4, [1, 3])):
+        config = DecoderConfig(layers=layers, values="token")
+        assert [n for n in range(layers) if has_token_values(config, n)] == found
+    assert list(model("token").values) == ["0", "2"] and not model("first").values and not model("own").values
+
+
+@pytest.mark.parametrize("values", KINDS)
+def test_without_the_others_it_is_the_plain_model(values: str) -> None:
+    """All weights of the plain model are the same draws; a table of zeros, or v times one and v_1 times zero, is it."""
+    plain, mixed = model("own"), model(values)
+    own = dict(mixed.named_parameters())
+    assert all(torch.equal(own[name], p) for name, p in plain.named_parameters())
+    assert (mixed(IDS) - plain(IDS)).abs().max() > 0.01
+    for name, p in own.items():
+        if name.startswith("values."):
+            nn.init.zeros_(p)
+        elif name.endswith(("mix.own", "mix.first")):
+            nn.init.constant_(p, float(name.endswith("own")))
+    torch.testing.assert_close(mixed(IDS), plain(IDS), rtol=0, atol=1e-12)
+
+
+@each("values", KINDS)
+@each("scheme", names())
+@torch.no_grad()
+def test_a_cache_changes_nothing(scheme: str, values: str) -> None:
+    whole = (built := model(values, scheme))(IDS)
+    cache = built.new_cache(8)
+    parts = [built(IDS[:, a:b], cache) for a, b in ((0, 3), (3, 4), (4, 8))]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-10, atol=1e-10)
+
+
+@each("values", KINDS)
+@each("scheme", STATES)
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
+def test_transformers_has_the_same_model(scheme: str, values: str) -> None:
+    """Logits, hidden states asked for, and gradients with checkpointing of both kinds."""
+    ours = model(values, scheme)
+    theirs = adapt(ours)
+    out = theirs(input_ids=IDS, output_hidden_states=True)
+    torch.testing.assert_close(out.logits, ours(IDS))
+    assert all(state.shape == (2, 8, 16) for state in out.hidden_states) and len(out.hidden_states) == 4
+    with torch.no_grad():
+        for p in ours.parameters():  # what starts at 0 gives no gradient to what stands before it
+            p += 0.01 * torch.randn(p.shape, dtype=p.dtype, generator=torch.Generator().manual_seed(p.numel()))
+    expected = torch.autograd.grad(ours.loss(IDS, IDS.roll(-1, 1)), list(ours.parameters()))
+    theirs.train()
+    for reentrant in (False, True):
+        theirs.zero_grad()
+        theirs.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+        logits = theirs(input_ids=IDS, use_cache=False).logits
+        ours.cross_entropy(logits.flatten(0, 1), IDS.roll(-1, 1).flatten()).backward()
+        found = dict(theirs.named_parameters())
+        for (name, _), grad in zip(ours.named_parameters(), expected, strict=True):
+            torch.testing.assert_close(found[hf_name(name)].grad, grad, msg=name)
+
+
+@pytest.mark.parametrize("values", KINDS)
+def test_transformers_writes_the_same_text_with_a_cache(values: str) -> None:
+    theirs = adapt(model(values, "lambdas", context=16)).eval()
+    settings: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    with_cache = theirs.generate(IDS[:, :5], use_cache=True, **settings)
+    assert torch.equal(with_cache, theirs.generate(IDS[:, :5], use_cache=False, **settings))
+
+
+def test_what_cannot_be_says_so() -> None:
+    theirs = adapt(model("token"))
+    with pytest.raises(ConfigError, match="give input_ids"):
+        theirs(inputs_embeds=torch.zeros(1, 2, 16, dtype=torch.float64))
+    with pytest.raises(ConfigError, match="do not grow with the vocabulary"):
+        theirs.resize_token_embeddings(12)
+    for changes, said in (({"values": "first"}, "values=first, not own"), ({"qk_scale": 1.2}, "qk_scale=1.2, not 1")):
+        with pytest.raises(ConfigError, match=said):
+            layout_of(DecoderConfig("pre(entry=embedding)", **changes), "llama")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.parametrize("values", KINDS)
+def test_compiled_blocks_are_the_eager_ones(values: str) -> None:
+    plain = model(values)
+    expected = plain.loss(IDS, IDS.roll(-1, 1)).item()
+    torch.compiler.reset()
+    for block in plain.blocks:
+        block.compile(backend="aot_eager")
+    assert plain.loss(IDS, IDS.roll(-1, 1)).item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_attention_is_sharper_by_the_square_of_its_scale() -> None:
+    plain, sharp = model("own", qk_norm="head"), model("own", qk_norm="head", qk_scale=1.2)
+    for p, q in zip(
+        plain.blocks[0].attn.branch.norms.values(), sharp.blocks[0].attn.branch.norms.values(), strict=True
+    ):
+        p.weight.data.fill_(1.2)
+        assert q.weight.eq(1).all()
+    y = torch.randn(2, 5, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    still = torch.ones(5, 2, dtype=torch.float64), torch.zeros(5, 2, dtype=torch.float64)
+    a, b = (each.blocks[0].attn.branch(y, positions=still) for each in (plain, sharp))
+    torch.testing.assert_close(a, b)
