@@ -25,7 +25,7 @@ from geonorm.schemes import names
 
 from ..rows import each
 
-CONFIGS = sorted((Path(__file__).parents[3] / "configs").glob("*.yaml"))
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 CPU = torch.device("cpu")
 
 
