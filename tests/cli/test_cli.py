@@ -60,7 +60,7 @@ SIMULATE = set(
     points depth dtype device keep""".split()
 )
 PROBE = set(
-    """models data tokens context batch gradients ablate_blocks out device dtype one_block tokenizer revision
+    """models data tokens context batch gradients ablate_blocks out device dtype tokenizer revision
     trust_remote_code blocks sublayers norms_only scheme bos""".split()
 )
 CHANGED = f"the command line changed: if that is meant, change the lists in {__file__} too"

@@ -149,7 +149,6 @@ def test_an_export_is_probed_as_its_run_is(run: Path, folder: Path, tmp_path: Pa
         rows = [json.loads(line) for line in (out / name).read_text().splitlines()]
         theirs, ours = ([{**row, "model": ""} for row in rows if row["model"] == model] for model in ("model", "out"))
         assert theirs == ours and theirs, name
-    assert main(["probe", str(folder), "--data", str(text), "--one-block", "--out", str(tmp_path / "one")]) == 2
 
 
 ROUND = ["geonorm", "mix(ngpt, angpt)"]

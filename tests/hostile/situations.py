@@ -187,7 +187,6 @@ READING = [
     s(f"probe model {PROBE} --blocks transformer.h", "--sublayers"),
     s(f"probe model {PROBE} --blocks nothing.here --sublayers attn:norm=a,branch=b", "--blocks"),
     s(f"probe model {PROBE} --blocks model.layers --sublayers attn", "names no branch"),
-    s(f"probe run {PROBE} --one-block --gradients", "--one-block"),
     s(f"probe run {PROBE} --norms-only --ablate-blocks", "--norms-only"),
     s(f"probe run {PROBE} --tokens-per-window 3", "unknown option"),
     s("probe run --data text.txt --out text.txt", "is a file"),

@@ -258,7 +258,7 @@ def test_the_second_half_is_that_of_each_stack() -> None:
 def test_our_own_run(train: Any, text: Path, tmp_path: Path, capsys: Any) -> None:
     run, out = tmp_path / "run", tmp_path / "out"
     assert train(run, "--scheme", "geonorm", "--model.layers", 3, "--steps", 2).status == 0
-    for words in (["--dtype", "bfloat16"], ["--tokenizer", "gpt2"], ["--revision", "v1"], ["--one-block"]):
+    for words in (["--dtype", "bfloat16"], ["--tokenizer", "gpt2"], ["--revision", "v1"]):
         assert command(run, "--data", text, *words, "--out", out) == 2
         assert f"{words[0]} is for models of transformers" in capsys.readouterr().err
     assert command(run, "--data", text, "--tokens", 256, "--gradients", "--ablate-blocks", "--out", out) == 0

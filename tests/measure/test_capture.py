@@ -6,12 +6,14 @@ import copy
 from collections.abc import Callable
 from itertools import pairwise
 from math import pi, sqrt
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import geonorm
 from geonorm import Decoder, DecoderConfig
 from geonorm.errors import ConfigError
 from geonorm.measure.accumulate import SiteMeasure
@@ -151,6 +153,16 @@ def test_norm_rows_are_a_plain_computation_in_fp64(family: str, tiny_model: Tiny
             cosine = rows_of.sum(-1) / rows_of.norm(dim=-1) / sqrt(rows_of.shape[-1])
             assert row[f"cos_ones_{end}"] == pytest.approx(cosine.abs().mean().item(), abs=1e-5)
             assert row[f"share_ones_{end}"] == pytest.approx(cosine.square().mean().item(), abs=1e-5)
+
+
+@each("family", ["llama", "t5", "vit"])
+def test_weights_that_stay_on_disk_give_the_same_rows(family: str, tiny_model: Tiny, tmp_path: Path) -> None:
+    model, inputs = tiny_model(family)
+    model.save_pretrained(tmp_path / "model")
+    limits = {"max_memory": {"cpu": "5KB"}, "offload_folder": tmp_path / "offload"}
+    offloaded = type(model).from_pretrained(tmp_path / "model", device_map="auto", **limits)
+    assert all(p.is_meta for p in offloaded.parameters())
+    assert geonorm.probe(offloaded, inputs).tables() == geonorm.probe(model, inputs).tables()
 
 
 def test_bf16_models_are_measured_in_fp32(tiny_model: Tiny) -> None:

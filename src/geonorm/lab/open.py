@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,20 +141,19 @@ def open_model(
     tokenizer: str | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
-    build: Callable[[str], Any] | None = None,
 ) -> Opened:
     """The run, folder or hub model of that name. GeonormError, one line, for anything unusable.
 
     scheme: of a comparison's folder the best finished run of that scheme. The rest is for models of transformers.
     causal: one that predicts tokens, the next or masked ones; else of the class that its weights were saved from, and
     not quantised.
-    tokenizer: another than its own. build: makes the model of a folder in another way than to load it whole.
+    tokenizer: another than its own.
     """
     name = run_of(name, scheme)
     hub: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     settings = read_settings(name, causal=causal, **hub)
     if isinstance(settings, TrainConfig):
-        others = {"dtype": dtype != "auto", "tokenizer": tokenizer, "revision": revision, "one-block": build}
+        others = {"dtype": dtype != "auto", "tokenizer": tokenizer, "revision": revision}
         if asked := next((option for option, given in others.items() if given), None):
             raise ConfigError(
                 f"{name} is a run: --{asked} is for models of transformers; leave it out, or open them apart"
@@ -168,7 +166,7 @@ def open_model(
     if images and tokenizer is not None:
         raise ConfigError(f"{name} reads images: it has no tokenizer, leave out --tokenizer")
     own = load.load_processor(name, **hub) if images else load.load_model_tokenizer(tokenizer or name, **hub)
-    model = build(name) if build else load.load_model(name, settings, device, dtype, causal=causal, **hub)
+    model = load.load_model(name, settings, device, dtype, causal=causal, **hub)
     if images:
         return OpenedClassifier(name, model, None, None, device, own)
     context = load.context_of(settings)

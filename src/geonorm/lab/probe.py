@@ -40,7 +40,7 @@ from .simulate import save
 Told = Callable[[str, float], None]
 ABLATION_TOKENS = 4096
 """The depth use is measured on the first batches that have as many."""
-VOLATILE = ("out", "device", "batch", "one_block")
+VOLATILE = ("out", "device", "batch")
 """Settings under which a probe measures the same, the batch unless something is measured on the first batches alone."""
 OPTIONAL = {"ablation.jsonl": "ablation", "layers.jsonl": "layers"}
 """Files that are there only where something was measured for them, and what they hold of a Probe."""

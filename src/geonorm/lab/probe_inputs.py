@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from ..devices import pick_device
 from ..errors import ConfigError, DataError, cause
-from ..measure.blockwise import load_one_block
 from ..measure.config import ProbeConfig
 from ..measure.subject import Inputs, Subject, tokens_of_image
 from ..models.trunk import IGNORED
@@ -31,11 +29,9 @@ IMAGES = frozenset(".jpg .jpeg .png .webp .bmp .gif .tif .tiff .ppm".split())
 
 def open_probed(name: str, config: ProbeConfig) -> Opened:
     """A run of ours or a Hugging Face model, as the settings say. ConfigError or CheckpointError, one line."""
-    device = pick_device(config.device)
-    build = partial(load_one_block, device=device, stacks=config.stacks(), dtype=config.dtype)
     return open_model(
-        name, device, causal=False, dtype=config.dtype, tokenizer=config.tokenizer, revision=config.revision,
-        trust_remote_code=config.trust_remote_code, build=build if config.one_block else None,
+        name, pick_device(config.device), causal=False, dtype=config.dtype, tokenizer=config.tokenizer,
+        revision=config.revision, trust_remote_code=config.trust_remote_code,
     )  # fmt: skip
 
 

@@ -44,8 +44,6 @@ class ProbeConfig(Settings):
     """auto, cpu or cuda."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision that a Hugging Face model runs in; auto: as stored. Measures are in float32 or better."""
-    one_block: bool = False
-    """For models larger than memory: weights of one block at a time, from safetensors; every batch reads them all."""
     tokenizer: str | None = None
     """Directory or name of a tokenizer; the model's own when not given."""
     revision: str | None = None
@@ -70,8 +68,6 @@ class ProbeConfig(Settings):
             raise ConfigError("--blocks and --sublayers go together: the list of blocks, and the sites of each")
         if self.norms_only:
             check_norms_only(self.gradients, self.ablate_blocks, by_hand=bool(self.blocks))
-        if self.one_block and (self.gradients or self.ablate_blocks):
-            raise ConfigError("--one-block holds no whole model: leave out --gradients and --ablate-blocks")
         self.stacks()
 
     def stacks(self) -> tuple[Stack, ...] | None:

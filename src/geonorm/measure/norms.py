@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,8 +75,9 @@ def examine(module: nn.Module, like: Tensor) -> NormFacts:
     scale_free = bool((plain - doubled).abs().max() < tolerance)
     gated = any(p.dim() > 1 for p in module.parameters(recurse=False))
     centred = None if gated or not scale_free else bool((plain - shifted).abs().max() < tolerance)
-    bias = vector(module, "bias", dim)
-    gain = vector(module, "weight", dim)
+    with weights_in_memory(module):
+        bias = vector(module, "bias", dim)
+        gain = vector(module, "weight", dim)
     if gain is not None and centred is not None:
         wide = x.float()
         wide = wide - wide.mean(-1, keepdim=True) if centred else wide
@@ -83,6 +85,15 @@ def examine(module: nn.Module, like: Tensor) -> NormFacts:
         rest = plain - (0 if bias is None else bias)
         gain = min(gain, gain + 1, key=lambda gain: float((rest - unit * gain).abs().mean()))
     return NormFacts(centred, gain, bias)
+
+
+def weights_in_memory(module: nn.Module) -> AbstractContextManager[None]:
+    """Inside, a module whose weights `device_map` keeps on disk has them."""
+    if not any(p.is_meta for p in module.parameters()):
+        return nullcontext()
+    from accelerate.utils import align_module_device
+
+    return align_module_device(module)
 
 
 def vector(module: nn.Module, name: str, dim: int) -> Tensor | None:
