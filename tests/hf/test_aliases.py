@@ -6,8 +6,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from geonorm.errors import ConfigError
-from geonorm.hf.aliases import Use, free_names
+from geonorm.hf.remote import Use, free_names
 
 CODE = """
 @register(NAME)
@@ -31,8 +30,3 @@ def test_free_names() -> None:
     line = CODE.splitlines()[dot.line - 1]
     assert dot == Use("sphere", "dot", 8, line.index("sphere"), line.index(".dot"), False)
     assert all(CODE.splitlines()[use.line - 1][use.start : use.end] == use.name for use in found)
-
-
-def test_without_columns_nothing_is_written_over() -> None:
-    with pytest.raises(ConfigError, match="unset PYTHONNODEBUGRANGES"):
-        list(free_names(compile("a = b", "code", "exec").replace(co_linetable=b"\xe8\x00")))

@@ -128,31 +128,6 @@ def test_training_is_the_same_under_its_own_scheme(case: str, tiny_model: Tiny) 
     assert gradients[0] == pytest.approx(gradients[1], rel=1e-5)
 
 
-@each(
-    "case, scheme",
-    [
-        *((case, "geonorm") for case in ("llama", "gpt2", "gptj", "t5")),
-        *(("llama", scheme) for scheme in ("hyper(n=2)", "mix(post, pre, share=0.5)", "siamese", "mhc", "attnres")),
-        *(("gptj", "attnres"), ("t5", "hyper(n=2)")),  # wide streams where blocks are of another form
-    ],
-)
-@torch.no_grad()
-def test_generation_with_and_without_a_cache(case: str, scheme: str, tiny_model: Tiny) -> None:
-    model, inputs = fresh(tiny_model, case)
-    hf.apply(model, scheme)
-    settings = {"max_new_tokens": 6, "do_sample": False, "min_new_tokens": 6}
-    ids = inputs["input_ids"]
-    mask = torch.ones_like(ids)
-    mask[0, :3] = 0  # padding on the left
-    with_cache = model.generate(input_ids=ids, attention_mask=mask, use_cache=True, **settings)
-    without = model.generate(input_ids=ids, attention_mask=mask, use_cache=False, **settings)
-    assert torch.equal(with_cache, without)
-    if case != "t5":
-        alone = model.generate(input_ids=ids[:1, 3:], attention_mask=mask[:1, 3:], **settings)
-        if case == "llama":  # positions follow the mask
-            assert torch.equal(alone[0], with_cache[0, 3:])
-
-
 @each("case", ["llama", "bert", "gpt2"])
 def test_recomputed_blocks_give_the_same_gradients(case: str, tiny_model: Tiny) -> None:
     model, inputs = fresh(tiny_model, case)
@@ -179,17 +154,6 @@ def test_one_graph(case: str, tiny_model: Tiny) -> None:
     wanted = returned(model, inputs)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     torch.testing.assert_close(returned(compiled, inputs), wanted)
-
-
-@torch.no_grad()
-def test_the_end_of_parallel_blocks_counts_one_residual_each(tiny_model: Tiny) -> None:
-    """GPT-J's: with a slot for each block, the last norm reads the embedding and what each of them wrote."""
-    model, inputs = fresh(tiny_model, "gptj")
-    hf.apply(model, "attnres")
-    read: list[Any] = []
-    model.transformer.ln_f.own["recall"].register_forward_pre_hook(lambda _, given: read.append(given[1]))
-    model(**inputs)
-    assert read == [1 + len(model.transformer.h)]
 
 
 def test_the_stream_is_wide_in_half_precision(tiny_model: Tiny) -> None:
@@ -228,18 +192,6 @@ def test_attentions_are_those_of_the_stock_model(family: str, before: bool, tiny
         for name in names:
             for one, other in zip(found[name], wanted[name], strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
-
-
-@torch.no_grad()
-def test_a_model_that_shares_the_configuration_is_left_alone(tiny_model: Tiny) -> None:
-    from transformers import LlamaForCausalLM
-
-    model, inputs = fresh(tiny_model, "llama")
-    twin = LlamaForCausalLM(model.config).eval()
-    wanted = returned(twin, inputs)
-    hf.apply(model, "geonorm")
-    assert type(twin.config).__name__ == "LlamaConfig" and not hasattr(twin.config, "scheme")
-    assert torch.equal(returned(twin, inputs), wanted) and twin.config.model_type == "llama"
 
 
 @torch.no_grad()
@@ -314,15 +266,6 @@ def test_undo_wants_adapters_taken_out_first(tiny_model: Tiny) -> None:
     adapted.merge_and_unload()
     report.undo()
     assert torch.equal(returned(model, inputs), wanted)
-
-
-def test_the_report_can_be_read(tiny_model: Tiny) -> None:
-    model, _ = fresh(tiny_model, "llama")
-    text = str(hf.apply(model, "peri(decay=sqrt)"))
-    assert "peri(decay=sqrt) on GeonormLlamaForCausalLM (llama): 6 residual sites replaced" in text
-    assert "model.layers.*.input_layernorm (3)" in text and "residuals.mlp.own.output.weight (3)" in text
-    text = str(hf.apply(fresh(tiny_model, "gpt2")[0], "deepnorm"))
-    assert "other standard deviations; yours were kept" in text
 
 
 def test_frozen_norms_stay_frozen_and_new_parts_train(tiny_model: Tiny) -> None:
@@ -405,15 +348,6 @@ def test_refusals(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
             ConfigError, match=f"nothing to restore: this {type(subject).__name__} has what it came with"
         ):
             hf.restore(subject)
-    assert [name for name, _ in model.named_parameters()] == names and type(model).__name__ == "LlamaForCausalLM"
-
-
-def test_a_block_with_parts_that_the_table_does_not_know_is_refused(tiny_model: Tiny) -> None:
-    model, _ = fresh(tiny_model, "llama")
-    model.model.layers[1].adapter = nn.Linear(2, 2)
-    names = [name for name, _ in model.named_parameters()]
-    with pytest.raises(ConfigError, match=r"parameters that apply does not know: adapter\.weight"):
-        hf.apply(model, "geonorm")
     assert [name for name, _ in model.named_parameters()] == names and type(model).__name__ == "LlamaForCausalLM"
 
 

@@ -104,20 +104,6 @@ def test_a_token_for_padding_is_apart_from_the_end(tmp_path: Path) -> None:
     assert json.loads((stock / "config.json").read_text())["pad_token_id"] is None
 
 
-def test_the_last_line_says_how_to_load(run: Path, tmp_path: Path, capfd: Any) -> None:
-    for words, wanted in (
-        ([], "import geonorm.hf, "),
-        (["--remote-code"], ", trust_remote_code=True)"),
-        (["--layout", "stock"], "import transf"),
-    ):
-        to = tmp_path / f"model{len(words)}{wanted[:3].strip(', ')}"
-        assert main(["export", str(run), "--to", str(to), *words]) == 0
-        last = capfd.readouterr().out.splitlines()[-1]
-        assert last.startswith("load it: import ") and wanted in last and str(to) in last
-        if words != ["--remote-code"]:
-            exec(last.removeprefix("load it: "), {})  # noqa: S102
-
-
 def test_card_says_what_was_trained_how_and_with_which_result(run: Path, folder: Path) -> None:
     text = (folder / "README.md").read_text()
     summary = json.loads((run / "summary.json").read_text())
@@ -369,12 +355,4 @@ def test_an_export_without_room_is_one_line(run: Path, tmp_path: Path, capsys: A
     assert main(["export", str(run), "--to", str(tmp_path / "model")]) == 2
     said = capsys.readouterr().err
     assert "No space left on device; make room there" in said and said.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_failing_export_leaves_nothing(run: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    whole = open_run(run)
-    monkeypatch.setattr(sys.modules["geonorm.hf.export"], "fast_tokenizer", lambda *given: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        hf.export(whole.model, whole.tokenizer.json, whole.tokenizer.eos, tmp_path / "model")
     assert not list(tmp_path.iterdir())

@@ -84,16 +84,29 @@ def check(model: Any, helper: Any, case: str = "") -> None:
     assert not wrong, wrong
 
 
-@pytest.mark.parametrize("scheme", ["geonorm", "ngpt", "hyper"])
-def test_our_models(scheme: str, build: Callable[..., Any]) -> None:
-    check(build(scheme), build("pre", num_hidden_layers=1))
+@pytest.mark.parametrize(
+    ("scheme", "fields"),
+    [
+        ("geonorm", {"positions": "learned"}),
+        ("geonorm", {"sliding_window": 4, "full_every": 2}),
+        ("ngpt", {"block": "parallel"}),
+        ("siamese", {"sliding_window": 4}),
+        ("hyper", {}),
+    ],
+)
+def test_our_models(scheme: str, fields: dict[str, Any], build: Callable[..., Any]) -> None:
+    check(build(scheme, **fields), build("pre", num_hidden_layers=1))
 
 
-@pytest.mark.parametrize("case", WRITERS)
-def test_applied(case: str, tiny_model: Callable[[str], Any]) -> None:
+WIDE = [("llama", "hyper(n=2)"), ("llama", "attnres"), ("gptj", "attnres"), ("llama", "mix(post, pre, share=0.5)")]
+"""Streams of another shape, and blocks of another form."""
+
+
+@pytest.mark.parametrize(("case", "scheme"), [*((case, "geonorm") for case in WRITERS), *WIDE])
+def test_applied(case: str, scheme: str, tiny_model: Callable[[str], Any]) -> None:
     stock, _ = tiny_model(case)
     model = copy.deepcopy(stock)
-    hf.apply(model, "geonorm")
+    hf.apply(model, scheme)
     check(model, copy.deepcopy(stock), case)
 
 

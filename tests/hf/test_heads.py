@@ -54,14 +54,6 @@ def test_where_an_answer_begins_and_ends(build: Any, ids: Any, causal: bool) -> 
     torch.testing.assert_close(found.loss, wanted)
 
 
-@each("kind", ["TokenClassification", "QuestionAnswering"])
-def test_padding_changes_nothing(build: Any, ids: Any, kind: str) -> None:
-    model = make(kind, build, causal=False)
-    padded = torch.cat((ids, torch.zeros(2, 4, dtype=ids.dtype)), 1)
-    alone, beside = model(ids)[0], model(padded, attention_mask=(padded != 0).long())[0][:, :9]
-    torch.testing.assert_close(beside, alone)
-
-
 @pytest.mark.parametrize("kind", ["TokenClassification", "QuestionAnswering"])
 def test_auto_classes_load_them_and_take_the_body_of_a_language_model(
     build: Any, ids: Any, tmp_path: Path, kind: str
@@ -76,20 +68,6 @@ def test_auto_classes_load_them_and_take_the_body_of_a_language_model(
     assert torch.equal(body.model(ids).last_hidden_state, language.model(ids).last_hidden_state)
 
 
-def test_they_learn(build: Any, ids: Any) -> None:
-    """Whether a token is even, from both sides: nothing but its own embedding is needed."""
-    model = make("TokenClassification", build, causal=False, num_labels=2).train()
-    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
-    losses = []
-    for _ in range(30):
-        loss = model(ids, labels=ids % 2).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    assert losses[-1] < 0.05 < losses[0]
-
-
 @pytest.mark.parametrize("kind", ["TokenClassification", "QuestionAnswering"])
 def test_a_head_on_a_loaded_body_begins_without_bias(
     build: Any, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -101,11 +79,3 @@ def test_a_head_on_a_loaded_body_begins_without_bias(
     model = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(tmp_path)
     head = model.score if kind == "TokenClassification" else model.qa_outputs
     assert bool((head.bias == 0).all()) and 0 < float(head.weight.detach().std()) < 1
-
-
-def test_new_words_of_a_classifier_meet_the_constraints_of_its_scheme(build: Any) -> None:
-    config = build("ngpt").config
-    config.update({"pad_token_id": 0, "num_labels": 3})
-    model = hf.GeoNormForSequenceClassification(config)
-    model.resize_token_embeddings(70)
-    torch.testing.assert_close(model.get_input_embeddings().weight.norm(dim=-1), torch.ones(70))

@@ -62,18 +62,6 @@ def test_it_is_its_model_and_survives_saving(scheme: str, layout: str, ids: Any,
     assert type(shared) is hf.GeoNormForMaskedLM and shared.lm_head.weight.data_ptr() == own.head.weight.data_ptr()
 
 
-def test_one_seed_draws_the_weights_of_the_model() -> None:
-    config = build(transform=True).config
-    torch.manual_seed(3)
-    ours = Decoder(config.shape()).state_dict()
-    torch.manual_seed(3)
-    theirs = hf.GeoNormForMaskedLM(config).state_dict()
-    assert {hf_name(name) for name in ours} == set(theirs)
-    same = {name for name, value in ours.items() if torch.equal(value, theirs[hf_name(name)])}
-    # transformers goes through modules in their order, so that what stands before the head is drawn before it
-    assert set(ours) - same == {"transform.dense.weight", "head.weight"}
-
-
 @each("layout", LAYOUTS)
 def test_padding_at_the_end_and_every_way_to_attend(layout: str, ids: Any) -> None:
     model = build(**LAYOUTS[layout])
@@ -86,19 +74,6 @@ def test_padding_at_the_end_and_every_way_to_attend(layout: str, ids: Any) -> No
     torch.testing.assert_close(out.logits, plain, rtol=1e-4, atol=1e-5)
     assert (out.attentions[0] > 0).all(), "every token sees every other"
     assert [state.shape for state in out.hidden_states] == [(2, 9, 32)] * 3
-
-
-def test_gradients_with_and_without_checkpointing_and_constraints(ids: Any) -> None:
-    models = [build("ngpt", transform=True).train() for _ in range(2)]
-    getattr(models[1], "activation_checkpointing_enable", models[1].gradient_checkpointing_enable)()
-    for model in models:
-        model(ids, labels=ids).loss.backward()
-    for (name, a), b in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
-        assert a.grad is not None and torch.equal(a.grad, b.grad), name
-    with torch.no_grad():
-        models[0].transform.dense.weight *= 3
-    models[0].constrain()
-    torch.testing.assert_close(models[0].transform.dense.weight.norm(dim=-1), torch.ones(32))
 
 
 def test_each_language_model_refuses_the_configuration_of_the_other() -> None:

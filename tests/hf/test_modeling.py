@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from geonorm import Decoder, DecoderConfig, names
-from geonorm.errors import ConfigError
 
 transformers = pytest.importorskip("transformers")
 
@@ -40,6 +39,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "no gains": {"gains": False},
     "learned positions, as GPT-2": {**GPT2, "positions": "learned"},
     "no positions": {**GPT2, "positions": "none"},
+    "window": {"sliding_window": 4},
+    "window in every second block": {"sliding_window": 4, "full_every": 2},
 }
 
 
@@ -124,11 +125,6 @@ def test_buffers_and_scalars_that_no_file_holds_are_made_anew(
         assert torch.equal(value, expected), name
 
 
-@each("scheme", SOME)
-def test_left_padding_changes_nothing(scheme: str, build: Any, ids: Any) -> None:
-    check_left_padding(build(scheme), ids)
-
-
 def check_left_padding(model: Any, ids: Any) -> None:
     """Positions count from the first token of the text."""
     padded = torch.cat((torch.zeros(2, 3, dtype=ids.dtype), ids), 1)
@@ -137,14 +133,6 @@ def check_left_padding(model: Any, ids: Any) -> None:
     found = model(padded, attention_mask=mask, position_ids=positions).logits[:, 3:]
     torch.testing.assert_close(found, model(ids).logits, rtol=1e-4, atol=1e-5)
     assert torch.equal(greedy(model, padded, attention_mask=mask)[:, 3:], greedy(model, ids))
-
-
-def test_what_follows_a_cache_stands_behind_it(build: Any, ids: Any) -> None:
-    """`generate` counts positions itself; whoever calls the model with a cache need not."""
-    model = build("geonorm")
-    begun = model(ids[:, :5], use_cache=True)
-    found = model(ids[:, 5:], past_key_values=begun.past_key_values).logits
-    torch.testing.assert_close(found, model(ids).logits[:, 5:], rtol=1e-4, atol=1e-5)
 
 
 @each("scheme", SOME)
@@ -220,16 +208,6 @@ def test_hidden_states_have_the_gradient_of_a_change_to_the_stream(scheme: str, 
     assert out.hidden_states[-1].grad is not None
 
 
-@each("scheme", ["geonorm", *SEVERAL])
-def test_some_hidden_states_alone(scheme: str, build: Any, ids: Any) -> None:
-    model = build(scheme)
-    whole = model(ids, output_hidden_states=True).hidden_states
-    first, none, last = model(ids, output_hidden_states=[0, -1]).hidden_states
-    assert none is None and torch.equal(first, whole[0]) and torch.equal(last, whole[2])
-    assert [state is None for state in model(ids, output_hidden_states=1).hidden_states] == [True, False, True]
-    assert torch.equal(model(ids, output_hidden_states=True, return_dict=False)[2][1], whole[1])
-
-
 COMPILED = ("geonorm", "ngpt", "hyper")
 """Schemes that are compiled on each change, in all tests together; the others with the slow ones."""
 
@@ -257,26 +235,6 @@ def test_decoding_with_a_static_cache_is_one_graph(scheme: str, build: Any, ids:
     found = greedy(model, ids, cache_implementation="static", disable_compile=True)
     assert torch.equal(found, expected)
     assert counters["stats"]["unique_graphs"] == 2  # one for the prompt, one for every token after it
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # inductor's own
-@pytest.mark.parametrize("scheme", ["geonorm", "hyper"])
-def test_generation_compiles_by_itself_with_a_static_cache(scheme: str, build: Any, ids: Any) -> None:
-    """What transformers does on a GPU, asked for on a CPU: the forward pass compiled, in one graph."""
-    model = build(scheme, num_hidden_layers=1)
-    model.generation_config.compile_config = transformers.CompileConfig(fullgraph=True, mode="default")
-    model.generation_config.compile_config._compile_all_devices = True
-    torch.compiler.reset()
-    assert torch.equal(greedy(model, ids, cache_implementation="static"), greedy(model, ids))
-
-
-@each("scheme", ["geonorm", "hyper", "ngpt"])
-def test_beams_and_assisted_decoding(scheme: str, build: Any, ids: Any) -> None:
-    model, helper = build(scheme), build("pre", num_hidden_layers=1)
-    assert greedy(model, ids, num_beams=3).shape == (2, 14)
-    assert torch.equal(greedy(model, ids, num_beams=3), greedy(model, ids, num_beams=3, use_cache=False))
-    assert torch.equal(greedy(model, ids[:1], assistant_model=helper), greedy(model, ids[:1]))
 
 
 @each("scheme", SOME)
@@ -321,19 +279,6 @@ def test_embeddings_grow(scheme: str, tied: bool, build: Any, ids: Any, tmp_path
     assert torch.equal(again(ids).logits, model.eval()(ids).logits)
 
 
-def test_constraints_hold_after_a_step(build: Any, ids: Any) -> None:
-    model = build("ngpt").train()
-    optimizer = torch.optim.SGD(model.parameters(), 1.0)
-    model(ids, labels=ids).loss.backward()
-    optimizer.step()
-    weight = model.model.blocks[0].attn.branch.q.weight
-    assert not torch.allclose(weight.norm(dim=-1), torch.ones(32), atol=1e-5)
-    model.constrain()
-    for tensor in (weight, model.lm_head.weight, model.get_input_embeddings().weight):
-        torch.testing.assert_close(tensor.norm(dim=-1), torch.ones(len(tensor)))
-    torch.testing.assert_close(model.model.blocks[1].mlp.branch.down.weight.norm(dim=0), torch.ones(48))
-
-
 def test_classifier_reads_the_last_token_that_is_no_padding(build: Any, ids: Any) -> None:
     config = build().config
     config.pad_token_id, config.num_labels = 0, 3
@@ -356,14 +301,6 @@ def test_adapted_decoder_shares_its_weights(ids: Any, build: Any) -> None:
     torch.testing.assert_close(decoder.head.weight.norm(dim=-1), torch.ones(61))
 
 
-def test_writing_from_vectors_is_writing_from_their_ids(build: Any, ids: Any) -> None:
-    model = build("geonorm")
-    model.generation_config.pad_token_id = 0
-    options = {"max_new_tokens": 5, "do_sample": False}
-    told = model.generate(inputs_embeds=model.get_input_embeddings()(ids), **options)
-    assert torch.equal(told, model.generate(ids, **options)[:, ids.shape[1] :])
-
-
 def test_frozen_weights_stay_frozen(build: Any) -> None:
     decoder = Decoder(DecoderConfig("ngpt", layers=1, width=16, heads=2, hidden=16, vocab_size=32, context=16))
     decoder.embed.weight.requires_grad_(False)
@@ -377,6 +314,22 @@ def test_frozen_weights_stay_frozen(build: Any) -> None:
     assert not model.logits_slot.scale.weight.requires_grad
 
 
-def test_a_window_of_one_token_is_refused() -> None:
-    with pytest.raises(ConfigError, match="sliding_window 1"):
-        hf.GeoNormConfig(sliding_window=1)
+@torch.no_grad()
+@each("fields", [{"sliding_window": 4}, {"sliding_window": 4, "full_every": 2}])
+def test_attention_functions_see_the_window(fields: dict[str, Any], build: Any, ids: Any) -> None:
+    model = build(**fields)
+    wanted = model(ids, output_hidden_states=True)
+    model.set_attn_implementation("eager")
+    found = model(ids, output_hidden_states=True, output_attentions=True)
+    torch.testing.assert_close(found.hidden_states, wanted.hidden_states, rtol=1e-4, atol=1e-5)
+    beyond = torch.ones(9, 9).tril(-4).bool()
+    assert [bool(weights[..., beyond].any()) for weights in found.attentions] == [False, "full_every" in fields]
+
+
+def test_dropout_is_for_training(build: Any, ids: Any) -> None:
+    model, plain = build(attention_dropout=0.4), build()
+    for function in ("sdpa", "eager"):
+        model.set_attn_implementation(function)
+        torch.testing.assert_close(model.eval()(ids).logits, plain(ids).logits, rtol=1e-5, atol=1e-5)
+        model.train()
+        assert not torch.allclose(model(ids).logits, model(ids).logits, atol=1e-4), function

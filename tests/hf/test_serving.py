@@ -16,7 +16,7 @@ accelerate = pytest.importorskip("accelerate", reason="device maps need accelera
 
 from safetensors.torch import load_file  # noqa: E402
 
-from geonorm import hf, names  # noqa: E402
+from geonorm import names  # noqa: E402
 
 from ..rows import each  # noqa: E402
 
@@ -111,14 +111,6 @@ def test_a_scale_on_logits_is_no_part_of_vllm(scheme: str, tied: bool, build: An
     assert not torch.allclose(logits, model(ids[:1]).logits[0], rtol=0.1)
 
 
-@each("scheme", [*SOME, "ngpt"])
-def test_a_model_built_under_init_empty_weights_is_on_meta(scheme: str, build: Any) -> None:
-    config = build(scheme, positions="learned").config
-    with accelerate.init_empty_weights():
-        model = hf.GeoNormForCausalLM(config)
-    assert all(p.is_meta for p in model.parameters())
-
-
 PLACES = [(scheme, "blocks") for scheme in (*names(), "geonorm(learn=affine)")]
 PLACES += [*((scheme, "ends") for scheme in (*SOME, "ngpt")), ("geonorm", "none"), ("ngpt", "none")]
 
@@ -138,38 +130,3 @@ def test_device_maps(scheme: str, disk: str, build: Any, ids: Any, tmp_path: Pat
     )
     assert any(p.is_meta for p in again.parameters()) == (disk != "none")  # on disk until it is used
     assert torch.equal(again(ids).logits, model(ids).logits)
-
-
-@each("scheme", ["geonorm", "ngpt", "hyper"])
-def test_half_precision_from_a_folder_is_half_precision_of_the_model(
-    scheme: str, build: Any, ids: Any, tmp_path: Path
-) -> None:
-    model = build(scheme)
-    model.save_pretrained(tmp_path)
-    narrow = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    assert {p.dtype for p in narrow.parameters()} == {torch.bfloat16}
-    assert torch.equal(narrow(ids).logits, model.to(torch.bfloat16)(ids).logits)
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # transformers' own
-@pytest.mark.parametrize(
-    ("scheme", "fields"),
-    [
-        ("geonorm", {"positions": "learned"}),
-        ("geonorm", {"sliding_window": 4, "full_every": 2}),
-        ("ngpt", {"block": "parallel"}),
-        ("siamese", {"sliding_window": 4}),
-    ],
-)
-def test_continuous_batching_is_generation(scheme: str, fields: dict[str, Any], build: Any) -> None:
-    """Requests of different length in one pass over one paged cache, which the attention function fills."""
-    model = build(scheme, **fields)
-    prompts = [[3, 4, 5], [7, 8, 9, 10, 11], [12]]
-    settings = transformers.GenerationConfig(max_new_tokens=6, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    alone = [
-        model.generate(torch.tensor([prompt]), generation_config=settings)[0, len(prompt) :].tolist()
-        for prompt in prompts
-    ]
-    paged = transformers.ContinuousBatchingConfig(block_size=8, num_blocks=16, max_batch_tokens=32)
-    found = model.generate_batch(prompts, generation_config=settings, continuous_batching_config=paged)
-    assert [request.generated_tokens for request in found.values()] == alone

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 
@@ -12,22 +10,6 @@ pytest.importorskip("transformers")
 
 from geonorm.hf.export import fast_tokenizer
 from geonorm.lab.data import NO_TEXT, load_tokenizer
-
-
-@pytest.mark.parametrize("name", ["byte", "gpt2.tokenizer.json.xz", "gpt-neox-olmo-dolma-v1_5.tokenizer.json.xz"])
-def test_tokenizers_are_fast_ones(name: str) -> None:
-    """That of bytes, and published ones where they are at hand."""
-    path = Path(os.environ.get("GEONORM_DATA", "nowhere")) / "tokenizers" / name
-    if name != "byte" and not path.exists():
-        pytest.skip("needs the tokenizers in $GEONORM_DATA")
-    ours = load_tokenizer("byte", NO_TEXT, 257) if name == "byte" else load_tokenizer(str(path), NO_TEXT, 60000)
-    theirs = fast_tokenizer(ours.json, ours.eos, 1024)
-    text = "Once upon a time, in 1984, there were 3 naïve <|endofte>\t\n  ☃ models.\n\tx = y"
-    ids = theirs(text, add_special_tokens=False).input_ids
-    assert ids == ours.encode([text])[0].tolist() and theirs.decode(ids) == text
-    assert theirs.eos_token_id == ours.eos
-    if name == "byte":
-        assert theirs(text).input_ids == list(text.encode()) and ours.eos == 256
 
 
 @pytest.mark.parametrize("mask", [None, 257])

@@ -16,7 +16,7 @@ pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate
 import geonorm  # noqa: E402
 from geonorm import hf, names  # noqa: E402
 from geonorm.hf.export import hf_name  # noqa: E402
-from geonorm.hf.training import undecayed  # noqa: E402
+from geonorm.hf.trainer import undecayed  # noqa: E402
 from geonorm.lab.config import Optim  # noqa: E402
 from geonorm.lab.train import optim  # noqa: E402
 from geonorm.models import Decoder  # noqa: E402
@@ -101,16 +101,6 @@ def test_constraints_hold_after_every_step_of_trainer(kind: str, build: Any, tmp
     assert off_the_sphere(hf.GeoNormForCausalLM.from_pretrained(tmp_path / "checkpoint-2")) < 1e-5
 
 
-def test_without_the_callback_they_would_not_hold(build: Any, tmp_path: Path) -> None:
-    model = build("ngpt")
-    trainer(model, tmp_path, transformers.Trainer, weight_decay=0.0, save_strategy="no").train()
-    assert off_the_sphere(model) > 1e-2
-    with pytest.warns(UserWarning, match=r"weights \(q\) are not where ngpt keeps them"):
-        model.save_pretrained(tmp_path / "off")
-    model.constrain()
-    model.to(torch.bfloat16).save_pretrained(tmp_path / "on")
-
-
 def test_a_scheme_that_counts_steps_says_when_none_was_counted(build: Any, tmp_path: Path) -> None:
     """Under the stock trainer its blocks stay as they begin; with the callback they train."""
     model = build("prores(pre, steps=2)").train()
@@ -151,21 +141,6 @@ def test_trainers_optimizer_has_these_groups_and_the_stock_one_is_warned_of(buil
         trainer(model, tmp_path, transformers.Trainer, **settings).train()
     made = (torch.optim.AdamW, {"params": geonorm.parameter_groups(model, 1e-3)})
     trainer(model, tmp_path, transformers.Trainer, optimizer_cls_and_kwargs=made, **settings).train()
-
-
-def test_matrices_alone_decay_before_and_after_apply() -> None:
-    config = transformers.LlamaConfig(
-        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, vocab_size=61
-    )
-    model = transformers.LlamaForCausalLM(config)
-    matrices = {id(p) for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name}
-    for scheme in (None, "peri"):
-        if scheme is not None:
-            hf.apply(model, scheme)
-        decayed, embed, others = geonorm.parameter_groups(model, 1e-3, rates={"embed": 16})
-        assert {id(p) for p in decayed["params"]} == matrices
-        assert embed["params"] == [model.get_input_embeddings().weight] and embed["lr"] == 16e-3
-    assert len(others["params"]) == 9  # two norms at each of four sites, one at the end
 
 
 def test_accelerate_changes_no_bit_of_a_step(build: Any, ids: Any) -> None:
@@ -221,18 +196,6 @@ def test_lora_trains_saves_loads_and_merges(scheme: str, targets: Any, build: An
         merged.save_pretrained(tmp_path / "merged")
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert torch.equal(loaded(ids).logits, merged(ids).logits)
-
-
-@PEFT
-@pytest.mark.parametrize(
-    ("fields", "targets"),
-    [({"qk_norm": "head"}, ["branch.q", "branch.v"]), ({"block": "parallel"}, ["attn.q", "attn.v"])],
-)
-def test_lora_leaves_norms_on_queries_alone(fields: Any, targets: list[str], build: Any) -> None:
-    peft = pytest.importorskip("peft", reason="LoRA needs PEFT")
-    tuned = peft.get_peft_model(build("hybrid", **fields), peft.LoraConfig(r=2, target_modules=targets))
-    held = {name for name, _ in tuned.named_modules() if name.endswith("lora_A")}
-    assert len(held) == 4 and not any(".norms." in name or ".slots." in name for name in held)
 
 
 @PEFT

@@ -15,18 +15,20 @@ from .apply import Report, apply, restore
 from .card import card
 from .config import GeoNormConfig
 from .export import adapt, export
-from .heads import GeoNormForQuestionAnswering, GeoNormForSequenceClassification, GeoNormForTokenClassification
 from .layouts import layout_of
 from .modeling import (
     GeoNormForCausalLM,
     GeoNormForMaskedLM,
+    GeoNormForQuestionAnswering,
+    GeoNormForSequenceClassification,
+    GeoNormForTokenClassification,
     GeoNormModel,
     GeoNormPreTrainedModel,
 )
 from .stock import load_stock, to_stock
 
 if TYPE_CHECKING:
-    from .training import ConstrainCallback, Trainer
+    from .trainer import ConstrainCallback, Trainer
 
 __all__ = [
     "ConstrainCallback",
@@ -62,7 +64,7 @@ transformers.AutoModelForQuestionAnswering.register(GeoNormConfig, GeoNormForQue
 def __getattr__(name: str) -> Any:
     """What builds on transformers.Trainer, which takes a second to import, when it is asked for."""
     if name in ("ConstrainCallback", "Trainer"):
-        from . import training
+        from . import trainer
 
-        return getattr(training, name)
+        return getattr(trainer, name)
     raise AttributeError(f"module {__name__} has no attribute {name}")

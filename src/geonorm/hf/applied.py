@@ -25,9 +25,8 @@ from ..measure.anatomy import FAMILIES
 from ..models.trunk import End
 from ..residual import Residual
 from ..schemes import parse, sources_of
-from .block import Affine, StockBranch
+from .block import Affine, Derived, StockBranch
 from .config import from_folder
-from .derived import Derived
 from .loading import ReadsFolders, loaded_kept
 from .sites import replace_sites
 

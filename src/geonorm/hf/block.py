@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,25 @@ from ..norms import Norm, NormSpec, upcast
 from ..residual import Residual
 from ..schemes import Scheme, Site
 from ..schemes.scales import Times
-from .derived import Derived
+
+
+class Derived:
+    """Mixed into a class that is made from a stock one and stands in no module under its name, so that its objects are
+    pickled and copied by the function that makes the class."""
+
+    made_by: ClassVar[tuple[Any, ...]]
+    """A function, by its module and name, and the stock classes from which it makes the class."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if "made_by" not in vars(type(self)):  # of somebody's subclass, which Python finds by its name
+            return super().__reduce_ex__(protocol)
+        return make_bare, self.made_by, self.__getstate__()
+
+
+def make_bare(make: Any, *stock: Any) -> Any:
+    """An object without its state yet."""
+    made = make(*stock)
+    return made.__new__(made)
 
 
 class Affine(nn.Module):

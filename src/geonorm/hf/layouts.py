@@ -16,8 +16,7 @@ from ..errors import ConfigError, unknown
 from ..measure.anatomy import FAMILIES, Stack, anatomy
 from ..models.config import DecoderConfig
 from ..schemes import enter_as, parse
-from .config import NAMES, layer_types
-from .rope import FULL, SLIDING, read_by_window, read_rope
+from .config import FULL, NAMES, SLIDING, layer_types, read_by_window, read_rope
 
 GATED = {"swiglu": "silu"}
 PLAIN = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}

@@ -16,7 +16,12 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel, initialization as init
 from transformers.cache_utils import DynamicCache
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_layers import (
+    GenericForQuestionAnswering,
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+    GradientCheckpointingLayer,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast, MaskedLMOutput
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
@@ -31,10 +36,9 @@ from ..models.values import Handing, token_tables
 from ..norms import upcast
 from ..residual import Residual
 from ..schemes import Progress, Scheme, Site, belongs_to_scheme, restore, state_of
-from .config import GeoNormConfig, layer_types
+from .config import SLIDING, GeoNormConfig, layer_types
 from .layers import LAYERS, Attend, run_layers
 from .loading import LOADED, ReadsFolders, loaded_kept
-from .rope import SLIDING
 from .versions import CACHE, check_arguments, check_cache, one_cache, warn_if_untested
 
 
@@ -386,3 +390,44 @@ def language_model(model: object) -> GeoNormForCausalLM:
     if not isinstance(model, GeoNormForCausalLM):
         raise ConfigError(f"expected a GeoNormForCausalLM, got {type(model).__name__}")
     return model
+
+
+class Classifier(GeoNormPreTrainedModel):
+    """transformers' heads for labels take the mean over a batch whatever the number of items that its trainer names, so
+    that it has to divide by the steps that it accumulates over."""
+
+    accepts_loss_kwargs = False
+
+
+class GeoNormForSequenceClassification(GenericForSequenceClassification, Classifier):
+    """A linear classifier on the last token that is not padding."""
+
+    def __init__(self, config: GeoNormConfig) -> None:
+        GeoNormPreTrainedModel.__init__(self, config)
+        self.num_labels = config.num_labels
+        self.model = GeoNormModel(config)
+        self.score = nn.Linear(config.hidden_size, self.num_labels, bias=False)
+        self.post_init()
+
+
+class GeoNormForTokenClassification(GenericForTokenClassification, Classifier):
+    """A linear classifier, with a bias, on every token. Of a model that sees one side (`is_causal`), a label is told by
+    the tokens up to its own."""
+
+    def __init__(self, config: GeoNormConfig) -> None:
+        GeoNormPreTrainedModel.__init__(self, config)
+        self.num_labels = config.num_labels
+        self.model = GeoNormModel(config)
+        self.dropout = nn.Identity()
+        self.score = nn.Linear(config.hidden_size, self.num_labels)
+        self.post_init()
+
+
+class GeoNormForQuestionAnswering(GenericForQuestionAnswering, GeoNormPreTrainedModel):
+    """Where an answer begins and ends in a text: two logits for every token."""
+
+    def __init__(self, config: GeoNormConfig) -> None:
+        GeoNormPreTrainedModel.__init__(self, config)
+        self.model = GeoNormModel(config)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.post_init()

@@ -3,36 +3,81 @@
 It is made from the source of this package: the definitions that the model classes and the schemes of one model reach,
 in the order of their modules, comments and docstrings included, imports among modules left out. Where two modules use
 one name for different things, one of them takes its module's name in front. The fused kernels stay behind: the
-geodesic update is the closed form in plain PyTorch, which is what runs on a CPU here too (alone.py).
+geodesic update is the closed form in plain PyTorch, which is what runs on a CPU here too (single_file.py).
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import inspect
 import re
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from dis import get_instructions
 from functools import cache
 from pathlib import Path
+from types import CodeType
+from typing import NamedTuple
 
 from .. import PUBLIC, __version__, elsewhere
 from ..errors import ConfigError
 from ..models.config import DecoderConfig
 from ..schemes import GeoNorm, Scheme, schemes_in
 from ..schemes.registry import name_of
-from .aliases import Use, defined, free_names, is_text
+
+
+class Use(NamedTuple):
+    """A name that is bound nowhere around it: its line, from 1, and columns in bytes."""
+
+    name: str
+    attribute: str | None
+    """What is asked of it: dot in sphere.dot."""
+    line: int
+    start: int
+    end: int
+    eager: bool
+    """Whether it is needed when the definition is made, and not only when a function runs."""
+
+
+def is_text(node: ast.stmt | None) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def defined(node: ast.stmt) -> str | None:
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        return node.name
+    target = node.targets[0] if isinstance(node, ast.Assign) else None
+    target = node.target if isinstance(node, ast.AnnAssign) else target
+    return target.id if isinstance(target, ast.Name) else None
+
+
+def free_names(code: CodeType, eager: bool = True) -> Iterator[Use]:
+    """As the compiler sees them, in functions inside too. The code is compiled without annotations as text."""
+    if code.co_flags & inspect.CO_OPTIMIZED:  # a function; what is in <brackets> is a comprehension, which runs at once
+        eager = eager and code.co_name.startswith("<") and code.co_name not in ("<lambda>", "<genexpr>")
+    steps = list(get_instructions(code))
+    own = {step.argval for step in steps if step.opname == "STORE_NAME"} if code.co_name != "<module>" else set()
+    for step, after in zip(steps, [*steps[1:], None], strict=True):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval not in own and step.positions:
+            asked = after.argval if after is not None and after.opname in ("LOAD_ATTR", "LOAD_METHOD") else None
+            line, _, start, end = step.positions
+            if line is None or start is None or end is None:
+                raise ConfigError("--remote-code needs Python's columns: unset PYTHONNODEBUGRANGES")
+            yield Use(step.argval, asked, line, start, end, eager)
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from free_names(inner, eager)
+
 
 PACKAGE = Path(__file__).parent.parent
-KINDS = {
-    "Config": "hf.config", "Model": "hf.modeling", "ForCausalLM": "hf.modeling", "ForMaskedLM": "hf.modeling",
-    "ForSequenceClassification": "hf.heads", "ForTokenClassification": "hf.heads", "ForQuestionAnswering": "hf.heads",
-}  # fmt: skip
+HEADS = ("CausalLM", "MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering")
+KINDS = {"Config": "hf.config", "Model": "hf.modeling", **{f"For{head}": "hf.modeling" for head in HEADS}}
 """What of ours an Auto class may ask for, and where it is."""
 FILE = "modeling_geonorm.py"
-LAYERS = " errors settings decay elsewhere sphere norms ops schemes theirs residual nn hf".split(" ")
+LAYERS = " errors settings decay elsewhere sphere norms ops schemes theirs residual models hf".split(" ")
 """Parts of the package from the bottom up, its __init__ first: the order in which the file reads, where definitions
 leave a choice; theirs are schemes from elsewhere."""
 STAND_INS = {
@@ -42,7 +87,7 @@ STAND_INS = {
     "schemes.registry": ("installed",),
     "ops.geodesic": ("geodesic_step", "geodesic_step_read"),
 }
-"""What hf.alone defines in the place of definitions that would bring kernels along, or code from elsewhere."""
+"""What hf.single_file defines in the place of definitions that would bring kernels along, or code from elsewhere."""
 LEFT_OUT = "# an import among modules"
 
 Place = tuple[str, str]  # (module, name of a definition)
@@ -153,7 +198,7 @@ class Bundle:
         """Where a name of a module is defined in the package, through any number of re-exports."""
         module = self.read(home)
         if name in module.definitions:
-            return "hf.alone" if name in STAND_INS.get(home, ()) else home, name
+            return "hf.single_file" if name in STAND_INS.get(home, ()) else home, name
         inner, original = module.ours.get(name, ("", ""))
         return self.place(inner, original) if original else None
 

@@ -18,10 +18,9 @@ from transformers import initialization
 from ..errors import ConfigError, cause
 from ..measure.load import one_line, with_weights
 from ..models.config import DecoderConfig
-from .config import GeoNormConfig, layer_types
+from .config import GeoNormConfig, layer_types, write_by_window, write_rope
 from .layouts import QKV, SHARED, TOKENS, Layout, join_names, layout_for, layout_of, read_shape
 from .modeling import GeoNormForCausalLM, language_model
-from .rope import write_by_window, write_rope
 
 EMBEDDING = "model.embed_tokens.weight"
 Weights = dict[str, Tensor]
