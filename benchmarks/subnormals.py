@@ -24,7 +24,7 @@ import torch
 
 from geonorm.bench.timing import elapsed, ratio, take_turns
 from geonorm.devices import subnormals_as_zero
-from geonorm.lab.options import Optim
+from geonorm.lab.config import Optim
 from geonorm.lab.runs import environment
 from geonorm.lab.train.optim import build_optimizers
 from geonorm.models import Decoder, DecoderConfig

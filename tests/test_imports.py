@@ -54,7 +54,7 @@ ALLOWED = {
 }
 FREE_OF_TORCH = """
     errors lazy output parsing progress results decay settings elsewhere measure.anatomy cli.arguments
-    cli.main dynamics.config measure.config models.config lab.clusters lab.config lab.compare.ladder_config
+    cli.main dynamics.config measure.config models.config lab.config lab.compare.ladder_config
     lab.runs.folder lab.statistics.spikes lab.statistics.comparison lab.simulate report report.config bench.config
 """.split()
 EXTRAS = """
@@ -128,7 +128,7 @@ def test_import_direction() -> None:
 
 
 LAB_ORDER = """
-    shapes clusters options needs config data distributed statistics runs resolve footprint storage checkpoint open
+    config data distributed statistics runs resolve footprint storage checkpoint open
     train evaluate export probe_inputs simulate probe plan compare
 """.split()
 """The sub-packages and modules of `lab`, from the ground up: each imports what stands before it."""

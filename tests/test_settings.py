@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
 
 from geonorm.errors import ConfigError
-from geonorm.settings import Count, Needs, Range, Settings, check_needs, docs, from_dict, options, to_dict
+from geonorm.settings import Count, Range, Settings, check_unused, docs, from_dict, options, to_dict
 
 from .rows import each
 
@@ -43,11 +44,12 @@ class Whole(Settings):
     """Whether."""
     part: Part = field(default_factory=Part)
 
-    needs: ClassVar[Needs] = {
-        "rates": ("switch", lambda whole: whole.switch),
-        "part.word": ("a number", lambda whole: whole.number is not None),
-        "absent": ("what another command has", lambda whole: False),
-    }
+    def unused(self) -> Iterator[tuple[str, str]]:
+        if not self.switch:
+            yield "rates", "switch"
+        if self.number is None:
+            yield "part.word", "a number"
+        yield "absent", "what another command has"
 
 
 def test_fields_get_their_types() -> None:
@@ -119,6 +121,8 @@ def test_what_does_nothing_is_refused_where_somebody_gave_it(given: dict[str, An
     """What stands there anyway is no request, and neither is what a file names beside all else."""
     config = from_dict(Whole, {"name": "x", **given}, typed=True)
     with pytest.raises(ConfigError, match=said):
-        check_needs(config, given)
-    check_needs(config, {"name": "x", "part": {"word": "one"}, "rates": []})
-    check_needs(from_dict(Whole, {"name": "x", "number": 1, "switch": True, **given}, typed=True), given)
+        check_unused(config, given)
+    check_unused(config, {"name": "x"})
+    for defaults in ({"name": "x", "rates": []}, {"name": "x", "part": {"word": "one"}}):
+        check_unused(from_dict(Whole, defaults, typed=True), defaults)
+    check_unused(from_dict(Whole, {"name": "x", "number": 1, "switch": True, **given}, typed=True), given)

@@ -13,13 +13,14 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from itertools import pairwise
 from math import inf, isfinite
 from numbers import Integral, Real
+from operator import attrgetter
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -58,11 +59,6 @@ comparisons there (devices.subnormals_as_zero)."""
 Positive = Annotated[float, Range(TINIEST, said="must be positive")]
 
 
-Needs = Mapping[str, tuple[str, Callable[[Any], bool]]]
-"""Of settings that do nothing without another one, by dotted names: which in words, and whether a configuration has
-it."""
-
-
 class Settings:
     """Base of configurations. What a command says of itself on the command line stands in class attributes."""
 
@@ -74,11 +70,14 @@ class Settings:
     """Fields that --help shows; all where none is named."""
     examples: ClassVar[tuple[str, ...]] = ()
     """Commands that --help ends with."""
-    needs: ClassVar[Needs] = {}
-    """Fields that do nothing without another one (check_needs)."""
 
     def __post_init__(self) -> None:
         check(self, self.prefix)
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        """Settings that do nothing beside the others: dotted names, each with what it needs. check_unused refuses them
+        where somebody set them."""
+        return iter(())
 
 
 def check(config: Any, prefix: str = "") -> None:
@@ -267,18 +266,13 @@ def find(settings: Mapping[str, Any], name: str) -> Any:
     return found.get(leaf) if isinstance(found, Mapping) else getattr(found, leaf, None)
 
 
-def check_needs(config: Settings, given: Mapping[str, Any]) -> None:
-    """ConfigError for a setting that somebody gave, as a tree says, and that does nothing beside the others. One that
-    says what holds anyway is let pass (it may take back what a file says), and so is all that stands in files, which
-    name every setting."""
-    known = options(type(config))
-    for name, (what, there) in config.needs.items():
-        option = known.get(name)
-        if option is None or find(given, name) is None:
-            continue
-        value = convert_value(option.flag, find(given, name), option.hint, typed=True)
-        if value != option.default and not there(config):
-            raise ConfigError(f"{option.flag} does nothing here, it needs {what}: see to that, or leave it out")
+def check_unused(config: Settings, given: Mapping[str, Any]) -> None:
+    """ConfigError for a setting of the tree `given` that does nothing beside the others. One with its default value
+    passes, as it may take back what a file says; so do settings of files, which name every one."""
+    every = options(type(config))
+    for name, need in config.unused():
+        if name in every and find(given, name) is not None and attrgetter(name)(config) != every[name].default:
+            raise ConfigError(f"{flag(name)} does nothing here, it needs {need}: see to that, or leave it out")
 
 
 def check_out(out: str) -> None:

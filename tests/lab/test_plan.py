@@ -13,10 +13,8 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from geonorm.cli.arguments import read
-from geonorm.lab.clusters import Machine
-from geonorm.lab.config import Model, Optim, Runtime, TrainCommand, TrainConfig
+from geonorm.lab.config import Evaluation, Machine, Model, Optim, Runtime, TrainCommand, TrainConfig
 from geonorm.lab.distributed import parallel
-from geonorm.lab.options import Evaluation
 from geonorm.lab.plan import flops_per_token, plan
 from geonorm.lab.train import optim
 from geonorm.models.config import DecoderConfig, preset

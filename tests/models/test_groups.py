@@ -11,7 +11,7 @@ from torch import nn
 import geonorm
 from geonorm import Decoder, DecoderConfig, Residual, Site, names
 from geonorm.errors import ConfigError
-from geonorm.lab.options import RATED, Optim
+from geonorm.lab.config import RATED, Optim
 from geonorm.models import groups
 from geonorm.models.groups import parameter_groups, parameter_roles
 from geonorm.models.roles import ROLES, SHARED_ROLES

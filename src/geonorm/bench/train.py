@@ -15,9 +15,8 @@ from torch._dynamo.exc import TorchDynamoException
 
 from ..devices import pick_device
 from ..errors import ConfigError, GeonormError, cause
-from ..lab.config import Runtime
+from ..lab.config import Optim, Runtime
 from ..lab.distributed import parallel
-from ..lab.options import Optim
 from ..lab.runs import environment
 from ..lab.runs.folder import write_json
 from ..lab.train import optim

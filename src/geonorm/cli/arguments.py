@@ -24,7 +24,7 @@ from ..settings import (
     Option,
     Settings,
     bare,
-    check_needs,
+    check_unused,
     choices,
     find,
     flag,
@@ -85,7 +85,7 @@ def read(kind: type[C], program: str, arguments: list[str]) -> C:
         if isinstance(settings.get(name), str):
             settings[name] = os.path.expanduser(settings[name])
     config: C = from_dict(kind, settings, typed=True)
-    check_needs(config, given)
+    check_unused(config, given)
     return config
 
 

@@ -325,7 +325,7 @@ def data(options: DataConfig) -> int:
     from ..lab.data import inspect_source, load_tokenizer, open_source, tokenize
 
     source = open_source(options.source)
-    name = options.tokenizer or ("bpe" if options.action == "prepare" else None)
+    name = options.tokenizer_name
     tokenizer = load_tokenizer(name, source, options.vocab_size) if name else None
     if options.action == "inspect" or tokenizer is None:
         print(json.dumps(inspect_source(source, tokenizer), indent=1, ensure_ascii=False))

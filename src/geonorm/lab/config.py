@@ -1,20 +1,19 @@
 """Every setting of a run, as plain typed dataclasses. No torch here: the command line reads this file.
 
-What people set most is a field of the config itself (`--steps`), the rest is grouped (`--optim.weight_decay`).
+What people set most is a field of the config itself (`--steps`), the rest is grouped (`--optim.weight_decay`). A part
+of the program takes its group, not the whole: `build_optimizers(model, config.optim, lr)`. What follows from several
+settings is worked out once, by `lab.resolve`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
-from ..errors import ConfigError
+from ..errors import ConfigError, unknown
 from ..models.config import DecoderConfig, preset
-from ..settings import Count, Needs, NotNegative, Range, Settings
-from .clusters import Machine, Ray, Slurm
-from .needs import LAUNCHED, NEEDS
-from .options import Checkpoint, Evaluation, Log, Optim, Tokens
-from .shapes import Goal, Model, shape_of
+from ..settings import Count, Natural, NotNegative, Positive, Range, Settings, Share, check_out, convert_value, hints
 
 MAX_SEED = 2**63 - 1
 TRAINED_WITH: dict[str, Literal["adamw", "muon"]] = {"modern": "muon", "modern-d12": "muon"}
@@ -22,6 +21,158 @@ TRAINED_WITH: dict[str, Literal["adamw", "muon"]] = {"modern": "muon", "modern-d
 Many = Annotated[int, Range(1), Range(1, 2**53)]
 TUNING_SEED = 1_000_000
 """Seed of the short runs that choose a learning rate: none that a final run uses, however many seeds are added."""
+Amount = Annotated[float, Range(1e-6, 1e9)]
+RATED = ("embed", "position", "head", "hidden", "q", "k", "v", "o", "up", "gate", "down", "gain")
+"""Roles that may have a learning rate of their own: what models.roles has, as far as models of text have it."""
+WIDTHLESS = ("embed", "position", "gain")
+"""Roles whose best rate does not depend on the width: no sum over the width stands between them and the stream."""
+LARGE = 0.1
+"""A share of every matrix that no step should take: the default of a decay that the learning rate multiplies."""
+NORMS_WITH_BIAS = ("layer", "dyt", "derf")
+"""Norms that have a bias beside their gains."""
+Memory = Annotated[float, Range(0, 0.999999)]
+"""Share of an average that it keeps in a step."""
+
+
+@dataclass(frozen=True)
+class Optim(Settings):
+    """The optimizer and its schedule."""
+
+    prefix = "optim."
+
+    name: Literal["adamw", "muon"] | None = None
+    """muon: orthogonalised momentum for matrices inside blocks, AdamW for the rest. When not given, that of the preset:
+    muon for modern, adamw for all others."""
+    weight_decay: NotNegative = 0.1
+    """On matrices but not on embeddings, norms and scalars; decoupled."""
+    independent: bool = False
+    """Weight decay of a step is weight_decay times the schedule (arXiv:2309.14322: some 1e-4), not times the learning
+    rate; 0.1 or more is refused."""
+    betas: tuple[Memory, Memory] = (0.9, 0.95)
+    """AdamW's averages."""
+    eps: NotNegative = 1e-8
+    """AdamW's epsilon."""
+    clip: NotNegative = 1.0
+    """Largest norm of the whole gradient; 0 switches clipping off."""
+    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
+    """After warm-up: cosine to the floor, constant with a linear decay at the end (wsd), or constant."""
+    warmup: Share = 0.1
+    """Share of the steps in which the learning rate rises linearly."""
+    warmup_steps: Natural | None = None
+    """The same in steps, in place of the share."""
+    cooldown: Share = 0.2
+    """Share of the steps in which wsd decays."""
+    floor: Share = 0.1
+    """Last learning rate as a share of the highest."""
+    rates: list[str] = field(default_factory=list)
+    """Multipliers of the learning rate by role: embed=16 head=1. Roles: embed, position, head, q k v o up gate down,
+    hidden (all of these), gain (norms, biases, numbers that a scheme learns). In a ladder those of embed, position and
+    gain hold at the preset's width and grow with it, so that their rates stay while that of matrices falls."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.multipliers) < len(self.rates):
+            raise ConfigError("optim.rates names a role twice")
+        if self.independent and self.weight_decay >= LARGE:
+            raise ConfigError(
+                f"optim.independent takes weight_decay, {self.weight_decay:g}, off every matrix in a step, whatever "
+                "the rate: give a share for one step, say --optim.weight_decay 1e-4"
+            )
+
+    @property
+    def multipliers(self) -> dict[str, float]:
+        """Of the learning rate, by role. ConfigError for an unknown role or a rate that is not above 0."""
+        multipliers: dict[str, float] = {}
+        for word in self.rates:
+            role, _, number = word.partition("=")
+            if role not in RATED:
+                raise ConfigError(unknown("role of optim.rates", role, RATED))
+            name = f"optim.rates {role}"
+            multipliers[role] = convert_value(name, convert_value(name, number, float, typed=True), Positive)
+        return multipliers
+
+    def at_width(self, ratio: float) -> Optim:
+        """The same for a model `ratio` times as wide, whose learning rate is as many times lower: roles whose best rate
+        does not depend on the width keep theirs."""
+        multipliers = {role: rate * (ratio if role in WIDTHLESS else 1) for role, rate in self.multipliers.items()}
+        return replace(self, rates=[f"{role}={rate:.6g}" for role, rate in multipliers.items()])
+
+    def warmup_end(self, steps: int) -> int:
+        """The last step of warm-up."""
+        return round(self.warmup * steps) if self.warmup_steps is None else self.warmup_steps
+
+    def trunk_end(self, steps: int) -> int:
+        """The last step before wsd cools down: up to there a longer run is the same run."""
+        return steps - max(1, round(self.cooldown * steps))
+
+    def check_steps(self, steps: int) -> None:
+        """ConfigError where warm-up does not end before what follows it: the rate would never be the one that is
+        given."""
+        end, what = (self.trunk_end(steps), "cool-down") if self.schedule == "wsd" else (steps, "end")
+        if (warm := self.warmup_end(steps)) > end:
+            raise ConfigError(
+                f"warm-up of {warm} of {steps} steps goes beyond step {end}, the {what}: shorten --optim.warmup_steps "
+                "or --optim.warmup, or train longer"
+            )
+
+
+@dataclass(frozen=True)
+class Evaluation(Settings):
+    """Measurements during training, on held-out text that never changes."""
+
+    prefix = "evaluation."
+
+    every: Count | None = None
+    """Steps between evaluations; a third of the run when not given. The last step is always evaluated."""
+    tokens: Count = 65536
+    """Held-out tokens, spread evenly over the validation text; the whole of it where it is shorter."""
+    whole: bool | None = None
+    """The whole validation text, document by document, after the last step; when not given, where that costs little: it
+    has at most a third of the tokens that the run trains on."""
+    average: Share = 0.0
+    """Share of the steps, the last ones, whose mean weights are evaluated too (val_loss_average); 0: none."""
+    trace_tokens: Natural = 1024
+    """Held-out tokens, spread like the others, on which the geometry of every site is measured; 0: no trace."""
+
+
+@dataclass(frozen=True)
+class Checkpoint(Settings):
+    """What survives a crash."""
+
+    prefix = "checkpoint."
+
+    every: Count | None = None
+    """Steps between checkpoints; a fifth of the run when not given. One is saved at the last step, and when ten minutes
+    have passed without."""
+    keep: Count = 2
+    """Newest checkpoints kept; of a run under wsd also the one before the cool-down, where longer runs can begin."""
+
+
+@dataclass(frozen=True)
+class Log(Settings):
+    """Where the numbers of a run go besides its directory."""
+
+    prefix = "log."
+
+    to: list[Literal["wandb", "trackio"]] = field(default_factory=list)
+    """Trackers, each an extra of the package (pip install 'geonorm[wandb]'); none by default. Their project is
+    $WANDB_PROJECT, or geonorm."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(set(self.to)) < len(self.to):
+            raise ConfigError("--log.to names a tracker twice")
+
+
+@dataclass(frozen=True)
+class Tokens(Settings):
+    """How text becomes tokens."""
+
+    prefix = "tokens."
+
+    tokenizer: str = "bpe"
+    """byte, bpe (trained on the training text, as many tokens as model.vocab_size), or a tokenizer.json. Tokens are
+    kept in $GEONORM_CACHE, or ~/.cache/geonorm."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +216,74 @@ class Runtime(Settings):
     """Whether to write event files."""
 
 
+Goal = Literal["causal", "mlm"]
+
+
+Model = make_dataclass(
+    "Model",
+    [(name, hint | None, None) for name, hint in hints(DecoderConfig).items() if name not in ("scheme", "causal")],
+    bases=(Settings,),
+    namespace={
+        "__module__": __name__,
+        "__doc__": "Shape of the model; what is not given comes from the preset.",
+        "prefix": "model.",
+        "documented_by": DecoderConfig,
+    },
+    frozen=True,
+)
+"""Every field of a model but the scheme and what the objective says, optional."""
+
+
+@dataclass(frozen=True)
+class Ray(Settings):
+    """--launcher ray: every run is a task; --out and the caches lie on a file system that all nodes see."""
+
+    prefix = "ray."
+
+    address: str | None = None
+    """Cluster (host:port, ray://host:port, auto), or local for one of its own here; when not given $RAY_ADDRESS, else
+    the cluster that runs on this machine, else a new one."""
+    gpus: NotNegative | None = None
+    """GPUs of a run, also a share of one; 1 when not given, if the cluster has any and the device is not cpu."""
+
+
+@dataclass(frozen=True)
+class Slurm(Settings):
+    """--launcher submitit: every run is a job of SLURM; where there is no SLURM, processes of this machine."""
+
+    prefix = "slurm."
+
+    time: Count = 1440
+    """Time limit of a job in minutes; a run that reaches it is saved and submitted again."""
+    gpus: Natural | None = None
+    """GPUs of a run, one rank on each; when not given 1 with --runtime.device cuda, else none."""
+    options: list[str] = field(default_factory=list)
+    """Options of sbatch (partition=gpu account=lab mem=16G qos=high)."""
+    setup: str | None = None
+    """Line of shell before a run, such as `module load cuda`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bad := [word for word in self.options if not all(word.partition("=")[::2])]:
+            raise ConfigError(f"slurm.options are name=value, got {bad[0]!r}")
+
+
+@dataclass(frozen=True)
+class Machine(Settings):
+    """What a plan (--dry-run) assumes of one device. The defaults are an H100 SXM."""
+
+    prefix = "machine."
+
+    tflops: Amount | None = None
+    """Peak of dense matrix products, 10^12 operations per second; when not given 989 in bf16, and 67 in fp32: TF32 is
+    not switched on."""
+    memory: Amount = 72.0
+    """GiB that tensors may take: 80 less a tenth for CUDA, NCCL and fragmentation."""
+
+
 @dataclass(frozen=True)
 class Shared(Settings):
     """What every run of a study shares, whatever its length."""
-
-    needs: ClassVar[Needs] = NEEDS
 
     preset: str = "nano"
     """Size of the model: nano, nano-gpt2, nano-bert, modern, mini, 125m, paper-125m, bert-base, modern-d12,
@@ -95,8 +309,30 @@ class Shared(Settings):
             object.__setattr__(self, "optim", replace(self.optim, name=TRAINED_WITH.get(self.preset, "adamw")))
 
     def shape(self, scheme: str) -> DecoderConfig:
-        """The model under a scheme: the preset with the given fields replaced."""
-        return shape_of(self.preset, self.objective, scheme, self.model)
+        """The model under a scheme: the preset with the fields of `model` replaced. ConfigError for a preset that needs
+        another objective."""
+        changes = {key: value for key, value in asdict(self.model).items() if value is not None}
+        shape = preset(self.preset, scheme=scheme, **changes)
+        if self.objective == "mlm":
+            return replace(shape, causal=False)
+        if not shape.causal:
+            raise ConfigError(f"preset {self.preset} attends to both sides of a token: it needs --objective mlm")
+        return shape
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        if self.optim.schedule != "wsd":
+            yield "optim.cooldown", "optim.schedule wsd"
+        if self.optim.schedule == "constant":
+            yield "optim.floor", "optim.schedule cosine or wsd"
+        if self.optim.warmup_steps is not None:
+            yield "optim.warmup", "optim.warmup_steps to be left out"
+        shape = self.shape("pre")
+        if not shape.gains or shape.norm not in NORMS_WITH_BIAS:
+            yield "model.norm_bias", "norms with gains and a bias, model.norm layer, dyt or derf"
+        if shape.init not in ("neox", "gpt2"):
+            yield "model.init_depth", "model.init neox or gpt2"
+        if shape.positions != "rope":
+            yield "model.rope_theta", "model.positions rope"
 
 
 @dataclass(frozen=True)
@@ -142,7 +378,7 @@ class TrainConfig(Recipe):
         super().__post_init__()
         if self.scheme == "preset":
             object.__setattr__(self, "scheme", preset(self.preset).scheme)
-        directory(self.out)
+        check_out(self.out)
 
     @property
     def phase(self) -> str:
@@ -188,8 +424,6 @@ class TrainCommand(TrainConfig):
 class Grid(Shared):
     """Which runs a study of schemes has, and where they are made."""
 
-    needs: ClassVar[Needs] = {**NEEDS, **LAUNCHED}
-
     verb: ClassVar[str]
     """The command that goes on with it."""
     noun: ClassVar[str]
@@ -210,7 +444,14 @@ class Grid(Shared):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        directory(self.out)
+        check_out(self.out)
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        """A folder keeps the settings of one launcher while another goes on with it."""
+        yield from super().unused()
+        for launcher, name, group in (("ray", "ray", Ray), ("submitit", "slurm", Slurm)):
+            if self.launcher != launcher:
+                yield from ((f"{name}.{f.name}", f"--launcher {launcher}") for f in fields(group))
 
 
 @dataclass(frozen=True)
@@ -284,10 +525,6 @@ class DataConfig(Settings):
         "geonorm data inspect my.txt",
         "geonorm data prepare my.jsonl.zst --vocab-size 4096",
     )
-    needs: ClassVar[Needs] = {
-        "vocab_size": ("--tokenizer bpe", lambda c: c.tokenizer in ("bpe", *[None] * (c.action == "prepare"))),
-    }
-
     action: Literal["inspect", "prepare"]
     """inspect: print a description; prepare: tokenize into the cache, $GEONORM_CACHE or
     ~/.cache/geonorm."""
@@ -296,9 +533,12 @@ class DataConfig(Settings):
     tokenizer: str | None = None
     """byte, bpe or a tokenizer.json; bpe for prepare when not given."""
     vocab_size: int = 1024
-    """Tokens of an own BPE."""
+    """Tokens of a BPE that is trained on the text."""
 
+    @property
+    def tokenizer_name(self) -> str | None:
+        return self.tokenizer or ("bpe" if self.action == "prepare" else None)
 
-def directory(out: str) -> None:
-    if not out:
-        raise ConfigError("out is empty; give a directory")
+    def unused(self) -> Iterator[tuple[str, str]]:
+        if self.tokenizer_name != "bpe":
+            yield "vocab_size", "--tokenizer bpe"

@@ -28,8 +28,7 @@ from ..models.roles import ROLES
 from ..schemes.scales import Scale
 from ..schemes.streams import Connection
 from ..settings import to_dict
-from .clusters import Machine
-from .config import TrainConfig
+from .config import Machine, TrainConfig
 from .distributed.ranks import World
 from .footprint import Conditions, Piece, footprint
 from .resolve import resolve

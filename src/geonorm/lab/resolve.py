@@ -1,5 +1,5 @@
-"""What follows from the settings of a run, found once and before anything opens: its scheme, the model, what the
-scheme's own recipe changes, and how the model lies on the ranks."""
+"""What follows from the settings of a run, worked out once, before anything opens: its scheme and model, what the
+scheme's recipe changes, how the model lies on the ranks, and how often it is evaluated and saved."""
 
 from __future__ import annotations
 
@@ -28,6 +28,10 @@ class Resolved:
     shape: DecoderConfig
     layout: str
     """none, ddp or fsdp on the ranks of a world; empty where no world is known."""
+    evaluate_every: int
+    """Steps between evaluations."""
+    save_every: int
+    """Steps between checkpoints."""
 
 
 def resolve(config: TrainConfig, world: World | None = None) -> Resolved:
@@ -35,15 +39,19 @@ def resolve(config: TrainConfig, world: World | None = None) -> Resolved:
     scheme, shape = parse(config.scheme), config.shape(config.scheme)
     check_start(scheme, shape)
     departures = dict(scheme.recipe()) if config.recipe == "own" else {}
-    kind = ""
-    if world is not None:
-        kind = layout(config.runtime, world, config.batch_size)
     changes: dict[str, Any] = dict(departures)
     lr = changes.pop("lr", config.lr)
     if "warmup" in changes:
         changes["warmup_steps"] = None
-    config = replace(config, lr=lr, optim=replace(config.optim, **changes))
-    return Resolved(config, scheme, departures, shape, kind)
+    return Resolved(
+        config=replace(config, lr=lr, optim=replace(config.optim, **changes)),
+        scheme=scheme,
+        departures=departures,
+        shape=shape,
+        layout="" if world is None else layout(config.runtime, world, config.batch_size),
+        evaluate_every=config.evaluation.every or max(1, config.steps // 3),
+        save_every=config.checkpoint.every or max(1, config.steps // 5),
+    )
 
 
 def check_memory(shape: DecoderConfig) -> None:

@@ -17,8 +17,7 @@ from geonorm.errors import CheckpointError, ConfigError
 from geonorm.lab.compare import ladder_config as rule
 from geonorm.lab.compare.ladder import about, check_sizes, count, outline, run_config
 from geonorm.lab.compare.ladder_config import LadderConfig, Size
-from geonorm.lab.config import TrainConfig
-from geonorm.lab.options import Optim
+from geonorm.lab.config import Optim, TrainConfig
 from geonorm.lab.plan import looked_up
 from geonorm.lab.statistics.speedup import judge_ladder
 from geonorm.report import runs as report_runs

@@ -18,8 +18,7 @@ import pytest
 import torch
 
 from geonorm.errors import ConfigError, GeonormError
-from geonorm.lab.config import TrainConfig
-from geonorm.lab.options import Log
+from geonorm.lab.config import Log, TrainConfig
 from geonorm.lab.runs import loggers
 from geonorm.lab.runs.folder import read_object, read_rows
 from geonorm.lab.runs.loggers import Loggers, Start

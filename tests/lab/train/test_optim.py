@@ -11,9 +11,8 @@ import torch
 import yaml
 
 from geonorm.errors import ConfigError
-from geonorm.lab.config import CompareConfig, Model, Runtime, TrainConfig
+from geonorm.lab.config import CompareConfig, Model, Optim, Runtime, TrainConfig
 from geonorm.lab.distributed import parallel
-from geonorm.lab.options import Optim
 from geonorm.lab.resolve import resolve
 from geonorm.lab.train import optim, trace
 from geonorm.measure.observe import watch

@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from geonorm import Decoder, DecoderConfig
-from geonorm.lab.config import TrainConfig
+from geonorm.lab.config import Evaluation, TrainConfig
 from geonorm.lab.distributed.ranks import World
 from geonorm.lab.open import open_run
-from geonorm.lab.options import Evaluation
 from geonorm.lab.runs.folder import read_rows
 from geonorm.lab.runs.summary import MORE
 from geonorm.lab.train.averaging import Average

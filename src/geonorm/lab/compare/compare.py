@@ -19,8 +19,7 @@ from ...devices import pick_device
 from ...errors import CheckpointError, ConfigError
 from ...schemes import parse, stored
 from ...settings import from_dict, to_dict
-from ..clusters import Ray, Slurm
-from ..config import TUNING_SEED, CompareConfig, Grid, Recipe, TrainConfig
+from ..config import TUNING_SEED, CompareConfig, Grid, Ray, Recipe, Slurm, TrainConfig
 from ..distributed.ranks import ALONE
 from ..resolve import check_memory, resolve
 from ..runs.folder import (

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...results import Result, Rows
-from ...settings import check_needs, from_dict
+from ...settings import check_unused, from_dict
 from . import ladder as ladders
 from .ladder_config import LadderConfig
 
@@ -56,5 +56,5 @@ def ladder(schemes: Sequence[str] | str = ("pre", "geonorm"), **settings: Any) -
         given = settings[name]
         settings[name] = [str(one) for one in (given if isinstance(given, (list, tuple)) else [given])]
     config = from_dict(LadderConfig, {**settings, "schemes": names})
-    check_needs(config, settings)
+    check_unused(config, settings)
     return Ladder(Path(config.out), ladders.ladder(config))

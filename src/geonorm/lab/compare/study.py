@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...results import Result, Rows
-from ...settings import check_needs, from_dict
+from ...settings import check_unused, from_dict
 from ..config import CompareConfig
 from ..runs.folder import read_rows
 from . import compare as comparison
@@ -69,5 +69,5 @@ def compare(schemes: Sequence[str] | str = ("pre", "geonorm"), **settings: Any) 
     """
     names = [schemes] if isinstance(schemes, str) else [str(scheme) for scheme in schemes]
     config = from_dict(CompareConfig, {**settings, "schemes": names})
-    check_needs(config, settings)
+    check_unused(config, settings)
     return Comparison(Path(config.out), comparison.compare(config))

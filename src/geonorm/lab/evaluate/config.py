@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from ...errors import ConfigError
-from ...settings import Count, Needs, NotNegative, Range, Settings
+from ...settings import Count, NotNegative, Range, Settings
 from ..config import MAX_SEED
 
 
@@ -19,8 +20,6 @@ class EvalConfig(Settings):
         "geonorm eval runs/geonorm --data other.txt --out runs/geonorm-eval",
         "geonorm eval runs/mine --scheme geonorm --tasks hellaswag --limit 200",
     )
-
-    needs: ClassVar[Needs] = {"batch_size": ("--tasks", lambda c: bool(c.tasks))}
 
     model: str
     """Run directory, folder of a comparison (with --scheme), model folder, or a name on the Hugging Face hub."""
@@ -52,6 +51,10 @@ class EvalConfig(Settings):
             raise ConfigError("--limit is about questions: give --tasks too, or --tokens for a text")
         if self.data is None and (self.tokens, self.context) != (None, None):
             raise ConfigError("--tokens and --context are about a text: give --data too, or --limit for questions")
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        if not self.tasks:
+            yield "batch_size", "--tasks"
 
 
 @dataclass(frozen=True)

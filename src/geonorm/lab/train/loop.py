@@ -115,8 +115,7 @@ class Loop:
         self.average = Average(self.model, c)
         self.judge = Judge(c.guard)
         self.loggers, self.found = Loggers(), find_loggers(c) if world.first else {}
-        self.evaluate_every = c.evaluation.every or max(1, c.steps // 3)
-        self.save_every = c.checkpoint.every or max(1, c.steps // 5)
+        self.evaluate_every, self.save_every = setup.evaluate_every, setup.save_every
         # a GPU is asked for its losses seldom, because asking waits for it
         self.log_every = 1 if device.type == "cpu" else 10
         self.step = 0

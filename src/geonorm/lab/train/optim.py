@@ -13,7 +13,7 @@ from ...errors import ConfigError
 from ...models.groups import parameter_groups
 from ...models.roles import ROLES
 from ...models.trunk import Trunk
-from ..options import Optim
+from ..config import Optim
 from .muon import Muon
 
 
