@@ -1,7 +1,7 @@
 """Golden losses: what every scheme's tiny model reaches in 20 steps, as recorded once.
 
 losses.json holds the losses before steps 1, 5, 10 and 20, computed in fp64 from weights drawn in fp32. After a change
-that is meant to move them, `python tests/golden/test_golden.py` writes the file again and prints how far fp32 is from
+that is meant to move them, `python -m tests.golden.test_golden` writes the file again and prints how far fp32 is from
 it; the difference goes into the commit.
 
 The test trains in fp32 and allows a relative difference of 2e-5, because kernels and vector widths of machines round

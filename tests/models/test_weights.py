@@ -17,6 +17,7 @@ from .tiny import TINY, decoder, ids
 
 PRE, SITE = parse("pre"), Site(0, "attn", 4)
 DECLARED = {
+    "affine": "update_",
     "ngpt": "slot",
     "angpt": "slot",
     "hyper": ".connection.",

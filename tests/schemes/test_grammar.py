@@ -22,7 +22,8 @@ from ..rows import each
 
 OURS = """
     pre post peri sandwich olmo2 deepnorm keel lns sqrt mix first per_kind geonorm attnres hybrid ngpt angpt lambdas
-    rezero layerscale gpas mhc nag polar prores residual_dual siamese hyper orthogonal norm_preserving
+    rezero layerscale gpas mhc nag polar prores beam muse affine residual_dual siamese hyper
+    orthogonal norm_preserving
 """.split()
 COMBINED = ["mix", "first", "per_kind", "prores"]
 LAYOUTS = {  # what may be combined with what: names to draw from, and the fields that a layout rests on

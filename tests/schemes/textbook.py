@@ -56,6 +56,17 @@ def lerped(x: Tensor, f: Branch, p: dict[str, Tensor], site: Site) -> Tensor:
     return (x + alpha * (f(x) - x)) / (alpha**2 + (1 - alpha) ** 2).sqrt()
 
 
+def beam(x: Tensor, u: Tensor, site: Site) -> Tensor:
+    m = 2 * (site.layer + 1) + (site.kind == "mlp")
+    return ((m - 1) / m) ** 0.5 * x + (1 / m) ** 0.5 * u
+
+
+def muse(x: Tensor, f: Branch, p: dict[str, Tensor], site: Site) -> Tensor:
+    b = torch.sigmoid(p["gate"] / 0.3)
+    u = f(norm(x, p["input.weight"])) * p.get("output.weight", 1.0)
+    return (1 - b**2).clamp(min=1e-3).sqrt() * x + b * norm(u)
+
+
 def sideways(x: Tensor, f: Branch, p: dict[str, Tensor], site: Site) -> Tensor:
     u = f(norm(x, p["input.weight"]))
     return x + u - torch.einsum("...i,...i->...", x, u).unsqueeze(-1) / (x.norm(dim=-1, keepdim=True) ** 2 + 1e-6) * x
@@ -182,6 +193,11 @@ EQUATIONS: dict[str, Equation] = {
     "orthogonal": sideways,
     "norm_preserving": lambda x, f, p, s: (
         ((s.depth - 1) / s.depth) ** 0.5 * x + f(norm(x, p["input.weight"])) / s.depth**0.5
+    ),
+    "beam": lambda x, f, p, s: beam(x, norm(f(norm(x, p["input.weight"])), p["output.weight"]), s),
+    "muse": muse,
+    "affine": lambda x, f, p, s: (
+        (x + p["bias"]) * p["scale"] + (f(norm(x, p["input.weight"])) + p["update_bias"]) * p["update_scale"]
     ),
     "geonorm": lambda x, f, p, s: rotated(x, f(x), lambda r: r.clamp(max=pi / 4) / (s.layer + 1)),
     "gpas": lambda x, f, p, s: (x + f(norm(x, p["input.weight"]))) * (1 - p["gate"] / (1 + torch.exp(-p["gate"]))),

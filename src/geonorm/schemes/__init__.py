@@ -20,6 +20,7 @@ from .parts import Parts, Progress, advance, belongs_to_scheme, read_at, restore
 from .polar import Polar
 from .prores import ProRes
 from .registry import names, register
+from .shipped import AffineResidual, Beam, Muse
 from .streams import Hyper, ResidualDual, Siamese
 from .tangent import NormPreserving, Orthogonal
 
@@ -28,8 +29,10 @@ __all__ = [
     "NAG",
     "NGPT",
     "About",
+    "AffineResidual",
     "AnGPT",
     "AttentionResiduals",
+    "Beam",
     "DeepNorm",
     "First",
     "GeoNorm",
@@ -41,6 +44,7 @@ __all__ = [
     "LayerScale",
     "ManifoldHyper",
     "Mix",
+    "Muse",
     "NormPreserving",
     "Olmo2",
     "Orthogonal",

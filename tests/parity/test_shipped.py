@@ -1,0 +1,120 @@
+"""Residual rules of models that ship: their layer in transformers, with sub-layers that this test knows in place of its
+own, equals our residuals with its weights, and so do all gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from operator import attrgetter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from geonorm import Residual, Site
+
+pytest.importorskip("transformers.models.muse_spark", reason="families of 2026 need transformers 5.24")
+
+WIDTH, DEPTH, LAYER = 16, 4, 2
+SIZES = {
+    "hidden_size": WIDTH, "intermediate_size": 24, "num_hidden_layers": DEPTH, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 4, "vocab_size": 29, "mlp_layer_types": ["dense"] * DEPTH,
+}  # fmt: skip
+POST, MIDDLE = "post_attention_layernorm", ("pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight")
+SCALING = {"scale": "residual_scale", "update_scale": "hidden_states_scale", "update_bias": "hidden_states_bias"}
+
+# scheme: file and class of the layer, its configuration, eps after the sub-layers, then for attention and MLP where the
+# weights of our parts stand, and what is added to them (gains that are stored as their distance from 1)
+Weights = dict[str, tuple[str, float]]
+RULES: dict[str, tuple[str, str, str, Weights, Weights]] = {
+    "beam": (
+        "beam", "BeamDecoderLayer", "BeamConfig",
+        {"input.weight": ("input_layernorm.weight", 0), "output.weight": (f"{POST}.weight", 0)},
+        {"input.weight": (MIDDLE[0], 0), "output.weight": (MIDDLE[1], 0)},
+    ),
+    "muse": (
+        "muse_spark", "MuseSparkTextDecoderLayer", "MuseSparkTextConfig",
+        {"input.weight": ("input_layernorm.weight", 1), "gate": ("post_attention_residual_gate.gate", 0)},
+        {"input.weight": (MIDDLE[0], 1), "output.weight": (MIDDLE[1], 1),
+         "gate": ("post_feedforward_residual_gate.gate", 0)},
+    ),
+    "affine": (
+        "zaya", "ZayaDecoderLayer", "ZayaConfig",
+        {"input.weight": ("input_layernorm.weight", 0), "bias": ("post_attention_residual_scale.residual_bias", 0),
+         **{ours: (f"post_attention_residual_scale.{theirs}", 0.0) for ours, theirs in SCALING.items()}},
+        {"input.weight": (f"{POST}.weight", 0), "bias": ("post_mlp_residual_scale.residual_bias", 0),
+         **{ours: (f"post_mlp_residual_scale.{theirs}", 0.0) for ours, theirs in SCALING.items()}},
+    ),
+}  # fmt: skip
+
+
+class Known(nn.Module):
+    """A sub-layer: tanh of a matrix times its input."""
+
+    def __init__(self, answers: Callable[[Tensor], Any] = lambda u: u) -> None:
+        super().__init__()
+        self.matrix, self.answers = nn.Linear(WIDTH, WIDTH), answers
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        y = args[0] if args else kwargs["hidden_states"]
+        return self.answers(torch.tanh(self.matrix(y)))
+
+
+@pytest.mark.parametrize("scheme", RULES)
+def test_the_rule_of_a_shipped_layer(scheme: str) -> None:
+    family, layer_name, config_name, *places = RULES[scheme]
+    files = import_module(f"transformers.models.{family}.modeling_{family}")
+    configs = import_module(f"transformers.models.{family}.configuration_{family}")
+    config = getattr(configs, config_name)(**SIZES)
+    config.post_norm_eps = config.rms_norm_eps
+    torch.manual_seed(0)
+    theirs = getattr(files, layer_name)(config, LAYER).double()
+    theirs.self_attn = Known(lambda u: (u, None))
+    theirs.mlp = Known((lambda u: (u, None)) if family == "zaya" else lambda u: u)
+    theirs.double()
+    for p in theirs.parameters():
+        nn.init.normal_(p, 0.0, 0.5)
+    ours = nn.Sequential()
+    for kind, known, weights in zip(("attn", "mlp"), (theirs.self_attn, theirs.mlp), places, strict=True):
+        branch = Known()
+        branch.load_state_dict(known.state_dict())
+        residual = Residual(branch, scheme, Site(LAYER, kind, DEPTH), WIDTH, eps=config.rms_norm_eps).double()
+        assert {name for name, _ in residual.own.named_parameters()} == set(weights)
+        for name, (path, offset) in weights.items():
+            residual.own.get_parameter(name).data = attrgetter(path)(theirs).detach() + offset
+        ours.append(residual.double())
+
+    x = torch.randn(2, 5, WIDTH, dtype=torch.float64)
+    inputs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    out = theirs(inputs[0], position_embeddings=None)
+    outs = (out[0] if isinstance(out, tuple) else out), ours(inputs[1])
+    # transformers computes the gate, and Muse's scaled norm, in fp32
+    tolerance = {"rtol": 1e-4, "atol": 1e-5} if scheme == "muse" else {"rtol": 1e-6, "atol": 1e-7}
+    torch.testing.assert_close(outs[1], outs[0], **tolerance)
+    direction = torch.randn(2, 5, WIDTH, dtype=torch.float64)
+    for each in outs:
+        (each * direction).sum().backward()
+    torch.testing.assert_close(inputs[1].grad, inputs[0].grad, **tolerance)
+    for residual, weights in zip(ours, places, strict=True):
+        for name, (path, _) in weights.items():
+            gradient = residual.own.get_parameter(name).grad
+            torch.testing.assert_close(gradient, attrgetter(path)(theirs).grad, **tolerance)
+
+
+def test_beam_is_peri_in_other_coordinates() -> None:
+    """sqrt(n + 1) times Beam's stream after n updates is Peri-LN's: 104 sub-layers with random gains, without eps."""
+    depth = 52
+    beam = torch.randn(3, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    peri = beam.clone()
+    for layer in range(depth):
+        for kind in ("attn", "mlp"):
+            site = Site(layer, kind, depth)
+            torch.manual_seed(site.number)
+            branch = Known().double()
+            one, other = (Residual(branch, rule, site, WIDTH, eps=0.0).double() for rule in ("beam", "peri"))
+            for p in one.own.parameters():
+                nn.init.normal_(p, 1.0, 0.3)
+            other.own.load_state_dict(one.own.state_dict())
+            beam, peri = one(beam), other(peri)
+            torch.testing.assert_close((site.number + 2) ** 0.5 * beam, peri, rtol=1e-12, atol=1e-12)
