@@ -60,8 +60,9 @@ STEPS = 4
 CPU = torch.device("cpu")
 
 # a scheme's parameters beside norms and a few scalars, as parts of their names: they come on top of the shared budget
-DECLARED = {"ngpt": ("slot",), "affine": ("update_",), "angpt": ("slot",), "hyper": (".connection.",), "siamese(sum=norm": (".sum.",),
-            "nag": (".modulator.",), "mhc": (".mapping.",), "attnres": (".recall.",)}  # fmt: skip
+DECLARED = {"ngpt": ("slot",), "angpt": ("slot",), "hyper": (".connection.",), "siamese(sum=norm": (".sum.",),
+            "nag": (".modulator.",), "mhc": (".mapping.",), "attnres": (".recall.",),
+            "affine": ("update_",)}  # fmt: skip
 
 # departures from the base standard deviation by role, at L = 2 blocks, from the papers; every other weight keeps it
 BLOCK_STD: dict[str, dict[str, float]] = {
