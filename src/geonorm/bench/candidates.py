@@ -10,27 +10,32 @@ always, a candidate takes them as a third argument and gives their gradient, too
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from math import pi
-from statistics import median
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import ConfigError
+from ..errors import ConfigError, cause
 from ..norms import RMSNorm
 from ..ops import AngleMap, geodesic_step_read, geodesic_update
-from .measure import DTYPES, NORM_TOLERANCE, Candidate, Tensors, Times, why_missing
-from .timing import ratio
 
 EPS = 1e-6
 MAX_ANGLE = pi / 4
-Forward = Callable[..., tuple[Tensor, ...]]
-
-
+Tensors = tuple[Tensor, ...]
+Forward = Callable[..., Tensors]
+DTYPES = {
+    "fp32": (torch.float32, torch.float32),
+    "bf16": (torch.bfloat16, torch.bfloat16),
+    "fp16": (torch.float16, torch.float16),
+    "mixed": (torch.float32, torch.bfloat16),
+}
+"""Of the stream and of the update."""
+NORM_TOLERANCE = {torch.float32: (1e-5, 1e-4), torch.float16: (5e-3, 1e-2), torch.bfloat16: (2e-2, 4e-2)}
+"""Largest error of a row of a norm's output and gradient, relative to the row's length: sums may be rounded to the
+dtype on the way."""
 STEP_TOLERANCE = {
     torch.float32: (1e-6, 5e-6),
     torch.float16: (5e-4, 2e-3),
@@ -42,29 +47,38 @@ PRE = "add + rms_norm"
 GAINS = f"{PRE}, gains"
 
 
+def draw_inputs(rows: int, dim: int, dtype: str, device: torch.device) -> Tensors:
+    """Stream x, update u and two gradients (of the stream, of what the branch reads), each (rows, dim). Updates of
+    0.03 to 10 times the stream's length: about half of the rows are clamped."""
+    stream, update = DTYPES[dtype]
+    random = torch.Generator(device).manual_seed(0)
+    x, u, first, second = torch.randn(4, rows, dim, generator=random, device=device).unbind()
+    u = u * 10 ** (2.5 * torch.rand(rows, 1, generator=random, device=device) - 1.5)
+    return x.to(stream), u.to(update), first.to(stream), second.to(update)
+
+
 @dataclass(frozen=True)
-class UpdateCandidate(Candidate):
-    """A way to compute one of the functions. `read`: the new stream comes twice, as stream and as what is read;
-    `through`: what is read is its RMSNorm."""
+class Candidate:
+    """A way to compute one of the functions; its tensors are those of `draw_inputs`."""
 
+    name: str
+    forward: Forward
     norm: bool = False
+    """Pre-Norm's sum and RMSNorm; else the geodesic update."""
     read: bool = False
+    """The new stream comes twice, as stream and as what is read."""
     through: bool = False
+    """What is read is its RMSNorm."""
     gains: bool = False
+    compiled: bool = False
+    optional: bool = False
+    """Of another library: left out where it cannot run or is wrong."""
 
-    @property
-    def ours(self) -> bool:
-        return not self.norm
-
-    @staticmethod
-    def inputs(rows: int, dim: int, dtype: str, device: torch.device) -> Tensors:
-        """Stream x, update u and two gradients (of the stream, of what the branch reads), each (rows, dim). Updates of
-        0.03 to 10 times the stream's length: about half of the rows are clamped."""
-        stream, update = DTYPES[dtype]
-        random = torch.Generator(device).manual_seed(0)
-        x, u, first, second = torch.randn(4, rows, dim, generator=random, device=device).unbind()
-        u = u * 10 ** (2.5 * torch.rand(rows, 1, generator=random, device=device) - 1.5)
-        return x.to(stream), u.to(update), first.to(stream), second.to(update)
+    def specialise(self) -> Candidate:
+        """Compiled, where it is a compiled one, for one shape alone."""
+        if not self.compiled:
+            return self
+        return replace(self, forward=torch.compile(self.forward, dynamic=False, fullgraph=True))
 
     def arguments(self, tensors: Tensors) -> dict[str, Tensor]:
         """x, u and gains of one where it has them."""
@@ -101,18 +115,6 @@ class UpdateCandidate(Candidate):
             forward, backward = 2 * stream + update, 3 * stream + 2 * update
         return tensors[0].numel() * {"fwd": forward, "bwd": backward, "both": forward + backward}[mode]
 
-    def columns(self, mode: str, tensors: Tensors, ready: Mapping[str, Candidate], times: Times) -> dict[str, Any]:
-        """Its time over the best peer's, and over Pre-Norm's without and with gains, compiled where it is."""
-        taken = times[self.name]
-        peers = [name for name, candidate in ready.items() if not candidate.ours]
-        best = min(peers, key=lambda name: median(times[name]))
-        pre = f"{PRE} compiled" if self.compiled and f"{PRE} compiled" in times else PRE
-        gains = f"{GAINS}, compiled" if self.compiled and f"{GAINS}, compiled" in times else GAINS
-        return {
-            "to_peer": ratio(taken, times[best]), "peer": best, "to_pre": ratio(taken, times[pre]),
-            **({"to_gains": ratio(taken, times[gains])} if gains in times else {}),
-        }  # fmt: skip
-
 
 def make_step(backend: str, decay: Tensor, read: bool = False, through: bool = False) -> Forward:
     """The geodesic update on one path; with `read` a second result for the next sub-layer, in the dtype of the update,
@@ -136,14 +138,14 @@ def add_norm(x: Tensor, u: Tensor, gains: Tensor | None = None) -> tuple[Tensor,
     return total, F.rms_norm(total, (total.shape[-1],), gains, eps=EPS).to(u.dtype)
 
 
-def candidates(device: torch.device) -> tuple[list[UpdateCandidate], dict[str, str]]:
+def candidates(device: torch.device) -> tuple[list[Candidate], dict[str, str]]:
     """Everything that can run here, and why the rest cannot."""
     decay = torch.tensor(0.5, device=device)  # a tensor, as a layer passes it
     through = {"read": True, "through": True, "gains": True}
-    found = [
-        UpdateCandidate("geonorm", make_step("auto", decay)),
-        UpdateCandidate("geonorm, read twice", make_step("auto", decay, read=True), read=True),
-        UpdateCandidate("geonorm, read through a norm", make_step("auto", decay, True, True), **through),
+    here = [
+        Candidate("geonorm", make_step("auto", decay)),
+        Candidate("geonorm, read twice", make_step("auto", decay, read=True), read=True),
+        Candidate("geonorm, read through a norm", make_step("auto", decay, True, True), **through),
     ]
     missing: dict[str, str] = {}
     for backend in ("closed", "triton"):
@@ -152,22 +154,22 @@ def candidates(device: torch.device) -> tuple[list[UpdateCandidate], dict[str, s
         except ConfigError as error:
             missing[f"geonorm {backend}"] = str(error)
         else:
-            found.append(UpdateCandidate(f"geonorm {backend}", make_step(backend, decay)))
-    found += [
-        UpdateCandidate("geonorm compiled", make_step("auto", decay), compiled=True),
-        UpdateCandidate(
+            here.append(Candidate(f"geonorm {backend}", make_step(backend, decay)))
+    here += [
+        Candidate("geonorm compiled", make_step("auto", decay), compiled=True),
+        Candidate(
             "geonorm compiled, read through a norm", make_step("auto", decay, True, True), compiled=True, **through
         ),
     ]
     if "geonorm triton" not in missing:  # else auto is the closed form anyway
-        found.append(UpdateCandidate("geonorm closed compiled", make_step("closed", decay), compiled=True))
-    found += [
-        UpdateCandidate("geonorm textbook", make_step("reference", decay)),
-        UpdateCandidate("geonorm textbook compiled", make_step("reference", decay), compiled=True),
-        UpdateCandidate(PRE, add_norm, norm=True),
-        UpdateCandidate(GAINS, add_norm, norm=True, gains=True),
-        UpdateCandidate(f"{PRE} compiled", add_norm, norm=True, compiled=True),
-        UpdateCandidate(f"{GAINS}, compiled", add_norm, norm=True, compiled=True, gains=True),
+        here.append(Candidate("geonorm closed compiled", make_step("closed", decay), compiled=True))
+    here += [
+        Candidate("geonorm textbook", make_step("reference", decay)),
+        Candidate("geonorm textbook compiled", make_step("reference", decay), compiled=True),
+        Candidate(PRE, add_norm, norm=True),
+        Candidate(GAINS, add_norm, norm=True, gains=True),
+        Candidate(f"{PRE} compiled", add_norm, norm=True, compiled=True),
+        Candidate(f"{GAINS}, compiled", add_norm, norm=True, compiled=True, gains=True),
     ]
     for name, load in FUSED.items():
         try:
@@ -176,8 +178,13 @@ def candidates(device: torch.device) -> tuple[list[UpdateCandidate], dict[str, s
         except Exception as error:  # a library of others, or a GPU that is not there, may fail in any way
             missing[name] = why_missing(error)
         else:
-            found.append(UpdateCandidate(name, forward, norm=True, gains=True, optional=True))
-    return found, missing
+            here.append(Candidate(name, forward, norm=True, gains=True, optional=True))
+    return here, missing
+
+
+def why_missing(error: Exception) -> str:
+    """The kind of an error and its cause."""
+    return f"{type(error).__name__}: {cause(error)[:160]}"
 
 
 def small_inputs(device: torch.device) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ QUICK_PAIRS = 7
 
 @dataclass(frozen=True, kw_only=True)
 class Timing(Settings):
-    """What every benchmark is told."""
+    """What every benchmark takes."""
 
     pairs: Annotated[int, Range(6, 100_000)] = 41
     """Rounds in which everything is timed once."""
@@ -27,7 +27,7 @@ class Timing(Settings):
     device: str = "auto"
     """auto (a GPU if there is one), cpu, cuda."""
     out: str | None = None
-    """Directory for summary.json, and figures/ where there are some."""
+    """Directory for summary.json."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

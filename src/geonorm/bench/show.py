@@ -1,24 +1,20 @@
-"""What a benchmark found, as text for the terminal and as figures."""
+"""What a benchmark measured, as tables on the terminal and as summary.json."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..errors import CheckpointError
+from ..lab.runs.folder import check_writable, read_object, write_json
 from ..report.columns import align
-
-if TYPE_CHECKING:
-    from ..report.vega import Chart
 
 Say = Callable[[str], None]
 Row = dict[str, Any]
 Columns = Mapping[str, Callable[[Row], str]]
 """Of a table: titles, and what stands below each for a row."""
-BASE = "add + rms_norm"
-MODES = {"both": "forward + backward", "fwd": "forward", "bwd": "backward"}
 
 
 def number_cell(key: str, factor: float = 1.0, form: str = ".1f") -> Callable[[Row], str]:
@@ -37,7 +33,7 @@ def ratio_cell(key: str) -> Callable[[Row], str]:
 
 
 def error_cell(*keys: str) -> Callable[[Row], str]:
-    return lambda row: " ".join(f"{row['errors'][key]:.0e}" for key in keys) if "errors" in row else ""
+    return lambda row: " ".join(f"{row['errors'][key]:.0e}" for key in keys) if row["errors"] else ""
 
 
 OPS: Columns = {
@@ -84,40 +80,17 @@ def print_steps(rows: list[Row], baseline: str, say: Say) -> None:
     say(format_table("scheme", columns, rows, "scheme"))
 
 
-def draw_figures(rows: Iterable[Row], folder: Path, environment: dict[str, Any]) -> list[Path]:
-    """One figure per dtype, PNG, SVG and PDF: time over that of eager `BASE` of every candidate, forward and
-    backward; nothing where the drawing library is not installed."""
-    if find_spec("vl_convert") is None:
-        return []
-    from ..report.vega import figure, save_figures
-
-    counted = [row for row in rows if "to_eager" in row]
-    modes = [row["mode"] for row in counted]
-    mode = "both" if "both" in modes else modes[0]
-    drawn = {}
-    for dtype in dict.fromkeys(row["dtype"] for row in counted):
-        chosen = [row for row in counted if (row["dtype"], row["mode"]) == (dtype, mode)]
-        about = f"{MODES[mode]}, {dtype}, {environment['device']}, torch {environment['torch']}"
-        charts = [panel(chosen, size) for size in dict.fromkeys((row["rows"], row["dim"]) for row in chosen)]
-        drawn[f"ops_{dtype}"] = figure(charts, about, columns=len(charts))
-    return save_figures(drawn, folder)
+def check_folder(out: str | None) -> None:
+    """CheckpointError if `out` cannot be written, or holds something else than a benchmark; leaves nothing."""
+    if out:
+        check_writable(folder := Path(out))
+        names = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
+        if names and not (names <= {"summary.json", "figures"} and "rows" in read_object(folder / "summary.json")):
+            raise CheckpointError(f"{folder} is not empty and holds no benchmark; choose another --out")
 
 
-def panel(rows: list[Row], size: tuple[int, int]) -> Chart:
-    """A row per candidate, ours in colour, with the 95 % interval of its median as a bar."""
-    from ..report.style import COLOURS, Look
-    from ..report.vega import Axis, Chart
-
-    here = {row["name"]: row for row in rows if (row["rows"], row["dim"]) == size}
-    ours, peers = (Look(*COLOURS[name], "", "circle") for name in ("vermilion", "ink"))
-    ends = [end for row in here.values() for end in row["to_eager"] if end is not None]
-    ticks = [tick for tick in (0.125, 0.25, 0.5, 1, 2, 4, 8, 16) if min(ends) / 1.2 <= tick <= max(ends) * 1.2]
-    axis = Axis.around([*ends, 1.0], log=True, labels=ticks, title=f"time over that of eager {BASE}")
-    title = f"{size[0]} x {size[1]}   (1 = {1e6 * here[BASE]['seconds']:.0f} µs)"
-    looks = {name: ours if row["ours"] else peers for name, row in here.items()}
-    chart = Chart(title, axis, None, looks, width=300)
-    chart.rule(x=1.0)
-    for name, row in here.items():
-        middle, low, high = row["to_eager"]
-        chart.strip(name, f"{middle:.2f}", [(middle, f"{name}: {middle:.2f}")], (None, low, high))
-    return chart
+def write_summary(out: str | None, summary: Mapping[str, Any]) -> None:
+    """Writes summary.json into the folder, if there is to be one."""
+    if out:
+        Path(out).mkdir(parents=True, exist_ok=True)
+        write_json(Path(out) / "summary.json", dict(summary))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -18,14 +17,12 @@ from ..errors import ConfigError, GeonormError, cause
 from ..lab.config import Optim, Runtime
 from ..lab.distributed import parallel
 from ..lab.runs import environment
-from ..lab.runs.folder import write_json
 from ..lab.train import optim
 from ..models.config import DecoderConfig, preset
 from ..models.decoder import Decoder
 from ..schemes import parse
 from . import show
 from .config import TrainBench
-from .measure import check_folder
 from .timing import Clock, clock_of, ratio, take_turns
 
 WARM_UP = 3
@@ -49,7 +46,7 @@ def bench_train(config: TrainBench, say: show.Say = print) -> dict[str, Any]:
     summary. ConfigError for a bad scheme or preset, GeonormError if a loss is not finite."""
     device = pick_device(config.device)
     torch.set_num_threads(config.threads)
-    check_folder(config.out)
+    show.check_folder(config.out)
     clock = clock_of(device, config.threads)
     torch.compiler.reset()  # graphs of earlier models count towards the compiler's limit for one function
     schemes = [str(parse(scheme)) for scheme in (config.baseline, *config.schemes)]
@@ -75,15 +72,15 @@ def bench_train(config: TrainBench, say: show.Say = print) -> dict[str, Any]:
     base = schemes[0]
     rows = []
     for program in programs:
-        own = times[f"{program.scheme} {program.mode}"]
-        modes = {str(mode): ratio(own, times[f"{base} {mode}"]) for mode in config.modes}
+        seconds = times[f"{program.scheme} {program.mode}"]
+        modes = {str(mode): ratio(seconds, times[f"{base} {mode}"]) for mode in config.modes}
         rows.append(
             {
                 "scheme": program.scheme,
                 "mode": program.mode,
                 "parameters": program.parameters,
-                "seconds": median(own),
-                "tokens_per_second": count / median(own),
+                "seconds": median(seconds),
+                "tokens_per_second": count / median(seconds),
                 "peak_memory_bytes": program.peak or None,
                 "ratio": modes.get(program.mode, next(iter(modes.values()))),
                 "ratios": modes,
@@ -105,10 +102,7 @@ def bench_train(config: TrainBench, say: show.Say = print) -> dict[str, Any]:
         "rows": rows,
         "environment": environment.collect(device, config.threads, ""),
     }
-    if config.out:
-        out = Path(config.out)
-        out.mkdir(parents=True, exist_ok=True)
-        write_json(out / "summary.json", summary)
+    show.write_summary(config.out, summary)
     return summary
 
 
@@ -142,7 +136,8 @@ def ours(
 
 
 def llama(shape: DecoderConfig, config: TrainBench, ids: Tensor, targets: Tensor, device: torch.device) -> Program:
-    """The same step for transformers' Llama of the same shape. ConfigError for a shape that no Llama has."""
+    """The same step for transformers' Llama of the same shape, with one AdamW over all parameters. ConfigError for a shape
+    that no Llama has."""
     try:
         from ..hf.export import adapt
         from ..hf.layouts import architecture
@@ -157,32 +152,17 @@ def llama(shape: DecoderConfig, config: TrainBench, ids: Tensor, targets: Tensor
     torch.manual_seed(0)
     model = to_stock(adapt(Decoder(shape)), "llama").train().to(device)
 
-    def loss_of() -> Tensor:
-        logits = model(input_ids=ids, use_cache=False).logits
-        return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-    return plain_loop("transformers' Llama", "eager", model, loss_of, config, device)
-
-
-def plain_loop(
-    name: str,
-    mode: str,
-    model: nn.Module,
-    loss_of: Callable[[], Tensor],
-    config: TrainBench,
-    device: torch.device,
-) -> Program:
-    """Steps of a model of others, in our precision: one AdamW over all its parameters."""
     runtime = Runtime(dtype=config.dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
     def step() -> Tensor:
         with parallel.precision(runtime, device):
-            loss = loss_of()
+            logits = model(input_ids=ids, use_cache=False).logits
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
         finish(loss, model, [optimizer])
         return loss
 
-    return Program(name, mode, sum(p.numel() for p in model.parameters()), step)
+    return Program("transformers' Llama", "eager", sum(p.numel() for p in model.parameters()), step)
 
 
 def finish(loss: Tensor, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
