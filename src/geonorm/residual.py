@@ -13,6 +13,8 @@ from .ops import geodesic_step, geodesic_step_read
 from .schemes import Parts, Scheme, Site, parse, read_at, write_at
 from .schemes.base import normalise_update
 
+__all__ = ["Residual"]
+
 Reading = tuple[Tensor, Any]
 """What `read_at` returns: the branch's input, and what the scheme carries from the same look at x to its write."""
 

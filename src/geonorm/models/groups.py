@@ -49,9 +49,9 @@ def parameter_groups(
     Every group has `params`, `lr`, `weight_decay` and `rate`, its multiplier, so that a schedule of one's own can set
     `group["lr"] = lr * group["rate"]`. Parameters that are frozen are left out. Raises ConfigError for an unknown role.
 
-        >>> import geonorm
         >>> model = geonorm.Decoder(geonorm.DecoderConfig(layers=1, width=16, heads=2, hidden=16, vocab_size=32))
-        >>> [(group["lr"], group["weight_decay"]) for group in parameter_groups(model, 1.0, rates={"embed": 16})]
+        >>> groups = geonorm.parameter_groups(model, 1.0, rates={"embed": 16})
+        >>> [(group["lr"], group["weight_decay"]) for group in groups]
         [(1.0, 0.1), (16.0, 0.0), (1.0, 0.0)]
     """
     rates = rates or {}

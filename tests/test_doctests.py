@@ -1,0 +1,96 @@
+"""Every public class and function has an example in its docstring, and the example runs.
+
+An example sees `geonorm` and `torch`, random numbers from seed 0 and an empty folder. Dots (...) stand for any output.
+"""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+from collections.abc import Iterator
+from importlib import import_module, util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.rows import each
+
+import geonorm
+
+PACKAGES = ["", *"dynamics hf measure models ops report residual schemes sphere".split()]
+"""The package itself, and its rooms that people import from."""
+
+WITHOUT_EXAMPLE = """
+    Decoder DecoderConfig GeonormError Placement Residual Scheme Site compare geodesic_update ladder names parse
+    probe simulate dynamics.Attention dynamics.Field dynamics.Flow dynamics.Fresh dynamics.Law dynamics.Mlp
+    dynamics.clusters dynamics.collapse_time dynamics.cone dynamics.cosine_rate dynamics.equiangular dynamics.gap
+    dynamics.gaussian dynamics.integrate dynamics.labels dynamics.load_trajectories dynamics.mean_cosine
+    dynamics.order_parameter dynamics.radial_rate dynamics.radius_cv dynamics.random_attention dynamics.random_mlp
+    dynamics.speed dynamics.terminal_law dynamics.uniform dynamics.variance hf.ConstrainCallback hf.GeoNormConfig
+    hf.GeoNormForCausalLM hf.GeoNormForMaskedLM hf.GeoNormForQuestionAnswering hf.GeoNormForSequenceClassification
+    hf.GeoNormForTokenClassification hf.GeoNormModel hf.GeoNormPreTrainedModel hf.Report hf.Trainer hf.adapt
+    hf.apply hf.card hf.export hf.layout_of hf.load_stock hf.restore hf.to_stock measure.NormMeasure
+    measure.SiteMeasure measure.SiteMoments measure.step_measures models.Decoder models.DecoderConfig
+    models.VisionConfig models.VisionTransformer models.generate models.preset ops.AngleMap ops.backends
+    ops.geodesic_step ops.geodesic_step_read ops.geodesic_update report.build report.draw report.write_figures
+    residual.Residual schemes.About schemes.AnGPT schemes.AttentionResiduals schemes.DeepNorm schemes.First
+    schemes.GPAS schemes.GeoNorm schemes.Hybrid schemes.Hyper schemes.Keel schemes.Lambdas schemes.LayerNormScaling
+    schemes.LayerScale schemes.ManifoldHyper schemes.Mix schemes.NAG schemes.NGPT schemes.NormPreserving
+    schemes.Olmo2 schemes.Orthogonal schemes.Parts schemes.PerKind schemes.Peri schemes.Placement schemes.Polar
+    schemes.Post schemes.Pre schemes.ProRes schemes.Progress schemes.ReZero schemes.ResidualDual schemes.Sandwich
+    schemes.Scheme schemes.Siamese schemes.Site schemes.Sqrt schemes.advance schemes.belongs_to_scheme
+    schemes.enter_as schemes.find schemes.names schemes.parse schemes.read_at schemes.register schemes.restore
+    schemes.schemes_in schemes.slot_at schemes.sources_of schemes.state_of schemes.stored schemes.write_at
+    sphere.angle sphere.cos_and_sinc sphere.dot sphere.exp sphere.frame sphere.log sphere.power_series
+    sphere.radius sphere.retraction_quotient sphere.safe_divide sphere.safe_sqrt sphere.sinc sphere.tangent
+    sphere.transport sphere.vanishes
+""".split()
+"""Public names still without an example. This list may only shrink."""
+
+
+def public(package: str) -> Iterator[tuple[str, Any]]:
+    """The public classes and functions of a room, by their names in `geonorm`."""
+    if package == "hf" and not util.find_spec("transformers"):
+        return
+    module = import_module(f"geonorm.{package}".rstrip("."))
+    defined = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+    names = geonorm.PUBLIC if module is geonorm else getattr(module, "__all__", defined)
+    for name in sorted(names):
+        value = getattr(module, name)
+        if not name.startswith("_") and (inspect.isclass(value) or inspect.isfunction(value)):
+            yield f"{package}.{name}".lstrip("."), value
+
+
+def has_example(value: Any) -> bool:
+    return ">>> " in (vars(value).get("__doc__") or "") if inspect.isclass(value) else ">>> " in (value.__doc__ or "")
+
+
+@each("package", PACKAGES)
+def test_every_public_name_has_an_example(package: str) -> None:
+    without = {name for name, value in public(package) if not has_example(value)}
+    listed = {name for name, _ in public(package)} & set(WITHOUT_EXAMPLE)
+    assert not without - listed, f"write an example for {', '.join(sorted(without - listed))}"
+    assert not listed - without, f"strike {', '.join(sorted(listed - without))} from the list"
+
+
+def test_the_list_names_public_names_only() -> None:
+    names = {name for package in PACKAGES for name, _ in public(package)}
+    assert {name for name in WITHOUT_EXAMPLE if not name.startswith("hf.")} <= names
+
+
+@each("package", PACKAGES)
+def test_examples_run(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    failures: list[str] = []
+    for name, value in public(package):
+        for example in doctest.DocTestFinder().find(value, name, globs={"geonorm": geonorm, "torch": torch}):
+            torch.manual_seed(0)
+            runner.run(example, out=failures.append)
+    assert not failures, "".join(failures)
+
+
+if __name__ == "__main__":  # prints the list
+    for package in PACKAGES:
+        print(*(name for name, value in public(package) if not has_example(value)))
