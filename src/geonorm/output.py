@@ -1,4 +1,4 @@
-"""What is said on stdout and stderr, by which process of a world, and what is done when nobody can hear it any more."""
+"""Lines on stdout and stderr: which process of a world prints them, and what happens when a stream is closed."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def settle() -> None:
 def complain(line: str) -> None:
     """A line on stderr, if anybody can hear it. Names in it may hold anything: what would break the line, or move a
     terminal's cursor, is shown as an escape."""
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
     with suppress(OSError):
-        print(shown, file=sys.stderr, flush=True)
+        print(escaped, file=sys.stderr, flush=True)
 
 
 def columns(most: int) -> int:
@@ -50,13 +50,13 @@ def columns(most: int) -> int:
 
 
 def placed() -> bool:
-    """Whether this process was told its place in a world."""
+    """True if the environment gives this process a rank."""
     return all(name in os.environ for name in TORCHRUN)
 
 
 def launched() -> bool:
-    """Whether torchrun, or something that speaks like it, started this process. ConfigError if what it says is not
-    a place in a world."""
+    """True if torchrun, or a launcher with its variables, started this process. ConfigError for variables that give
+    no valid rank."""
     if not placed():
         return False
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
@@ -72,7 +72,7 @@ def launched() -> bool:
 
 
 def first() -> bool:
-    """Whether this process speaks for its world."""
+    """True on the rank that prints for all."""
     return not placed() or os.environ["RANK"] == "0"
 
 

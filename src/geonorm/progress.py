@@ -1,5 +1,5 @@
-"""How far a long command is, in one style for all of them: a bar per piece of work on a terminal, with what is said of
-it and the time left; lines alone where nobody watches (a file, a pipe), without anything that moves a cursor."""
+"""How far a long command is: a bar per piece of work on a terminal, with a note and the time left; lines alone where
+nobody watches (a file, a pipe), without anything that moves a cursor."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-NAME, SAID = 24, 38
-"""Characters of a name and of what is said of it: with a bar and a time they make 80."""
+NAME, NOTE = 24, 38
+"""Characters of a name and of the note beside it: with a bar and a time they make 80."""
 
 
 def span(seconds: float) -> str:
-    """A length of time: 0:42, 3:05:00, 2 d 4 h."""
+    """A length of time.
+
+    >>> span(42), span(11100), span(187200)
+    ('0:42', '3:05:00', '2 d 4 h')
+    """
     whole = round(seconds)
     if whole >= 86400:
         return f"{whole // 86400} d {whole % 86400 // 3600} h"
@@ -23,7 +27,11 @@ def span(seconds: float) -> str:
 
 
 def shorten(name: str, room: int = NAME) -> str:
-    """The name, of a long one beginning and end: schemes begin alike and seeds stand last."""
+    """The name, of a long one beginning and end: schemes begin alike and seeds stand last.
+
+    >>> shorten("geonorm-decay-sqrt-seed11", 16)
+    'geono…rt-seed11'
+    """
     if len(name) <= room:
         return name
     tail = (room - 1) * 2 // 3
@@ -51,7 +59,7 @@ class Unwatched:
     def __init__(self, tell: bool) -> None:
         self.tell = tell
 
-    def show(self, name: str, share: float, said: str = "", left: float | None = None) -> None:
+    def show(self, name: str, share: float, note: str = "", left: float | None = None) -> None:
         """This piece of work is so far; 1 is its end."""
         if share == 1 and self.tell:
             print(f"{name}: done", file=sys.stderr, flush=True)
@@ -61,7 +69,7 @@ class Unwatched:
 
 
 class Bars(Unwatched):
-    """A row each: name, bar, what is said, time left."""
+    """A row each: name, bar, note, time left."""
 
     watched = True
 
@@ -75,15 +83,15 @@ class Bars(Unwatched):
 
         self.tasks: dict[str, Any] = {}
         self.rows = Progress(
-            text("description", NAME), BarColumn(bar_width=6), text("fields[said]", SAID), text("fields[left]", 8),
+            text("description", NAME), BarColumn(bar_width=6), text("fields[note]", NOTE), text("fields[left]", 8),
             console=console, transient=True,
         )  # fmt: skip
 
-    def show(self, name: str, share: float, said: str = "", left: float | None = None) -> None:
+    def show(self, name: str, share: float, note: str = "", left: float | None = None) -> None:
         if name not in self.tasks:
-            self.tasks[name] = self.rows.add_task(shorten(name), total=1.0, said="", left="")
-        about = said or f"{share:.0%}"
-        self.rows.update(self.tasks[name], completed=share, said=about, left="" if left is None else span(left))
+            self.tasks[name] = self.rows.add_task(shorten(name), total=1.0, note="", left="")
+        note = note or f"{share:.0%}"
+        self.rows.update(self.tasks[name], completed=share, note=note, left="" if left is None else span(left))
 
     def drop(self, name: str) -> None:
         if name in self.tasks:
@@ -91,7 +99,7 @@ class Bars(Unwatched):
 
 
 def watched() -> bool:
-    """Whether somebody sees both what is printed and the bars below it."""
+    """True if stdout and stderr are terminals: somebody sees what is printed and the bars below it."""
     return sys.stdout.isatty() and sys.stderr.isatty()
 
 

@@ -21,32 +21,40 @@ from itertools import pairwise
 from math import inf, isfinite
 from numbers import Integral, Real
 from operator import attrgetter
+from reprlib import Repr
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from .errors import ConfigError, unknown
 
 NOTHING = object()
-LONGEST = 100
-"""Characters of a number: Python reads no whole number of more than some thousand digits."""
+SHORT = Repr()
+"""Of values in messages: of a long one beginning and end."""
+SHORT.maxstring = SHORT.maxother = 100
 WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
 @dataclass(frozen=True)
 class Range:
-    """The limits of a number, themselves included: `Annotated[int, Range(1)]`. said: that in other words."""
+    """The limits of a number, themselves included: `Annotated[int, Range(1)]`. rule: that in other words.
+
+    >>> Range(1, 8).hold("layers", 4)
+    >>> Range(1, 8).hold("layers", 9)
+    Traceback (most recent call last):
+    geonorm.errors.ConfigError: layers must be between 1 and 8, got 9
+    """
 
     low: float
     high: float = inf
-    said: str = ""
+    rule: str = ""
 
     def hold(self, name: str, value: float) -> None:
         """ConfigError unless low <= value <= high and the value is finite."""
         if not self.low <= value <= self.high or value == inf:
             bound = f"at least {self.low:g}" if value != inf else "finite"
             bound = f"between {self.low:g} and {self.high:g}" if self.high < inf else bound
-            shown = f"{value:g}" if abs(value) < 1e15 or isinstance(value, float) else str(value)
-            raise ConfigError(f"{name} {self.said or f'must be {bound}'}, got {shown}")
+            number = f"{value:g}" if isinstance(value, float) else value
+            raise ConfigError(f"{name} {self.rule or f'must be {bound}'}, got {number}")
 
 
 Count = Annotated[int, Range(1)]
@@ -56,7 +64,7 @@ Share = Annotated[float, Range(0, 1)]
 TINIEST = sys.float_info.min
 """The least normal number: the limit of what must be more than 0. Smaller ones are 0 to a CPU that trains, and to all
 comparisons there (devices.subnormals_as_zero)."""
-Positive = Annotated[float, Range(TINIEST, said="must be positive")]
+Positive = Annotated[float, Range(TINIEST, rule="must be positive")]
 
 
 class Settings:
@@ -83,10 +91,7 @@ class Settings:
 def check(config: Any, prefix: str = "") -> None:
     """Gives every field of a dataclass its type: whole numbers become floats and lists tuples where those are due."""
     for name, hint in hints(type(config)).items():
-        given = getattr(config, name)
-        value = convert_value(prefix + name, given, hint)
-        if value is not given:
-            object.__setattr__(config, name, value)
+        object.__setattr__(config, name, convert_value(prefix + name, getattr(config, name), hint))
 
 
 def hints(kind: type) -> dict[str, Any]:
@@ -114,15 +119,14 @@ def convert_value(name: str, value: Any, hint: Any, typed: bool = False) -> Any:
     """The value as its type wants it. ConfigError names the field and what it takes. `typed`: a person or a YAML file
     wrote it, where a text may stand for a number; limits are not looked at."""
     for member in sorted(members(hint), key=lambda member: member is not NoneType):
-        found = convert_as(name, value, bare(member), typed)
-        if found is not NOTHING:
+        converted = convert_as(name, value, bare(member), typed)
+        if converted is not NOTHING:
             for limit in () if typed or member is bare(member) else get_args(member)[1:]:
-                limit.hold(name, found)
-            return found
+                limit.hold(name, converted)
+            return converted
     if typed:
-        text = value if isinstance(value, str) else repr(value)
-        shown = f"{text[:20]}... of {len(text)} characters" if len(text) > LONGEST else repr(value)
-        raise ConfigError(f"{name} takes {describe_type(hint).replace('a number', 'a finite number')}, got {shown}")
+        wanted = describe_type(hint).replace("a number", "a finite number")
+        raise ConfigError(f"{name} takes {wanted}, got {SHORT.repr(value)}")
     if isinstance(value, str) and choices(hint):
         raise ConfigError(unknown(name, value, choices(hint)))
     raise ConfigError(f"{name} must be {describe_type(hint)}, got {value!r}")
@@ -138,9 +142,7 @@ def convert_as(name: str, value: Any, kind: Any, typed: bool) -> Any:
         inner, many = get_args(kind), get_origin(kind)
         if not isinstance(value, (list, tuple)) or (many is tuple and len(value) != len(inner)):
             return NOTHING
-        found = [convert_value(name, each, inner[0], typed) for each in value]
-        same = type(value) is many and all(new is old for new, old in zip(found, value, strict=True))
-        return value if same else many(found)
+        return many(convert_value(name, each, inner[0], typed) for each in value)
     if kind is str and isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, bool):
@@ -167,7 +169,7 @@ def read_typed(name: str, value: Any, kind: Any) -> Any:
         raise ConfigError(f"{name} is not valid Unicode text: {value!r}; write it as UTF-8")
     if "\0" in value:
         raise ConfigError(f"{name} holds a NUL character: {value!r}; leave it out")
-    if kind in (int, float) and len(value) <= LONGEST:
+    if kind in (int, float):
         with suppress(ValueError):
             return kind(value)
     words: dict[Any, dict[str, Any]] = {NoneType: {"null": None}, bool: {"true": True, "false": False}}
@@ -223,30 +225,35 @@ def flag(name: str) -> str:
 
 
 def options(kind: type, prefix: str = "") -> dict[str, Option]:
-    """Every leaf of a configuration, nested groups by dots, those that a class adds before those that it inherits."""
+    """Every leaf of a configuration, nested groups by dots, those that a class adds before those that it inherits.
+
+    >>> from geonorm.lab.config import TrainConfig
+    >>> options(TrainConfig)["optim.clip"].default
+    1.0
+    """
     documented, types = docs(kind), hints(kind)
-    classes = [vars(base).get("__annotations__", ()) for base in kind.__mro__]
-    home = {name: place for place, names in reversed(list(enumerate(classes))) for name in names}
-    found: dict[str, Option] = {}
+    annotated = [vars(base).get("__annotations__", ()) for base in kind.__mro__]
+    home = {name: place for place, names in reversed(list(enumerate(annotated))) for name in names}
+    every: dict[str, Option] = {}
     for f in sorted(fields(kind), key=lambda f: (is_dataclass(types[f.name]), home[f.name])):
         name, hint = prefix + f.name, types[f.name]
         if is_dataclass(hint) and isinstance(hint, type):
-            found.update(options(hint, f"{name}."))
+            every.update(options(hint, f"{name}."))
             continue
         default = f.default_factory() if f.default_factory is not MISSING else f.default
-        found[name] = Option(name, hint, default, documented.get(f.name, ""))
-    return found
+        every[name] = Option(name, hint, default, documented.get(f.name, ""))
+    return every
 
 
 def docs(kind: type) -> dict[str, str]:
     """The string below each field of a dataclass, which Python itself does not keep."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for base in reversed(getattr(kind, "documented_by", kind).__mro__):
-        written = classes(base.__module__).get(base.__name__) if is_dataclass(base) else None
-        for node, below in pairwise(written.body if written else ()):
+        source = classes(base.__module__).get(base.__name__) if is_dataclass(base) else None
+        for node, below in pairwise(source.body if source else ()):
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(below, ast.Expr):
-                found[node.target.id] = " ".join(ast.literal_eval(below.value).split())
-    return found
+                texts[node.target.id] = " ".join(ast.literal_eval(below.value).split())
+    return texts
 
 
 @cache
@@ -259,19 +266,19 @@ def classes(module: str) -> dict[str, ast.ClassDef]:
     return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 
 
-def find(settings: Mapping[str, Any], name: str) -> Any:
-    """What a tree of settings says of one, by its dotted name; None where it says nothing."""
+def setting_of(settings: Mapping[str, Any], name: str) -> Any:
+    """The value of a setting in a tree of them, by its dotted name; None where the tree has none."""
     group, _, leaf = name.rpartition(".")
-    found = settings.get(group, {}) if group else settings
-    return found.get(leaf) if isinstance(found, Mapping) else getattr(found, leaf, None)
+    leaves = settings.get(group, {}) if group else settings
+    return leaves.get(leaf) if isinstance(leaves, Mapping) else getattr(leaves, leaf, None)
 
 
-def check_unused(config: Settings, given: Mapping[str, Any]) -> None:
-    """ConfigError for a setting of the tree `given` that does nothing beside the others. One with its default value
+def check_unused(config: Settings, settings: Mapping[str, Any]) -> None:
+    """ConfigError for a setting of the tree `settings` that does nothing beside the others. One with its default value
     passes, as it may take back what a file says; so do settings of files, which name every one."""
     every = options(type(config))
     for name, need in config.unused():
-        if name in every and find(given, name) is not None and attrgetter(name)(config) != every[name].default:
+        if name in every and setting_of(settings, name) is not None and attrgetter(name)(config) != every[name].default:
             raise ConfigError(f"{flag(name)} does nothing here, it needs {need}: see to that, or leave it out")
 
 
@@ -282,7 +289,12 @@ def check_out(out: str) -> None:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Plain nested dict for YAML."""
+    """Plain nested dict for YAML.
+
+    >>> from geonorm.lab.config import Checkpoint
+    >>> to_dict(Checkpoint(every=100))
+    {'every': 100, 'keep': 2}
+    """
     return {
         f.name: to_dict(value) if is_dataclass(value) else list(value) if isinstance(value, tuple) else value
         for f in fields(config)
@@ -291,7 +303,15 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def from_dict(kind: type, values: dict[str, Any], prefix: str = "", typed: bool = False) -> Any:
-    """The configuration of a nested dict; ConfigError names unknown keys and the nearest valid one."""
+    """The configuration of a nested dict; ConfigError names unknown keys and the nearest valid one.
+
+    >>> from geonorm.lab.config import Checkpoint
+    >>> from_dict(Checkpoint, {"keep": "3"}, typed=True).keep
+    3
+    >>> from_dict(Checkpoint, {"keeps": 3})
+    Traceback (most recent call last):
+    geonorm.errors.ConfigError: unknown setting 'keeps': did you mean 'keep'? (valid: every, keep)
+    """
     known = hints(kind)
     result: dict[str, Any] = {}
     for key, value in values.items():

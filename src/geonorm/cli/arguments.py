@@ -25,12 +25,12 @@ from ..settings import (
     check_unused,
     choices,
     convert_value,
-    find,
     flag,
     from_dict,
     hints,
     members,
     options,
+    setting_of,
 )
 
 C = TypeVar("C", bound=Settings)
@@ -72,7 +72,7 @@ def read(kind: type[C], program: str, arguments: list[str]) -> C:
         admit(Path(file), [settings[name] for name in SCHEMES if name in settings and name not in typed])
         elsewhere.read_from(file, arguments)
     for name in STARTS_CODE:
-        if find(settings, name) and find(typed, name) is None:
+        if setting_of(settings, name) and setting_of(typed, name) is None:
             raise ConfigError(f"{name} of {file} would run code: say {flag(name)} on the command line if it may")
     for name, value in typed.items():
         group = settings.get(name)
@@ -103,8 +103,8 @@ def split(kind: type[Settings], arguments: list[str]) -> dict[str, Any]:
             word = word + equals + value
             if not positions:
                 raise ConfigError(f"unexpected argument {word!r}; options begin with -- (see --help)")
-            option = positions[0] if positions[0].many else positions.pop(0)
-            settings[option.name] = [*settings.get(option.name, []), word] if option.many else word
+            place = positions[0] if positions[0].many else positions.pop(0)
+            settings[place.name] = [*settings.get(place.name, []), word] if place.many else word
             continue
         option = known.get(word[2:].replace("-", "_")) if word.startswith("--") else None
         if option is None:  # the nearest option, not all of them: there are too many for a line
@@ -193,11 +193,11 @@ def tyro_type(tyro: Any, kind: type[Settings], names: Collection[str] = ()) -> A
             about["help_behavior_hint"] = ""
         default: Any = MISSING if option.default is MISSING else lambda value=option.default: value
         group, _, leaf = option.name.rpartition(".")
-        marked = Annotated[(option.hint, tyro.conf.arg(**about), *marks)]
-        groups.setdefault(group, []).append((leaf, marked, field(default_factory=default)))
+        hint: Any = Annotated[(option.hint, tyro.conf.arg(**about), *marks)]
+        groups.setdefault(group, []).append((leaf, hint, field(default_factory=default)))
     for name, fields in groups.items():
         if name:
-            group_type = make_dataclass(name, fields, kw_only=True)
+            group_type: Any = make_dataclass(name, fields, kw_only=True)
             hint = Annotated[group_type, tyro.conf.arg(help=hints(kind)[name].__doc__)]
             groups[""].append((name, hint, field(default_factory=group_type)))
     return make_dataclass(kind.__name__, groups[""], kw_only=True, namespace={"__doc__": kind.__doc__})

@@ -73,7 +73,7 @@ def as_json(value: Any) -> str | float | int | bool:
 
 def initial_scalars(scheme: Scheme) -> dict[str, str]:
     """Learned vectors and scalars that a model gets from the scheme, by where they stand, with their initial values."""
-    found: dict[str, str] = {}
+    scalars: dict[str, str] = {}
     for layer, kind in ((0, "entry"), (1, "attn"), (1, "mlp"), (DEPTH - 1, "exit")):
         site = Site(layer, kind, DEPTH)
         part = scheme.resolve(site)
@@ -85,8 +85,8 @@ def initial_scalars(scheme: Scheme) -> dict[str, str]:
                 modules[f"{name}."] = slot
         for prefix, module in modules.items():
             for name, value in module.named_parameters():
-                found[f"{kind}.{prefix}{name}"] = summary(value)
-    return found
+                scalars[f"{kind}.{prefix}{name}"] = summary(value)
+    return scalars
 
 
 def summary(value: torch.Tensor) -> str:
@@ -98,7 +98,7 @@ def summary(value: torch.Tensor) -> str:
 
 def initial_std(scheme: Scheme) -> dict[str, float]:
     """Initial standard deviation over the base by role in block 2 of 12, where it is not 1."""
-    found = {}
+    ratios = {}
     kinds = {
         "embed": "entry",
         "position": "entry",
@@ -111,8 +111,8 @@ def initial_std(scheme: Scheme) -> dict[str, float]:
         site = Site({"entry": 0, "exit": DEPTH - 1}.get(kind, 1), kind, DEPTH)
         ratio = scheme.resolve(site).init_std(role, DIM, DIM, site, 1.0)
         if ratio != 1.0:
-            found[role] = round(ratio, 4)
-    return found
+            ratios[role] = round(ratio, 4)
+    return ratios
 
 
 def measure_motion(scheme: Scheme) -> dict[str, float | str] | str:
@@ -120,16 +120,16 @@ def measure_motion(scheme: Scheme) -> dict[str, float | str] | str:
     radius law r' in blocks 1 and 4 of 12 at r = 1, |A| = 1/2, <theta, A> = 0.3; or why there is no such law."""
     x = torch.tensor([1.0, 0.0], dtype=torch.float64)
     u = torch.tensor([0.3, 0.4], dtype=torch.float64)
-    found: dict[str, float | str] = {}
+    motion: dict[str, float | str] = {}
     for t in (1, 4):
         site = Site(float(t - 1), "attn", DEPTH)
         part = scheme.resolve(site)
         if not part.planar:
             return part.about.lawless or "its step does not stay in the plane of x and u"
         slowness = speed(part, x, u, site).item()
-        found[f"s(t={t})"] = round(slowness, 6) if isfinite(slowness) else "infinite"
-        found[f"r'(t={t})"] = round(radial_rate(part, x, u, site).item(), 6) + 0.0
-    return found
+        motion[f"s(t={t})"] = round(slowness, 6) if isfinite(slowness) else "infinite"
+        motion[f"r'(t={t})"] = round(radial_rate(part, x, u, site).item(), 6) + 0.0
+    return motion
 
 
 def predict(scheme: Scheme) -> dict[str, float | str | None] | None:
@@ -162,7 +162,7 @@ def describe_scheme(name: str) -> str:
     generic = "" if scheme == type(scheme)() else "    (without fields; what the fields change stands below)"
     first = (about["title"], about["equation"] and about["equation"] + generic, about["source"])
     lines = [name, *(f"  {text}" for text in first if text)]
-    said = {"reported": about["claim"], "checked against": about["checked"]}
+    evidence = {"reported": about["claim"], "checked against": about["checked"]}
     more = {
         "direction and radius": format_motion(about["motion"]),
         "theory": about["theory"] and format_theory(about["theory"]),
@@ -170,7 +170,7 @@ def describe_scheme(name: str) -> str:
         "learned vectors and scalars at first": join_pairs(about["initial_scalars"]),
         "own recipe": join_pairs(about["own_recipe"]),
     }
-    lines += [f"  {title}: {text}" for title, text in said.items() if text]
+    lines += [f"  {title}: {text}" for title, text in evidence.items() if text]
     lines.append("  fields:")
     lines += [f"    {key} = {field['default']}    {field['values']}" for key, field in about["fields"].items()]
     lines += [f"  {title}: {text}" for title, text in more.items() if text]
@@ -206,7 +206,7 @@ def section(name: str) -> str:
     about = look_up(name)
     std, scalars, recipe = about["initial_std"], about["initial_scalars"], about["own_recipe"]
     listed = "; ".join(f"`{key}` {value}" for key, value in scalars.items())
-    said = {
+    paragraphs = {
         "*Source.*": f"{about['source']}.",
         "*Reported.*": about["claim"],
         "*Checked against.*": f"{about['checked'] or 'nothing yet'}.",
@@ -218,7 +218,7 @@ def section(name: str) -> str:
     }
     lines = [f"## {name}", "", f"    {about['equation']}", "", " ".join((find(name).__doc__ or "").split())]
     lines += ["", f"![How {name} moves a token](figures/schemes/{name}.svg)"]
-    lines += [line for title, text in said.items() if text for line in ("", f"{title} {text}")]
+    lines += [line for title, text in paragraphs.items() if text for line in ("", f"{title} {text}")]
     if about["fields"]:
         lines += ["", "| field | default | values | |", "|---|---|---|---|"]
         for key, detail in about["fields"].items():

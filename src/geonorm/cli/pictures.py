@@ -28,6 +28,6 @@ def draw(name: str) -> Spec:
     scheme = parse(name)
     if scheme.about.shown and scheme == type(scheme)():
         name, scheme = scheme.about.shown, parse(scheme.about.shown)
-    made = round(scheme.about.moment * getattr(scheme, "steps", 0))
-    blocks = {t: follow_write(scheme, t, made=made) for t in BLOCKS}
-    return draw_paths(f"{name}, step {made:,}" if made else name, scheme.about.equation, blocks, ANGLE)
+    step = round(scheme.about.moment * getattr(scheme, "steps", 0))
+    blocks = {t: follow_write(scheme, t, made=step) for t in BLOCKS}
+    return draw_paths(f"{name}, step {step:,}" if step else name, scheme.about.equation, blocks, ANGLE)

@@ -19,7 +19,7 @@ from .base import About, Number, Placement, Site, normalise_update
 from .registry import register
 
 POWERS = {"exp": inf, "projection": 1.0, "cayley": 2.0}
-Power = Annotated[float, Range(1e-6, said="p must be at least 1e-6")]
+Power = Annotated[float, Range(1e-6, rule="p must be at least 1e-6")]
 
 
 @register("geonorm")
