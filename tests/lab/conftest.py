@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -124,20 +125,39 @@ def losses() -> Callable[[Path], list[tuple[Any, ...]]]:
     return read
 
 
+def add_hook(patch: pytest.MonkeyPatch, hook: Any) -> None:
+    """Every training loop calls this hook too, after its own."""
+    from geonorm.lab.train import loop
+
+    build_hooks = loop.build_hooks
+    patch.setattr(loop, "build_hooks", lambda *args: [*build_hooks(*args), hook])
+
+
+def spoil(patch: pytest.MonkeyPatch, bad: Callable[[Any, int], bool], factor: float = math.nan) -> None:
+    """Multiplies the loss of those batches for which bad(state, number of the batch of the data, from 1) is true."""
+    from geonorm.lab.train import loop
+
+    fetch_batch = loop.fetch_batch
+
+    def fetch_and_spoil(state: Any, step: int) -> Any:
+        scale = factor if bad(state, step + state.skipped_batches) else 1.0
+        state.parallel_model.loss = lambda ids, targets: state.model.loss(ids, targets) * scale
+        return fetch_batch(state, step)
+
+    patch.setattr(loop, "fetch_batch", fetch_and_spoil)
+
+
 @contextmanager
 def act_after(step: int, act: Callable[[], Any] = lambda: signal.raise_signal(signal.SIGINT)) -> Iterator[None]:
-    from geonorm.lab.train.loop import Loop
+    from geonorm.lab.train.hooks import Hook
 
-    update = Loop.update
-
-    def acting(loop: Loop, *args: Any) -> Any:
-        norms = update(loop, *args)
-        if loop.step == step:
-            act()
-        return norms
+    class Act(Hook):
+        def after_step(self, state: Any, row: Any) -> None:
+            if state.step == step:
+                act()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Loop, "update", acting)
+        add_hook(patch, Act())
         yield
 
 

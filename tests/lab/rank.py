@@ -43,23 +43,22 @@ def run(patch: pytest.MonkeyPatch, dtype: str, *command: str) -> int:
 
 def spoilt(patch: pytest.MonkeyPatch, bad_rank: str, position: str, *command: str) -> int:
     """geonorm train in which one rank's part of one batch of the data gives a loss that is not a number."""
-    batch = train.Loop.batch
+    fetch_batch = train.fetch_batch
 
-    def spoil(loop: train.Loop, step: int) -> Any:
-        bad = loop.world.rank == int(bad_rank) and step + loop.passed_over == int(position)
-        loop.spread.loss = (
-            (lambda ids, targets: loop.model.loss(ids, targets) * float("nan")) if bad else loop.model.loss
-        )
-        return batch(loop, step)
+    def spoil(state: train.TrainState, step: int) -> Any:
+        bad = state.world.rank == int(bad_rank) and step + state.skipped_batches == int(position)
+        scale = float("nan") if bad else 1.0
+        state.parallel_model.loss = lambda ids, targets: state.model.loss(ids, targets) * scale
+        return fetch_batch(state, step)
 
-    patch.setattr(train.Loop, "batch", spoil)
+    patch.setattr(train, "fetch_batch", spoil)
     return main(list(command))
 
 
 def stuck(patch: pytest.MonkeyPatch, bad_rank: str, step: str, how: str, where: str, *command: str) -> int:
     """geonorm train in which one rank does not come back from reading a batch, or preparing the data: it sleeps, the
     process is stopped or gone, or it is out of memory."""
-    batch, load = train.Loop.batch, train.load_text
+    fetch_batch, load = train.fetch_batch, train.load_text
     if how in ("asleep", "stopped"):
         patch.setattr(world, "TIMEOUT", timedelta(seconds=6))
 
@@ -72,21 +71,23 @@ def stuck(patch: pytest.MonkeyPatch, bad_rank: str, step: str, how: str, where: 
             time.sleep(600)
         return load(config)
 
-    def stay(loop: train.Loop, at: int) -> Any:
-        if loop.world.rank == int(bad_rank) and at == int(step):
+    def stay(state: train.TrainState, at: int) -> Any:
+        if state.world.rank == int(bad_rank) and at == int(step):
             if how == "out of memory":
                 raise MemoryError("no room")
-            if loop.saver.pending is not None:  # its part of the save before: this test is not about that
-                loop.saver.pending.result()
+            savers[-1].wait()  # its part of the save before: this test is not about that
             if how == "stopped":
                 os.kill(os.getpid(), signal.SIGSTOP)
             time.sleep(600)
-        return batch(loop, at)
+        return fetch_batch(state, at)
 
+    savers: list[checkpoint.Saver] = []
+    init = checkpoint.Saver.__init__
+    patch.setattr(checkpoint.Saver, "__init__", lambda saver, *args: (savers.append(saver), init(saver, *args))[1])
     if where == "preparing the data":
         patch.setattr(train, "load_text", wait)
     else:
-        patch.setattr(train.Loop, "batch", stay)
+        patch.setattr(train, "fetch_batch", stay)
     return main(list(command))
 
 
@@ -98,20 +99,29 @@ def born(patch: pytest.MonkeyPatch, out: str, settings: dict[str, Any]) -> int:
     torch.use_deterministic_algorithms(True)  # memory that nobody fills is not a number
     with train.join_world(torch.device("cpu")) as ranks:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
-            loop = train.Loop(resolve(config, ranks), text, torch.device("cpu"), print, ranks)
+            state = train.build(resolve(config, ranks), text, torch.device("cpu"), ranks)
         events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
         peak = max(accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
-        tensors = {name: t.detach() for name, t in loop.model.state_dict().items()}
+        tensors = {name: t.detach() for name, t in state.model.state_dict().items()}
         share = sum(parallel.local_part(t).nbytes for t in tensors.values())
         if out:
             whole = {n: (t.full_tensor() if isinstance(t, parallel.DTensor) else t).clone() for n, t in tensors.items()}
             if ranks.first:
                 save_file(whole, f"{out}.safetensors")
         dtypes: list[str] = []
-        loop.model.blocks[-1].register_forward_hook(lambda _, __, out: dtypes.append(str(out.dtype)))
-        for _ in range(2):
-            loop.update(measure=False, check=False)
-        losses = [float(row["loss"]) for row in loop.pending]
+        state.model.blocks[-1].register_forward_hook(lambda _, __, out: dtypes.append(str(out.dtype)))
+        losses = []
+        for step in (1, 2):
+            with parallel.precision(config.runtime, state.device):
+                loss = state.parallel_model.loss(*train.fetch_batch(state, step))
+            loss.backward()
+            losses.append(float(ranks.mean(loss.detach())))
+            state.parallel_model.clip(config.optim.clip)
+            for optimizer in state.optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = 1e-4
+                optimizer.step()
+                optimizer.zero_grad()
         print(json.dumps({"peak": peak, "share": share, "stream": dtypes[-1], "losses": losses}))
     return 0
 
@@ -121,9 +131,9 @@ def gather(patch: pytest.MonkeyPatch, folder: str, out: str, settings: dict[str,
     config = from_dict(train.TrainConfig, settings)
     device = torch.device("cpu")
     with train.join_world(device) as ranks:
-        loop = train.Loop(resolve(config, ranks), train.load_text(config), device, print, ranks)
-        checkpoint.load_checkpoint(train.Path(folder), loop.model, loop.optimizers, ranks)
-        tensors, _ = checkpoint.state_of(loop.model, loop.optimizers, ranks)
+        state = train.build(resolve(config, ranks), train.load_text(config), device, ranks)
+        checkpoint.load_checkpoint(train.Path(folder), state.model, state.optimizers, ranks)
+        tensors, _ = checkpoint.state_of(state.model, state.optimizers, ranks)
         whole = {name: t.full_tensor() if isinstance(t, parallel.DTensor) else t for name, t in tensors.items()}
         whole = {name: tensor for name, tensor in whole.items() if not name.startswith("random.")}
         cut = sum(isinstance(t, parallel.DTensor) for t in tensors.values())

@@ -92,9 +92,9 @@ def run(name: str, arguments: list[str]) -> int:
         command = name if name in COMMANDS else f"{name} {choose_command(name, arguments)}"
         rest = arguments[len(command.split()) - 1 :]
         return VERBS[name](read(COMMANDS[command], f"geonorm {command}", rest))
-    except HelpAsked as last_lines:
+    except HelpAsked as asked:
         with suppress(BrokenPipeError):  # `| head` has seen enough
-            print(last_lines)
+            print(asked)
         return 0
 
 
@@ -161,8 +161,8 @@ def study(config: Grid, run: Callable[..., dict[str, Any]], table: Callable[[Pat
         print(f"report: {page}")
     if earlier := [run["run"] for run in failed if not run["asked"]]:
         print(f"runs of earlier commands that did not finish: {', '.join(earlier)}")
-    if current := [run["run"] for run in failed if run["asked"]]:
-        raise GeonormError(f"runs that did not finish: {', '.join(current)}; the same command tries them again")
+    if asked := [run["run"] for run in failed if run["asked"]]:
+        raise GeonormError(f"runs that did not finish: {', '.join(asked)}; the same command tries them again")
     return 0
 
 
@@ -172,16 +172,16 @@ def train(command: TrainCommand) -> int:
     if command.dry_run:
         from ..lab.plan import plan, table
 
-        planned = plan(config, command.world_size or 1, command.machine)
-        settings = json.dumps(planned["settings"], indent=1)
-        print(json.dumps(planned, indent=1) if command.json else f"{settings}\n{table(planned)}")
+        found = plan(config, command.world_size or 1, command.machine)
+        settings = json.dumps(found["settings"], indent=1)
+        print(json.dumps(found, indent=1) if command.json else f"{settings}\n{table(found)}")
         return 0
     from ..lab.runs.summary import result_line
     from ..lab.train.loop import Interrupted, train as run
 
     try:
         with show_progress(watched(), tell=False) as progress:
-            summary = run(config, shown=progress)
+            summary = run(config, progress=progress)
     except Interrupted as stop:
         if output.first():
             output.complain(f"{stop}; the same command goes on from there")
@@ -262,24 +262,24 @@ def simulate(config: SimulateConfig) -> int:
 
     described = environment.collect(pick_device(config.device)) | {"schemes": simulations.read_sources(config.schemes)}
     before = simulations.read_interrupted(out, described)
-    simulation = Simulation(config, **before) if before else Simulation.empty(config)
+    found = Simulation(config, **before) if before else Simulation.empty(config)
     try:
-        with show_progress(watched()) as progress:
-            run(config, progress=progress.show, into=simulation)
+        with show_progress(watched()) as shown:
+            run(config, progress=shown.show, into=found)
     except BaseException as stop:
-        if not simulation.summary["schemes"]:
+        if not found.summary["schemes"]:
             raise
-        simulations.save(out, settings, described, simulation.files(), simulation.trajectories)
-        missing = ", ".join(simulation.summary["missing"])
+        simulations.save(out, settings, described, found.files(), found.trajectories)
+        missing = ", ".join(found.summary["missing"])
         output.complain(
             f"geonorm simulate: finished schemes are in {out}, missing: {missing}; the same command goes on with these"
         )
         if not isinstance(stop, KeyboardInterrupt):
             raise
         return 130
-    simulations.save(out, settings, described, simulation.files(), simulation.trajectories)
+    simulations.save(out, settings, described, found.files(), found.trajectories)
     page = build([out], out / "report.html", figures=out / "figures")
-    print("\n".join(text_lines(simulation.summary)))
+    print("\n".join(text_lines(found.summary)))
     if config.keep:
         size = (out / FILE).stat().st_size / 2**20
         print(f"kept: {', '.join(config.keep)}, {size:.3g} MiB in {out / FILE}")
@@ -293,11 +293,11 @@ def probe(config: ProbeConfig) -> int:
     from ..report import build
     from ..report.probe import text_lines
 
-    with show_progress(watched()) as progress:
-        probes = lab.probe_models(config, progress.show)
+    with show_progress(watched()) as shown:
+        found = lab.probe_models(config, shown.show)
     out = Path(config.out)
     page = build([out], out / "report.html", figures=out / "figures")
-    print("\n".join(text_lines([probe.summary() for probe in probes])))
+    print("\n".join(text_lines([one.summary() for one in found])))
     print(f"report: {page}")
     return 0
 

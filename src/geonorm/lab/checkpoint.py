@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.tensor import DTensor
 
 from ..errors import CheckpointError, cause
-from .distributed.ranks import ALONE, World, on_all_ranks
+from .distributed.ranks import ALONE, World, raised_by_all_ranks
 from .storage import Reader, Writer, clear, ignore_single_process, kind_of, read_state, verify
 
 Optimizers = list[torch.optim.Optimizer]
@@ -81,7 +81,7 @@ class Saver:
             kept = saved_steps(self.folder)
             last = f"step-{kept[-1]} is kept" if kept else "there is no earlier one"
             problem = cause(next(iter(failed.failures.values()))[0])
-            raise on_all_ranks(
+            raise raised_by_all_ranks(
                 CheckpointError(f"cannot save checkpoint {writer.target}: {problem}; {last}")
             ) from failed
         if world.first:
@@ -110,7 +110,7 @@ def load_checkpoint(
     CheckpointError, on every rank, if a file is missing, its checksum differs, or its tensors do not fit; then nothing
     was changed. Without optimizers only the weights are read.
     """
-    state = world.together(lambda: read_and_verify(path, world, optimizers is not None))
+    state = world.on_all_ranks(lambda: read_and_verify(path, world, optimizers is not None))
     files = [name for name in sorted(state["sha256"]) if optimizers is not None or kind_of(name) == "model"]
     reader = Reader(path, files)
     found = reader.tensors()
@@ -142,7 +142,7 @@ def load_matching(
     """Gives a model those weights of a checkpoint that it has by name. Returns the checkpoint's state and the names
     that were loaded, that the checkpoint lacks, and that it has besides. CheckpointError, on every rank, if no name is
     there or one has another shape; then nothing was changed."""
-    state = world.together(lambda: read_and_verify(path, world, everything=False))
+    state = world.on_all_ranks(lambda: read_and_verify(path, world, everything=False))
     files = [name for name in sorted(state["sha256"]) if kind_of(name) == "model"]
     reader = Reader(path, files)
     saved = {name.partition(".")[2]: about.size for name, about in reader.tensors().items()}
@@ -176,7 +176,7 @@ def load_newest(
             return load_checkpoint(folder / f"step-{step}", model, optimizers, world, more)
         except CheckpointError as error:
             if step == found[0]:
-                raise on_all_ranks(
+                raise raised_by_all_ranks(
                     CheckpointError(f"{error}; no usable checkpoint is left in {folder}: train anew with another --out")
                 ) from error
             warn(f"{error}; falling back to the previous one")

@@ -101,14 +101,14 @@ class Optim(Settings):
         """The last step of warm-up."""
         return round(self.warmup * steps) if self.warmup_steps is None else self.warmup_steps
 
-    def trunk_end(self, steps: int) -> int:
-        """The last step before wsd cools down: up to there a longer run is the same run."""
+    def stable_end(self, steps: int) -> int:
+        """The last step before the cool-down of wsd: up to there a longer run is the same run."""
         return steps - max(1, round(self.cooldown * steps))
 
     def check_steps(self, steps: int) -> None:
         """ConfigError where warm-up does not end before what follows it: the rate would never be the one that is
         given."""
-        end, what = (self.trunk_end(steps), "cool-down") if self.schedule == "wsd" else (steps, "end")
+        end, what = (self.stable_end(steps), "cool-down") if self.schedule == "wsd" else (steps, "end")
         if (warm := self.warmup_end(steps)) > end:
             raise ConfigError(
                 f"warm-up of {warm} of {steps} steps goes beyond step {end}, the {what}: shorten --optim.warmup_steps "
@@ -133,6 +133,10 @@ class Evaluation(Settings):
     """Share of the steps, the last ones, whose mean weights are evaluated too (val_loss_average); 0: none."""
     trace_tokens: Natural = 1024
     """Held-out tokens, spread like the others, on which the geometry of every site is measured; 0: no trace."""
+
+    def averaging_start(self, steps: int) -> int:
+        """The step after which weights are averaged; the last one if they are not."""
+        return steps - (max(1, round(self.average * steps)) if self.average else 0)
 
 
 @dataclass(frozen=True)

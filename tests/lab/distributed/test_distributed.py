@@ -121,7 +121,7 @@ def test_ranks_share_one_batch() -> None:
     for step in (0, 5, 40):
         whole = batches.at(step)[0]
         for size in (1, 2, 4):
-            parts = [batches.at(step, parallel.own_rows(8, World(rank, size)))[0] for rank in range(size)]
+            parts = [batches.at(step, parallel.rank_rows(8, World(rank, size)))[0] for rank in range(size)]
             assert torch.equal(torch.cat(parts), whole)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +13,11 @@ from geonorm.lab import checkpoint, storage
 from geonorm.lab.config import Guard
 from geonorm.lab.runs.folder import read_rows
 from geonorm.lab.statistics.spikes import SpikeWatch, spikes
-from geonorm.lab.train.guard import Judge, Trouble
-from geonorm.lab.train.loop import Loop
+from geonorm.lab.train import loop
+from geonorm.lab.train.guard import AnomalyGuard
 
 from ...rows import each
-from ..conftest import summary
-
-
-def spoil(patch: pytest.MonkeyPatch, bad: Container[int], factor: float = math.nan) -> None:
-    """Multiplies the loss of some batches of the data (counted from 1)."""
-    batch = Loop.batch
-
-    def spoilt(loop: Loop, step: int) -> Any:
-        scale = factor if step + loop.passed_over in bad else 1.0
-        loop.spread.loss = lambda ids, targets: loop.model.loss(ids, targets) * scale
-        return batch(loop, step)
-
-    patch.setattr(Loop, "batch", spoilt)
+from ..conftest import spoil, summary
 
 
 def weights_and_moments(run: Path, step: int) -> dict[str, Any]:
@@ -45,14 +32,8 @@ def weights_and_moments(run: Path, step: int) -> dict[str, Any]:
 def test_losses_read_seldom_leave_out_the_bad_batch_alone(train: Any, monkeypatch: Any, tmp_path: Path) -> None:
     """On a GPU a loss is read every ten steps, and by then nine more have been made with weights that are NaN: the one
     that was bad first is gone back behind, and no good batch with it."""
-    begin = Loop.__init__
-
-    def seldom(loop: Loop, *args: Any) -> None:
-        begin(loop, *args)
-        loop.log_every = 10
-
-    monkeypatch.setattr(Loop, "__init__", seldom)
-    spoil(monkeypatch, [13])
+    monkeypatch.setitem(loop.LOG_EVERY, "cpu", 10)
+    spoil(monkeypatch, lambda _, batch: batch == 13)
     options = ["--checkpoint.every", 10, "--evaluation.every", 24, "--guard.nan", "rewind"]
     assert train(tmp_path / "run", "--steps", 24, *options).status == 0
     expected = {"step": 13, "action": "rewind", "what": "loss is not finite", "loss": None, "to": 10}
@@ -69,7 +50,7 @@ def test_a_bad_batch_is_left_out(train: Any, losses: Any, after: Any, tmp_path: 
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     options = ["--steps", 12, "--checkpoint.every", 3, "--evaluation.every", 12, "--guard.nan", action]
     with pytest.MonkeyPatch.context() as patch:
-        spoil(patch, [7])
+        spoil(patch, lambda _, batch: batch == 7)
         result = train(whole, *options)
     assert result.status == 0, result
     rows = list(read_rows(whole / "metrics.jsonl"))
@@ -88,7 +69,7 @@ def test_a_bad_batch_is_left_out(train: Any, losses: Any, after: Any, tmp_path: 
     assert summary(whole)["train_loss"] is not None and summary(whole)["val_loss"] is not None
 
     with pytest.MonkeyPatch.context() as patch:
-        spoil(patch, [7])
+        spoil(patch, lambda _, batch: batch == 7)
         with after(8):
             assert train(parts, *options).status == 130
         resumed = train(parts, *options)
@@ -102,21 +83,21 @@ def test_rewound_data_is_what_follows_the_bad_batch(train: Any, tmp_path: Path) 
     """The batches that steps see: 1 2 3 | 4 5(bad) | then from step 3 on 6 7 ...: nothing twice, the bad one never."""
     seen: list[tuple[int, int]] = []
     with pytest.MonkeyPatch.context() as patch:
-        spoil(patch, [5])
-        batch = Loop.batch
+        spoil(patch, lambda _, batch: batch == 5)
+        fetch_batch = loop.fetch_batch
 
-        def note(loop: Loop, step: int) -> Any:
-            seen.append((step, step + loop.passed_over))
-            return batch(loop, step)
+        def note(state: Any, step: int) -> Any:
+            seen.append((step, step + state.skipped_batches))
+            return fetch_batch(state, step)
 
-        patch.setattr(Loop, "batch", note)
+        patch.setattr(loop, "fetch_batch", note)
         assert train(tmp_path / "run", "--steps", 6, "--checkpoint.every", 3, "--guard.nan", "rewind").status == 0
     assert seen == [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (4, 6), (5, 7), (6, 8)]
 
 
 def test_rewound_before_the_first_save(train: Any, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        spoil(patch, [1])
+        spoil(patch, lambda _, batch: batch == 1)
         assert train(tmp_path / "run", "--steps", 4, "--guard.nan", "rewind").status == 0
     assert summary(tmp_path / "run")["events"][0]["to"] == 0
 
@@ -125,7 +106,7 @@ def test_rewound_before_the_first_save(train: Any, tmp_path: Path) -> None:
 def test_losses_that_were_not_finite_are_counted(train: Any, tmp_path: Path, action: str, lost: int) -> None:
     """For reports that read summaries alone. A step that was rewound is made again."""
     with pytest.MonkeyPatch.context() as patch:
-        spoil(patch, [2])
+        spoil(patch, lambda _, batch: batch == 2)
         assert train(tmp_path / "run", "--steps", 4, "--guard.nan", action).status == 0
     assert summary(tmp_path / "run")["null_losses"] == lost
 
@@ -133,7 +114,7 @@ def test_losses_that_were_not_finite_are_counted(train: Any, tmp_path: Path, act
 @each("action", ["skip", "rewind"])
 def test_too_often_is_the_end(train: Any, tmp_path: Path, action: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        spoil(patch, range(4, 100))
+        spoil(patch, lambda _, batch: batch >= 4)
         result = train(tmp_path / "run", "--steps", 30, "--guard.nan", action)
     assert result.status == 2 and "10 steps were skipped or rewound before" in result.err
     assert len(result.err.splitlines()) == 1
@@ -144,7 +125,7 @@ def test_too_often_is_the_end(train: Any, tmp_path: Path, action: str) -> None:
 @each("action", ["ignore", "skip", "rewind", "stop"])
 def test_a_jump_of_the_loss(train: Any, tmp_path: Path, action: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        spoil(patch, [30], factor=100.0)
+        spoil(patch, lambda _, batch: batch == 30, factor=100.0)
         result = train(tmp_path / "run", "--steps", 36, "--checkpoint.every", 8, "--guard.spike", action)
     found = summary(tmp_path / "run")
     if action == "ignore":
@@ -160,7 +141,7 @@ def test_a_jump_of_the_loss(train: Any, tmp_path: Path, action: str) -> None:
         assert found["spikes"] == (1 if action == "skip" else 0)  # a rewound step's row is written anew
 
 
-def test_judge_is_one_with_the_count_of_spikes() -> None:
+def test_the_guard_is_one_with_the_count_of_spikes() -> None:
     """What the summary counts afterwards is what the guard sees step by step, restored in the middle or not."""
     values = [5.0 - 0.01 * i + 0.05 * math.sin(7 * i) for i in range(150)]
     values[40], values[90], values[91] = 9.0, math.nan, 30.0
@@ -172,14 +153,12 @@ def test_judge_is_one_with_the_count_of_spikes() -> None:
         watch = SpikeWatch(recent=list(watch.recent), streak=watch.streak)
     assert flagged == spikes(values) == [40, 90, 91]
 
-    judge, flagged = Judge(Guard(spike="skip")), []
+    guard, flagged = AnomalyGuard(Guard(spike="skip", nan="skip")), []
     for i, value in enumerate(values):
-        try:
-            judge.before(i, value, 1.0)
-        except Trouble:
+        if guard.before_step([], {"step": i, "loss": value, "grad_norm": 1.0}):
             flagged.append(i)
-        state, judge = judge.state(), Judge(Guard(spike="skip"))
-        judge.restore(state)
+        state, guard = guard.state(), AnomalyGuard(guard.config)
+        guard.restore(state)
     assert flagged == [40, 90, 91]
 
 

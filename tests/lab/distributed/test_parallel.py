@@ -44,5 +44,5 @@ def test_blocks_are_compiled_also_where_they_are_computed_twice(monkeypatch: pyt
 
 
 def test_no_rank_draws_what_another_run_does() -> None:
-    seeds = [parallel.own_seed(seed, replace(ALONE, rank=rank, size=4)) for seed in range(4) for rank in range(4)]
+    seeds = [parallel.rank_seed(seed, replace(ALONE, rank=rank, size=4)) for seed in range(4) for rank in range(4)]
     assert len(set(seeds)) == 16 and seeds[::4] == [0, 1, 2, 3]

@@ -4,6 +4,7 @@ offline, where it is installed."""
 from __future__ import annotations
 
 import json
+import math
 import os
 import sqlite3
 import struct
@@ -22,8 +23,11 @@ from geonorm.lab.config import Log, TrainConfig
 from geonorm.lab.runs import loggers
 from geonorm.lab.runs.folder import read_object, read_rows
 from geonorm.lab.runs.loggers import Loggers, Start
+from geonorm.lab.train import loop
 from geonorm.lab.train.guard import Diverged
-from geonorm.lab.train.loop import Loop, train as train_run
+from geonorm.lab.train.loop import train as train_run
+
+from ..conftest import spoil
 
 
 class Kept:
@@ -68,22 +72,9 @@ def test_a_logger_gets_what_a_run_diverged_by(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """A jump is known when its row is complete, a loss that is not finite before: then rows may be waiting."""
-    update, own = Loop.update, Kept()
-
-    def bad(loop: Loop, *rest: Any) -> Any:
-        loss = loop.spread.loss
-        if loop.step + 1 == 25:
-            loop.spread.loss = lambda *given: loss(*given) * (50.0 if what == "spike" else float("nan"))
-        return update(loop, *rest)
-
-    begin = Loop.__init__
-
-    def seldom(loop: Loop, *rest: Any) -> None:
-        begin(loop, *rest)
-        loop.log_every = 10 if what == "nan" else 1  # as on a GPU
-
-    monkeypatch.setattr(Loop, "update", bad)
-    monkeypatch.setattr(Loop, "__init__", seldom)
+    own = Kept()
+    monkeypatch.setitem(loop.LOG_EVERY, "cpu", 10 if what == "nan" else 1)  # as on a GPU
+    spoil(monkeypatch, lambda _, batch: batch == 25, 50.0 if what == "spike" else math.nan)
     config = small(text, tmp_path / "run", steps=30, guard={"spike": "stop"}, evaluation={"every": 30, "tokens": 64},
                    checkpoint={"every": 30})  # fmt: skip
     with pytest.raises(Diverged):
@@ -211,13 +202,13 @@ def tracked(text: Path, out: Path, word: str, **variables: str) -> str:
     stop = """
 import sys
 from geonorm.cli.main import main
-from geonorm.lab.train.loop import Loop
-update = Loop.update
-def crash(loop, *arguments):
-    if loop.step == 3:
+from geonorm.lab.train import loop
+fetch_batch = loop.fetch_batch
+def crash(state, step):
+    if step == 4:
         raise SystemExit(7)
-    return update(loop, *arguments)
-Loop.update = crash
+    return fetch_batch(state, step)
+loop.fetch_batch = crash
 main(sys.argv[1:])
 """
     environment = {**os.environ, "WANDB_PROJECT": "ours", **variables}

@@ -11,26 +11,27 @@ import pytest
 import torch
 
 from geonorm.lab import checkpoint
-from geonorm.lab.train import validation
-from geonorm.lab.train.loop import Loop
+from geonorm.lab.train import loop, validation
+from geonorm.lab.train.hooks import Hook
+
+from ..conftest import add_hook
 
 
-def poison(patch: pytest.MonkeyPatch, step: int) -> None:
-    """From this step on the model's MLP returns infinity."""
-    update = Loop.update
+class Poison(Hook):
+    """After this step the model's MLP returns infinity."""
 
-    def poisoned(loop: Loop, *args: Any) -> Any:
-        if loop.step + 1 == step:
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def after_step(self, state: Any, row: Any) -> None:
+        if state.step == self.step:
             with torch.no_grad():
-                loop.model.blocks[0].mlp.branch.down.weight.fill_(float("inf"))
-        return update(loop, *args)
-
-    patch.setattr(Loop, "update", poisoned)
+                state.model.blocks[0].mlp.branch.down.weight.fill_(float("inf"))
 
 
 def test_diverged_run(train: Any, call: Any, monkeypatch: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    poison(monkeypatch, 6)
+    add_hook(monkeypatch, Poison(5))
     result = train(run, "--steps", 9, "--checkpoint.every", 2)
     assert result.status == 2 and len(result.err.splitlines()) == 1
     line = (
@@ -81,14 +82,8 @@ def test_validation_loss_alone(train: Any, monkeypatch: Any, tmp_path: Path) -> 
 @pytest.mark.parametrize("saving", [3, 4])
 def test_losses_read_seldom_still_keep_bad_steps_out(train: Any, monkeypatch: Any, tmp_path: Path, saving: int) -> None:
     """On a GPU losses are read every ten steps; before every checkpoint they are read as well."""
-    begin = Loop.__init__
-
-    def seldom(loop: Loop, *args: Any) -> None:
-        begin(loop, *args)
-        loop.log_every = 10
-
-    monkeypatch.setattr(Loop, "__init__", seldom)
-    poison(monkeypatch, 5)
+    monkeypatch.setitem(loop.LOG_EVERY, "cpu", 10)
+    add_hook(monkeypatch, Poison(4))
     run = tmp_path / "run"
     result = train(run, "--steps", 30, "--checkpoint.every", saving, "--evaluation.every", 30)
     assert result.status == 2 and "is not finite at step" in result.err

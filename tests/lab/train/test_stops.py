@@ -20,7 +20,6 @@ from geonorm.errors import CheckpointError
 from geonorm.lab import checkpoint
 from geonorm.lab.runs.folder import LOCK, check_free, lock_folder
 from geonorm.lab.train import loop, signals
-from geonorm.lab.train.loop import Loop
 from geonorm.lab.train.signals import PARENT
 
 STEPS = ["--steps", "9", "--checkpoint.every", "9", "--evaluation.every", "1"]
@@ -83,13 +82,13 @@ def test_the_record_of_a_stop_begins_with_its_signal(
     clock = SimpleNamespace(monotonic=lambda: now)
     monkeypatch.setattr(loop, "time", clock)
     monkeypatch.setattr(signals, "time", clock)
-    save = Loop.save
+    save = loop.save
 
     def slow(*args: Any) -> None:
         save(*args)
         passes(7)
 
-    monkeypatch.setattr(Loop, "save", slow)
+    monkeypatch.setattr(loop, "save", slow)
     with ExitStack() as acts:
         for step in range(1, 5):
             acts.enter_context(after(step, lambda: passes(50)))

@@ -16,10 +16,11 @@ from geonorm.lab.distributed.ranks import World
 from geonorm.lab.open import open_run
 from geonorm.lab.runs.folder import read_rows
 from geonorm.lab.runs.summary import MORE
-from geonorm.lab.train.averaging import Average
+from geonorm.lab.train.averaging import Averaging
 from geonorm.lab.train.evaluate import share_batches
-from geonorm.lab.train.loop import Loop
+from geonorm.lab.train.text import load_text
 from geonorm.lab.train.validation import MEASURES, number_documents
+from geonorm.settings import from_dict
 
 
 @pytest.fixture(scope="module")
@@ -76,18 +77,12 @@ def test_the_whole_text_is_the_default_only_where_it_costs_little(train: Any, bo
         assert ("val_documents" in json.loads((tmp_path / str(steps) / "summary.json").read_text())) == whole
 
 
-def test_the_part_and_the_trace_see_all_documents(train: Any, books: Path, tmp_path: Path) -> None:
-    seen: list[Any] = []
-    with pytest.MonkeyPatch.context() as patch:
-        begin = Loop.__init__
-
-        def look(loop: Loop, *args: Any) -> None:
-            begin(loop, *args)
-            seen.append((torch.cat([ids for ids, _ in loop.validation.part]), loop.validation.trace_ids()))
-
-        patch.setattr(Loop, "__init__", look)
-        train(tmp_path / "run", "--data", books, "--steps", 1)
-    part, traced = seen[0]
+def test_the_part_and_the_trace_see_all_documents(books: Path) -> None:
+    settings = {"data": str(books), "tokens": {"tokenizer": "byte"}, "evaluation": {"tokens": 256, "trace_tokens": 64}}
+    model = {"layers": 1, "width": 16, "heads": 2, "hidden": 16, "vocab_size": 257, "context": 16}
+    config = from_dict(TrainConfig, {**settings, "model": model})
+    validation = load_text(config).validation(config, config.shape("pre"), torch.device("cpu"), World())
+    part, traced = torch.cat([ids for ids, _ in validation.part]), validation.trace_ids()
     assert len(part) == 16 and len(traced) == 4
     for ids in (part, traced):
         assert {letter for letter in map(ord, "abc") if (ids == letter).any()} == set(map(ord, "abc"))
@@ -99,18 +94,18 @@ def test_averaged_weights_are_evaluated_and_survive_a_stop(train: Any, after: An
     kept: list[dict[str, torch.Tensor]] = []
     found: list[torch.Tensor] = []
     with pytest.MonkeyPatch.context() as patch:
-        update, applied = Average.update, Average.apply
+        update, applied = Averaging.update, Averaging.apply
 
-        def note(average: Average, step: int) -> None:
+        def note(average: Averaging, step: int) -> None:
             update(average, step)
             kept.append({name: p.detach().double().clone() for name, p in average.model.named_parameters()})
 
-        def look(average: Average) -> Any:
+        def look(average: Averaging) -> Any:
             found.append({name: mean.clone() for name, mean in average.means.items()})
             return applied(average)
 
-        patch.setattr(Average, "update", note)
-        patch.setattr(Average, "apply", look)
+        patch.setattr(Averaging, "update", note)
+        patch.setattr(Averaging, "apply", look)
         assert train(tmp_path / "whole", *options).status == 0
     for name, mean in found[0].items():  # type: ignore[attr-defined]
         expected = sum(step[name] for step in kept[6:]) / 4
@@ -147,7 +142,7 @@ def tiny(scheme: str) -> Decoder:
 def test_an_average_that_begins_anew_forgets_what_it_was() -> None:
     """NaN of steps that were taken back is not in the mean of those that came in their place."""
     model = tiny("pre")
-    average = Average(model, TrainConfig(steps=4, evaluation=Evaluation(average=0.5)))
+    average = Averaging(model, TrainConfig(steps=4, evaluation=Evaluation(average=0.5)))
     own = {name: p.detach().clone() for name, p in model.named_parameters()}
     with torch.no_grad():
         for weight in model.parameters():
@@ -162,7 +157,7 @@ def test_an_average_that_begins_anew_forgets_what_it_was() -> None:
 def test_an_average_is_measured_with_its_own_matrices_in_bf16() -> None:
     """Autocast keeps casts of weights until its context ends; those of the last weights are no part of the mean."""
     model = tiny("pre")
-    average = Average(model, TrainConfig(steps=2, evaluation=Evaluation(average=1.0)))
+    average = Averaging(model, TrainConfig(steps=2, evaluation=Evaluation(average=1.0)))
     average.update(1)
     with torch.no_grad():
         for weight in model.parameters():
@@ -181,7 +176,7 @@ def test_an_average_is_measured_with_its_own_matrices_in_bf16() -> None:
 
 def test_an_average_keeps_a_constraint() -> None:
     model = tiny("ngpt")
-    average = Average(model, TrainConfig(steps=2, evaluation=Evaluation(average=1.0)))
+    average = Averaging(model, TrainConfig(steps=2, evaluation=Evaluation(average=1.0)))
     average.update(1)
     with torch.no_grad():
         for weight in model.parameters():

@@ -13,7 +13,7 @@ from geonorm.lab import checkpoint
 from geonorm.lab.open import open_run
 from geonorm.lab.runs.folder import read_rows
 from geonorm.lab.train import loop
-from geonorm.lab.train.weight_norms import Turning
+from geonorm.lab.train.weight_norms import copy_writers, measure_turns
 
 from ...rows import each
 
@@ -37,7 +37,7 @@ def test_a_constraint_holds_after_every_step(train: Any, tmp_path: Path) -> None
 @each("angle", [0.0, 1e-5, 0.3, 2.0])
 def test_the_angle_of_a_step(angle: float) -> None:
     model = Decoder(DecoderConfig(**SHAPE)).double()
-    turning = Turning(model)
+    before = copy_writers(model)
     for role, weight, _, _ in model.weights():
         if role == "o":
             across = torch.randn_like(weight)
@@ -45,7 +45,7 @@ def test_the_angle_of_a_step(angle: float) -> None:
             across *= weight.norm() / across.norm()
             with torch.no_grad():
                 weight.copy_(3 * (torch.cos(torch.tensor(angle)) * weight + torch.sin(torch.tensor(angle)) * across))
-    row = turning.row()
+    row = measure_turns(before)
     assert row["angle_o"] == pytest.approx(angle, rel=1e-4, abs=1e-7) and row["angle_down"] == pytest.approx(
         0, abs=1e-7
     )

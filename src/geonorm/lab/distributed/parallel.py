@@ -128,7 +128,7 @@ class Losses(nn.Module):
         return self.model.loss(ids, targets)
 
 
-class Spread:
+class ParallelModel:
     """One model over the ranks of a world: every rank sees its rows of the batch, gradients are means over ranks.
 
     ddp: every rank holds everything. fsdp: every block's parameters, gradients and optimizer state are cut along
@@ -182,7 +182,7 @@ class Spread:
             torch._foreach_mul_(part, scale)
         return total
 
-    def settle(self) -> None:
+    def reshard(self) -> None:
         """Gives up what a forward pass without a backward pass has put together."""
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
@@ -277,12 +277,12 @@ def precision(runtime: Runtime, device: torch.device) -> AbstractContextManager[
     return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
-def own_seed(seed: int, world: World) -> int:
+def rank_seed(seed: int, world: World) -> int:
     """Of what a rank draws by itself (dropout): that of the run on the first, and on no rank that of another run."""
     return int.from_bytes(sha256(f"{seed} {world.rank}".encode()).digest()[:7]) if world.rank else seed
 
 
-def own_rows(batch_size: int, world: World = ALONE) -> slice:
+def rank_rows(batch_size: int, world: World = ALONE) -> slice:
     """This rank's rows of the global batch."""
     each = batch_size // world.size
     return slice(world.rank * each, (world.rank + 1) * each)

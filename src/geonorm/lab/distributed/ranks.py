@@ -83,7 +83,7 @@ class World:
         dist.all_gather(texts, torch.nn.functional.pad(text, (0, room - len(text))))
         return [unpack(found[: int(size)]) for found, size in zip(texts, sizes, strict=True)]
 
-    def together(self, work: Callable[[], T]) -> T:
+    def on_all_ranks(self, work: Callable[[], T]) -> T:
         """Runs `work` on every rank; if it fails on one, all raise that error, which says the rank if it is not the
         first. Without this the others would wait for ever."""
         if self.size == 1:
@@ -98,13 +98,13 @@ class World:
         for rank, found in enumerate(self.gather(failure)):
             if found is not None:
                 kind, text = found
-                raise on_all_ranks(KINDS.get(kind, GeonormError)(text if rank == 0 else f"rank {rank}: {text}"))
+                raise raised_by_all_ranks(KINDS.get(kind, GeonormError)(text if rank == 0 else f"rank {rank}: {text}"))
         return result
 
-    def in_turn(self, work: Callable[[], T]) -> T:
+    def on_rank_zero_first(self, work: Callable[[], T]) -> T:
         """The first rank's work, then that of all others: they find in the cache what the first has prepared."""
-        done = self.together(lambda: work() if self.first else None)
-        return self.together(lambda: work() if done is None else done)
+        done = self.on_all_ranks(lambda: work() if self.first else None)
+        return self.on_all_ranks(lambda: work() if done is None else done)
 
 
 ALONE = World()
@@ -122,13 +122,13 @@ def unpack(text: Tensor) -> Any:
     return json.loads(bytes(text.tolist()))
 
 
-def on_all_ranks(error: GeonormError) -> GeonormError:
+def raised_by_all_ranks(error: GeonormError) -> GeonormError:
     """Marks an error that all ranks raise alike: the first one says it."""
     error.agreed = True
     return error
 
 
-def own_device(device: torch.device) -> torch.device:
+def rank_device(device: torch.device) -> torch.device:
     """This rank's device: of several GPUs on a machine the one with the rank's local number."""
     if device.type == "cuda" and device.index is None and launched():
         return torch.device("cuda", int(os.environ["LOCAL_RANK"]))

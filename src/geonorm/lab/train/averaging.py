@@ -1,8 +1,12 @@
-"""The mean of the weights over the last steps of a run: a second point beside the last one, with less noise."""
+"""The mean of the weights over the last steps of a run: a second point beside the last one, with less noise.
+
+torch.optim.swa_utils.AveragedModel holds its mean as a deep copy of the model, which FSDP refuses to make. So this is a
+mean of the parameters alone, sharded as they are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -11,27 +15,35 @@ from torch import Tensor
 from ...models.trunk import Trunk
 from ..config import TrainConfig
 from ..distributed.parallel import local_part
-
-KIND = "average"
-"""What the file of a checkpoint is called."""
-
-
-def averaging_start(config: TrainConfig) -> int:
-    """The step after which weights are averaged."""
-    return config.steps - (max(1, round(config.evaluation.average * config.steps)) if config.evaluation.average else 0)
+from .hooks import Hook, Row
+from .state import TrainState
+from .validation import MEASURES
 
 
-class Average:
+class Averaging(Hook):
     """Running mean in fp32 (fp64 for fp64) of all parameters over the last `evaluation.average` of the steps."""
 
     def __init__(self, model: Trunk, config: TrainConfig) -> None:
         self.model = model
-        self.first = averaging_start(config) + 1
+        self.first = config.evaluation.averaging_start(config.steps) + 1
         self.means = {
             name: p.detach().to(torch.promote_types(p.dtype, torch.float32), copy=True)
             for name, p in model.named_parameters()
             if config.evaluation.average
         }
+        self.tensors = {f"average.{name}": mean for name, mean in self.means.items()}
+
+    def after_step(self, state: TrainState, row: Row) -> None:
+        self.update(state.step)
+
+    def on_evaluation(self, state: TrainState, row: Row) -> None:
+        """At the end of a run: what is measured of the last weights, with `_average` behind the name."""
+        if self.means and state.step == state.config.steps:
+            state.parallel_model.reshard()
+            with self.apply():
+                measured = state.validation.measure_end(self.model)
+                state.parallel_model.reshard()
+            row |= {f"{key}_average": measured[key] for key in MEASURES if key in measured}
 
     @torch.no_grad()
     def update(self, step: int) -> None:
@@ -48,21 +60,17 @@ class Average:
     @contextmanager
     def apply(self) -> Iterator[None]:
         """The model with the mean in place of its weights, under the constraints of its schemes; afterwards its own."""
-        own = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        last_weights = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         try:
             self.put(self.means)
             self.model.constrain()
             yield
         finally:
-            self.put(own)
+            self.put(last_weights)
 
     @torch.no_grad()
-    def put(self, values: dict[str, Tensor]) -> None:
+    def put(self, values: Mapping[str, Tensor]) -> None:
+        """Copies values into the parameters of the model."""
         for name, parameter in self.model.named_parameters():
             parameter.copy_(values[name])
         torch.clear_autocast_cache()  # under bf16 it holds casts of the weights that stood here
-
-    def tensors(self, step: int | None = None) -> dict[str, Tensor]:
-        """What a checkpoint of a step holds of it, by name; without a step: room for what one may hold."""
-        began = step is None or step >= self.first
-        return {f"{KIND}.{name}": mean for name, mean in self.means.items()} if began else {}

@@ -1,4 +1,4 @@
-"""Several lengths from one run: under wsd all lengths share a trunk, and differ only in where they cool down; under a
+"""Several lengths from one run: under wsd all lengths share a prefix, and differ only in where they cool down; under a
 constant rate the longer one begins with the shorter.
 
 A run with `branch` begins in a checkpoint of a run of another length, made before either of the two cools down. Until
@@ -20,7 +20,6 @@ from ..distributed.ranks import ALONE
 from ..resolve import resolve
 from ..runs.folder import VOLATILE, RunFolder, first_difference, read_text, write_atomic, write_settings
 from ..runs.loggers import TRACKED
-from .averaging import averaging_start
 from .optim import rate_share
 
 APART = (*VOLATILE, "steps", "evaluation.every", "evaluation.whole", "checkpoint.every")
@@ -38,13 +37,13 @@ def shared_steps(config: TrainConfig, other: TrainConfig) -> int:
         raise ConfigError(f"cannot branch from {config.branch}: it is a run with {differs}")
     if config.optim.schedule != "wsd":
         raise ConfigError(f"--branch needs --optim.schedule wsd, not {config.optim.schedule}")
-    last = min(run.optim.trunk_end(run.steps) for run in (config, other))
+    last = min(run.optim.stable_end(run.steps) for run in (config, other))
     if (step := first_other_rate(config, other, last)) is not None:
         raise ConfigError(
             f"cannot branch from {config.branch}: another learning rate at step {step}; give both the same "
             "--optim.warmup-steps"
         )
-    return min(last, averaging_start(config))
+    return min(last, config.evaluation.averaging_start(config.steps))
 
 
 def first_other_rate(config: TrainConfig, other: TrainConfig, last: int) -> int | None:
@@ -54,7 +53,7 @@ def first_other_rate(config: TrainConfig, other: TrainConfig, last: int) -> int 
 
 
 @dataclass(frozen=True)
-class Trunk:
+class SharedPrefix:
     """The run that another branches from, and the last step that both share."""
 
     folder: RunFolder
@@ -67,12 +66,12 @@ class Trunk:
                 write_atomic(getattr(run, name), text)
 
 
-def find_trunk(config: TrainConfig) -> Trunk | None:
+def find_shared_prefix(config: TrainConfig) -> SharedPrefix | None:
     """GeonormError, before anything is written, if `branch` names no run or one that does not fit."""
     if config.branch is None:
         return None
     folder = RunFolder(Path(config.branch))
-    return Trunk(folder, shared_steps(config, folder.config()))
+    return SharedPrefix(folder, shared_steps(config, folder.config()))
 
 
 @dataclass(frozen=True)
@@ -123,11 +122,11 @@ def find_extension(config: TrainConfig) -> Extension | None:
             "constant can be extended)"
         )
     wsd = after.optim.schedule == "wsd"
-    shared = before.optim.trunk_end(stored.steps) if wsd else stored.steps
+    shared = before.optim.stable_end(stored.steps) if wsd else stored.steps
     if first_other_rate(before, after, shared) is not None:
         warmup = before.optim.warmup_end(stored.steps)
         raise CheckpointError(f"{where}, with {warmup} of warm-up: add --optim.warmup-steps {warmup} to extend it")
-    last = min(shared, averaging_start(after))
+    last = min(shared, after.evaluation.averaging_start(after.steps))
     kept = saved_steps(folder.checkpoints)
     if min(kept, default=last + 1) > last and (kept or folder.summary()):
         raise CheckpointError(

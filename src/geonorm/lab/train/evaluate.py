@@ -47,7 +47,7 @@ def evaluate_held_out(
             given = ids.to(device), targets.to(device)
             met = torch.zeros_like(hits)
             if accuracy:
-                losses, right = judge(model, *given)
+                losses, right = token_losses(model, *given)
                 loss, met = losses.double().sum(), right.sum()
             else:
                 loss = model.loss(*given, reduction="sum").double()
@@ -63,7 +63,7 @@ def evaluate_held_out(
     return result | ({"val_accuracy": found / tokens} if accuracy else {})
 
 
-def judge(model: Any, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def token_losses(model: Any, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Nats of every target, and whether the model holds it for the likeliest token: (batch * tokens,), 0 and False
     where it is IGNORED."""
     logits = model(ids).flatten(0, 1)

@@ -4,6 +4,7 @@ because losses and gradient norms are the same on all."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal
 
@@ -16,12 +17,17 @@ LIMIT = 10
 """Most skips and rewinds of a run."""
 
 
-class Trouble(Exception):
+@dataclass(frozen=True)
+class Anomaly:
     """A step that went wrong: which, in what, and what is to be done about it."""
 
-    def __init__(self, step: int, what: str, action: Action, loss: float | None) -> None:
-        super().__init__(f"{what} at step {step}")
-        self.step, self.what, self.action, self.loss = step, what, action, loss
+    step: int
+    what: str
+    action: Action
+    loss: float | None
+
+    def __str__(self) -> str:
+        return f"{self.what} at step {self.step}"
 
 
 class Diverged(GeonormError):
@@ -30,9 +36,9 @@ class Diverged(GeonormError):
     agreed = True
 
 
-class Judge:
-    """Watches losses and gradient norms, and keeps the record of what was done. Its state goes into checkpoints, so
-    that a resumed run decides as an uninterrupted one."""
+class AnomalyGuard:
+    """Watches losses and gradient norms, and records what was done. Its state goes into checkpoints, so that a resumed
+    run decides as an uninterrupted one."""
 
     def __init__(self, config: Guard) -> None:
         self.config = config
@@ -41,53 +47,54 @@ class Judge:
 
     @property
     def every_step(self) -> bool:
-        """Whether each loss must be known before the weights change, which on a GPU means to wait for it."""
+        """True if each loss must be known before the weights change, which on a GPU means to wait for it."""
         return "skip" in (self.config.nan, self.config.spike)
 
-    def before(self, step: int, loss: float, grad_norm: float) -> None:
-        """Raises Trouble before a bad gradient reaches the weights."""
-        self.finite(step, loss, grad_norm)
-        if self.config.spike == "skip":
-            self.jump(step, loss)
+    def before_step(self, pending: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> Anomaly | None:
+        """The anomaly of a row whose step is not made yet, or of pending rows that nobody has looked at: the first bad
+        one counts, because all after it were made with its weights."""
+        for each in (*pending, row):
+            if "skipped" not in each and (anomaly := self.not_finite(each, self.config.nan)):
+                return anomaly
+        return self.jump(row["step"], float(row["loss"])) if self.config.spike == "skip" else None
 
-    def unread(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Raises Trouble for the first bad one of steps that were made and not looked at yet: the first is what is
-        reported and gone back behind, for all after it were made with its weights."""
+    def after_step(self, rows: Sequence[Mapping[str, Any]]) -> Anomaly | None:
+        """The first anomaly of complete rows: their steps cannot be skipped any more."""
         for row in rows:
-            if "skipped" not in row:
-                self.finite(row["step"], float(row["loss"]), float(row["grad_norm"]))
+            if "skipped" in row:
+                continue
+            if anomaly := self.not_finite(row, "rewind" if self.config.nan == "rewind" else "stop"):
+                return anomaly
+            if self.config.spike in ("stop", "rewind") and (anomaly := self.jump(row["step"], row["loss"])):
+                return anomaly
+        return None
 
-    def finite(self, step: int, loss: float, grad_norm: float) -> None:
-        for what, value in (("loss", loss), ("gradient norm", grad_norm)):
-            if not isfinite(value):
-                raise Trouble(step, f"{what} is not finite", self.config.nan, loss)
-
-    def after(self, row: dict[str, Any]) -> None:
-        """The same for a step that has been made: it cannot be skipped any more."""
-        if "skipped" in row:
-            return
+    def not_finite(self, row: Mapping[str, Any], action: Action) -> Anomaly | None:
+        """The first number of a row that is not finite; None stands for such a number."""
         for key, what in (("loss", "loss"), ("grad_norm", "gradient norm"), ("val_loss", "validation loss")):
-            if row.get(key, 0.0) is None:
-                action: Action = "rewind" if self.config.nan == "rewind" else "stop"
-                raise Trouble(row["step"], f"{what} is not finite", action, row["loss"])
-        if self.config.spike in ("stop", "rewind"):
-            self.jump(row["step"], row["loss"])
+            value = row.get(key, 0.0)
+            if value is None or not isfinite(value):
+                return Anomaly(row["step"], f"{what} is not finite", action, row["loss"])
+        return None
 
-    def jump(self, step: int, loss: float) -> None:
+    def jump(self, step: int, loss: float) -> Anomaly | None:
+        """An anomaly if the loss is a spike."""
         if self.watch(loss) and self.config.spike != "ignore":
-            raise Trouble(step, f"loss jumps to {loss:.4g}", self.config.spike, loss)
+            return Anomaly(step, f"loss jumps to {loss:.4g}", self.config.spike, loss)
+        return None
 
-    def note(self, trouble: Trouble, **more: Any) -> None:
-        """Records what is done about it. Diverged if that is too often."""
+    def record(self, anomaly: Anomaly) -> None:
+        """Adds what is done about an anomaly to the events of the run. Diverged if there are too many."""
         if len(self.events) >= LIMIT:
-            raise Diverged(f"{trouble}; {len(self.events)} steps were skipped or rewound before; a lower --lr may help")
-        loss = trouble.loss if trouble.loss is not None and isfinite(trouble.loss) else None
-        event = {"step": trouble.step, "action": trouble.action, "what": trouble.what, "loss": loss}
-        self.events.append({**event, **more})
+            raise Diverged(f"{anomaly}; {len(self.events)} steps were skipped or rewound before; a lower --lr may help")
+        loss = float(anomaly.loss) if anomaly.loss is not None and isfinite(anomaly.loss) else None
+        self.events.append({"step": anomaly.step, "action": anomaly.action, "what": anomaly.what, "loss": loss})
 
     def state(self) -> dict[str, Any]:
+        """What a checkpoint holds of it."""
         return {"losses": list(self.watch.recent), "streak": self.watch.streak, "events": list(self.events)}
 
     def restore(self, state: dict[str, Any]) -> None:
+        """The reverse of `state`."""
         self.watch = SpikeWatch(recent=state["losses"], streak=state["streak"])
         self.events = list(state["events"])

@@ -17,7 +17,7 @@ from ..runs.provenance import read_last, seen_data
 
 
 @dataclass(frozen=True)
-class Start:
+class InitialWeights:
     """Where a run got its first weights."""
 
     record: dict[str, Any]
@@ -25,8 +25,8 @@ class Start:
     line: str
 
 
-def load_start(config: TrainConfig, model: Trunk, tokenizer: str, world: World) -> Start | None:
-    """Gives a model the newest weights of the run `init_from`, by name; None where there is no such run, or config.out
+def load_initial_weights(config: TrainConfig, model: Trunk, tokenizer: str, world: World) -> InitialWeights | None:
+    """Give a model the newest weights of the run `init_from`, by name; None where there is no such run, or config.out
     holds a checkpoint that the run goes on from. CheckpointError, before anything is written, for a run without a
     checkpoint, with another tokenizer or with weights of another shape; then the model is as it was."""
     if config.init_from is None or saved_steps(Path(config.out) / "checkpoints"):
@@ -46,4 +46,4 @@ def load_start(config: TrainConfig, model: Trunk, tokenizer: str, world: World) 
         f"begins with the weights of {source.path} at step {steps[-1]} ({settings.scheme}): {len(loaded)} tensors "
         f"loaded; at their initial values: {list_paths(missing)}; left out: {list_paths(left)}"
     )
-    return Start({**record, "data_sha256": sorted(seen_data(source.path))}, line)
+    return InitialWeights({**record, "data_sha256": sorted(seen_data(source.path))}, line)

@@ -54,7 +54,7 @@ def rate_share(config: Optim, step: int, steps: int) -> float:
         progress = (step - warmup) / max(1, steps - warmup)
         return config.floor + (1 - config.floor) * (1 + cos(pi * progress)) / 2
     if config.schedule == "wsd":
-        return max(config.floor, min(1.0, (steps - step) / (steps - config.trunk_end(steps))))
+        return max(config.floor, min(1.0, (steps - step) / (steps - config.stable_end(steps))))
     return 1.0
 
 
@@ -62,4 +62,4 @@ def name_phase(config: Optim, step: int, steps: int) -> str:
     """What the rate does at a step, in a word."""
     if step <= config.warmup_end(steps):
         return "warm-up"
-    return "cool-down" if config.schedule == "wsd" and step > config.trunk_end(steps) else "training"
+    return "cool-down" if config.schedule == "wsd" and step > config.stable_end(steps) else "training"

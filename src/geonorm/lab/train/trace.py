@@ -20,6 +20,9 @@ from ...norms import Derf, DyT, GatedNorm, LayerNorm, RMSNorm, UnitNorm, upcast
 from ...residual import Residual
 from ...schemes import Scheme, Site, read_at, write_at
 from ..distributed.parallel import group_alike, local_part, sum_over_ranks
+from ..runs.folder import RunFolder
+from .hooks import Hook, Row
+from .state import TrainState
 
 CENTRED: dict[type, bool | None] = {
     LayerNorm: True, RMSNorm: False, GatedNorm: False, UnitNorm: False, DyT: None, Derf: None,
@@ -34,6 +37,23 @@ class Trace(NamedTuple):
 
     sites: list[dict[str, Any]]
     norms: list[dict[str, Any]]
+
+
+class TraceHook(Hook):
+    """Writes the trace of each evaluation: rows of trace.jsonl and norms.jsonl."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self.run = run
+        self.gradients: Gradients = {}
+
+    def after_backward(self, state: TrainState, evaluating: bool) -> None:
+        if evaluating:
+            self.gradients = read_gradients(state.model)
+
+    def on_evaluation(self, state: TrainState, row: Row) -> None:
+        sites, norms = trace(state.model, state.validation.trace_ids(), state.step, self.gradients)
+        self.run.append(self.run.trace, sites)
+        self.run.append(self.run.norms, norms)
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import log
 from typing import Any
 
@@ -18,8 +17,7 @@ from ..data import TokenData
 from ..data.batches import validation_batches
 from ..data.objectives import NEXT, About, Objective
 from ..distributed.ranks import ALONE, World
-from .averaging import Average
-from .evaluate import evaluate_held_out, judge, share_batches
+from .evaluate import evaluate_held_out, share_batches, token_losses
 
 EVALUATION_BATCH = 4096
 """Tokens of a forward pass in evaluations."""
@@ -74,7 +72,7 @@ class Validation:
             for (ids, targets), owner, counts in share_batches(zip(windows, places, strict=True), self.world):
                 given = ids.to(self.device), targets.to(self.device)
                 if self.accuracy:
-                    losses, hits = (each.double().cpu() for each in judge(model, *given))
+                    losses, hits = (each.double().cpu() for each in token_losses(model, *given))
                 else:
                     losses = model.loss(*given, reduction="none").double().cpu()
                     hits = torch.zeros_like(losses)
@@ -95,17 +93,16 @@ class Validation:
         ]
         return result | ({"val_documents": rows} if len(rows) <= MANY else {})
 
-    def at_the_end(self, model: Any, part: float, average: Average, settle: Callable[[], None]) -> dict[str, Any]:
-        """What `on_all` returns, if all is measured, and where the weights were averaged, the same with `_average`
-        behind the name. `part`: the loss on the part, kept beside it."""
-        measure = self.on_all if self.whole else self.on_part
-        result = {**measure(model), "val_loss_part": part} if self.whole else {}
-        if average.means:
-            settle()
-            with average.apply():
-                mean = measure(model)
-                settle()
-            result |= {f"{key}_average": mean[key] for key in MEASURES if key in mean}
+    def measure_end(self, model: Any) -> dict[str, Any]:
+        """What is measured at the end of a run: `on_all`, or `on_part` where the whole text is too long."""
+        return self.on_all(model) if self.whole else self.on_part(model)
+
+    def measure(self, model: Any, last: bool) -> dict[str, Any]:
+        """The losses of an evaluation. After the last step those on the whole text take the place of those on the part,
+        whose loss is then val_loss_part."""
+        result = self.on_part(model)
+        if last and self.whole:
+            return {**self.on_all(model), "val_loss_part": result["val_loss"]}
         return result
 
 

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from ...models.trunk import Trunk
 from ..distributed.parallel import local_part, sum_over_ranks
+from .hooks import Hook, Row
+from .state import TrainState
 
 WRITERS = ("o", "down")
 
@@ -20,24 +22,36 @@ def product(a: Tensor, b: Tensor, of: Tensor) -> float:
     return sum_over_ranks((a.double() * b.double()).sum(), [of]).item()
 
 
-class Turning:
-    """What one step does to the matrices that write to the stream: `angle_ROLE`, the mean angle in radians between a
-    matrix before and after it, and `norm_ROLE`, their mean Frobenius norm after it."""
+class WeightNorms(Hook):
+    """Of a step that is evaluated, for the matrices that write to the stream: `angle_ROLE`, the mean angle in radians
+    between a matrix before and after the step, and `norm_ROLE`, their mean Frobenius norm after it."""
 
-    @torch.no_grad()
-    def __init__(self, model: Trunk) -> None:
-        self.before = [
-            (role, weight, local_part(weight).clone()) for role, weight, _, _ in model.weights() if role in WRITERS
-        ]
+    def after_backward(self, state: TrainState, evaluating: bool) -> None:
+        self.before = copy_writers(state.model) if evaluating else []
 
-    @torch.no_grad()
-    def row(self) -> dict[str, float]:
-        found: dict[str, list[float]] = {}
-        for role, weight, old in self.before:
-            new = local_part(weight)
-            aa, ab, bb = product(old, old, weight), product(old, new, weight), product(new, new, weight)
-            sine = torch.tensor(max(0.0, aa * bb - ab * ab), dtype=torch.float64).sqrt()
-            turn = torch.atan2(sine, torch.tensor(ab, dtype=torch.float64)).item()
-            found.setdefault(f"angle_{role}", []).append(turn)
-            found.setdefault(f"norm_{role}", []).append(bb**0.5)
-        return {name: sum(values) / len(values) for name, values in found.items()}
+    def after_step(self, state: TrainState, row: Row) -> None:
+        row |= measure_turns(self.before)
+
+
+Copies = list[tuple[str, Tensor, Tensor]]
+"""Role of a matrix, the matrix, and a copy of this rank's part of it."""
+
+
+@torch.no_grad()
+def copy_writers(model: Trunk) -> Copies:
+    """The matrices that write to the stream, as they are now."""
+    return [(role, weight, local_part(weight).clone()) for role, weight, _, _ in model.weights() if role in WRITERS]
+
+
+@torch.no_grad()
+def measure_turns(before: Copies) -> dict[str, float]:
+    """`angle_ROLE` and `norm_ROLE` of matrices against their copies."""
+    values: dict[str, list[float]] = {}
+    for role, weight, old in before:
+        new = local_part(weight)
+        aa, ab, bb = product(old, old, weight), product(old, new, weight), product(new, new, weight)
+        sine = torch.tensor(max(0.0, aa * bb - ab * ab), dtype=torch.float64).sqrt()
+        turn = torch.atan2(sine, torch.tensor(ab, dtype=torch.float64)).item()
+        values.setdefault(f"angle_{role}", []).append(turn)
+        values.setdefault(f"norm_{role}", []).append(bb**0.5)
+    return {name: sum(each) / len(each) for name, each in values.items()}

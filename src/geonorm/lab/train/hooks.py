@@ -1,0 +1,60 @@
+"""What a training loop does besides training: hooks that it calls at named points."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ...progress import Pace, Unwatched
+from ..runs.summary import loss_text, progress_line
+from .optim import name_phase
+
+if TYPE_CHECKING:
+    from .state import TrainState
+
+Row = dict[str, Any]
+"""A row of metrics.jsonl; numbers of the last steps may still be tensors."""
+LINE_INTERVAL = 15
+"""Seconds between two lines about a run, evaluations apart."""
+
+
+class Hook:
+    """A part of a run that can be left out. Every rank has the same hooks in the same order, so that they may
+    communicate."""
+
+    tensors: Mapping[str, Tensor] = {}
+    """What a checkpoint holds for this hook, by KIND.NAME; a checkpoint is loaded into the same tensors."""
+
+    def after_backward(self, state: TrainState, evaluating: bool) -> None:
+        """The gradients of a step are complete and not clipped. evaluating: this step ends with an evaluation."""
+
+    def after_step(self, state: TrainState, row: Row) -> None:
+        """The weights are those after the step that the row is about."""
+
+    def on_evaluation(self, state: TrainState, row: Row) -> None:
+        """The row has the losses on held-out text. The model runs in the precision of the run."""
+
+    def on_log(self, state: TrainState, rows: list[Row]) -> None:
+        """The rows since the last call are complete, written, and no anomaly."""
+
+
+class ProgressReport(Hook):
+    """The progress bar; a line at each evaluation, and every 15 seconds where nobody sees the bar."""
+
+    def __init__(self, state: TrainState, name: str, say: Callable[[str], None], progress: Unwatched) -> None:
+        self.name, self.say, self.progress = name, say, progress
+        self.pace = Pace(state.step)
+        self.last_line = time.monotonic()
+
+    def on_log(self, state: TrainState, rows: list[Row]) -> None:
+        step, steps, row = state.step, state.config.steps, rows[-1]
+        left = self.pace.left(step, steps)
+        phase = name_phase(state.config.optim, step, steps)
+        self.progress.show(self.name, step / steps, f"{step}/{steps} {phase} {loss_text(row)}", left)
+        overdue = time.monotonic() - self.last_line > LINE_INTERVAL and not self.progress.watched
+        if "val_loss" in row or overdue:
+            self.say(progress_line(row, steps, left))
+            self.last_line = time.monotonic()
