@@ -56,7 +56,7 @@ def main() -> None:
         parameter.grad = torch.ones_like(parameter)
     for optimizer in optimizers:
         optimizer.step()
-    tensors, _ = checkpoint.state_of(model, optimizers, checkpoint.ALONE)
+    tensors, _ = checkpoint.tensors_to_save(model, optimizers, checkpoint.ALONE)
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     a = torch.randn(700, 700)
 

@@ -16,7 +16,7 @@ from geonorm.lab.open import open_run
 from geonorm.lab.resolve import resolve
 from geonorm.lab.runs.folder import RunFolder, read_rows
 from geonorm.lab.train import trace
-from geonorm.lab.train.state import build
+from geonorm.lab.train.state import build_state
 from geonorm.lab.train.text import load_text
 from geonorm.models import Decoder
 
@@ -35,7 +35,7 @@ def deep(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def at_start(path: Path) -> list[dict[str, Any]]:
     """Rows of norms.jsonl for the weights as they were drawn."""
     config = RunFolder(path).config()
-    state = build(resolve(config, ALONE), load_text(config), CPU)
+    state = build_state(resolve(config, ALONE), load_text(config), CPU)
     return trace.trace(state.model, state.validation.trace_ids(), 0, {}).norms
 
 

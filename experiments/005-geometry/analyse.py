@@ -20,7 +20,7 @@ from geonorm.lab.distributed.ranks import ALONE
 from geonorm.lab.resolve import resolve
 from geonorm.lab.runs.folder import RunFolder, read_rows
 from geonorm.lab.train import trace
-from geonorm.lab.train.state import build
+from geonorm.lab.train.state import build_state
 from geonorm.lab.train.text import load_text
 from geonorm.measure.schedule import implied
 
@@ -88,7 +88,7 @@ def schedules(paths: list[Path]) -> list[dict[str, Any]]:
             continue
         config = RunFolder(path).config()
         resolved = resolve(config, ALONE)
-        state = build(resolved, load_text(config), CPU)
+        state = build_state(resolved, load_text(config), CPU)
         start = trace.trace(state.model, state.validation.trace_ids(), 0, {}).sites
         end = [row for row in read_rows(path / "trace.jsonl") if row["step"] == summary["steps"]]
         for when, rows in (("start", start), ("end", end)):

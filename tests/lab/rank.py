@@ -29,7 +29,7 @@ from geonorm.cli.main import main
 from geonorm.lab import checkpoint
 from geonorm.lab.distributed import parallel, ranks as world
 from geonorm.lab.resolve import resolve
-from geonorm.lab.train import loop as train
+from geonorm.lab.train import loop as train, state as build
 from geonorm.models.decoder import Decoder
 from geonorm.settings import from_dict
 
@@ -37,7 +37,7 @@ from geonorm.settings import from_dict
 def run(patch: pytest.MonkeyPatch, dtype: str, *command: str) -> int:
     """geonorm train, for fp64 with a model in double precision."""
     if dtype == "fp64":
-        patch.setattr(train, "Decoder", lambda shape: Decoder(shape).double())
+        patch.setattr(build, "Decoder", lambda shape: Decoder(shape).double())
     return main(list(command))
 
 
@@ -99,7 +99,7 @@ def born(patch: pytest.MonkeyPatch, out: str, settings: dict[str, Any]) -> int:
     torch.use_deterministic_algorithms(True)  # memory that nobody fills is not a number
     with train.join_world(torch.device("cpu")) as ranks:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
-            state = train.build(resolve(config, ranks), text, torch.device("cpu"), ranks)
+            state = train.build_state(resolve(config, ranks), text, torch.device("cpu"), ranks)
         events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
         peak = max(accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
         tensors = {name: t.detach() for name, t in state.model.state_dict().items()}
@@ -131,9 +131,9 @@ def gather(patch: pytest.MonkeyPatch, folder: str, out: str, settings: dict[str,
     config = from_dict(train.TrainConfig, settings)
     device = torch.device("cpu")
     with train.join_world(device) as ranks:
-        state = train.build(resolve(config, ranks), train.load_text(config), device, ranks)
+        state = train.build_state(resolve(config, ranks), train.load_text(config), device, ranks)
         checkpoint.load_checkpoint(train.Path(folder), state.model, state.optimizers, ranks)
-        tensors, _ = checkpoint.state_of(state.model, state.optimizers, ranks)
+        tensors, _ = checkpoint.tensors_to_save(state.model, state.optimizers, ranks)
         whole = {name: t.full_tensor() if isinstance(t, parallel.DTensor) else t for name, t in tensors.items()}
         whole = {name: tensor for name, tensor in whole.items() if not name.startswith("random.")}
         cut = sum(isinstance(t, parallel.DTensor) for t in tensors.values())

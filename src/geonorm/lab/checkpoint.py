@@ -49,7 +49,7 @@ class Saver:
         """Copies the state and returns; folder/step-N appears when all of it is on the disk. Waits for the save before
         this one. CheckpointError, on every rank, if that one failed: then what was saved earlier is as it was."""
         self.wait()
-        tensors, scalars = state_of(model, optimizers, self.world)
+        tensors, scalars = tensors_to_save(model, optimizers, self.world)
         staged = {name: tensor.to("cpu", copy=True) for name, tensor in {**tensors, **more}.items()}
         ignore_single_process()
         self.pending = self.thread.submit(self.write, step, staged, {**progress, "optimizer": scalars})
@@ -114,7 +114,7 @@ def load_checkpoint(
     files = [name for name in sorted(state["sha256"]) if optimizers is not None or kind_of(name) == "model"]
     reader = Reader(path, files)
     found = reader.tensors()
-    own, _ = state_of(model, [], world)
+    own, _ = tensors_to_save(model, [], world)
     own.update(more)
     sizes = {name: about.size for name, about in found.items() if name.startswith("model.")}
     wanted = {name: tensor for name, tensor in own.items() if name.startswith("model.")}
@@ -146,7 +146,7 @@ def load_matching(
     files = [name for name in sorted(state["sha256"]) if kind_of(name) == "model"]
     reader = Reader(path, files)
     saved = {name.partition(".")[2]: about.size for name, about in reader.tensors().items()}
-    weights = {name.partition(".")[2]: tensor for name, tensor in state_of(model, [], world)[0].items()
+    weights = {name.partition(".")[2]: tensor for name, tensor in tensors_to_save(model, [], world)[0].items()
                if name.startswith("model.")}  # fmt: skip
     loaded = [name for name in weights if name in saved]
     for name in loaded:
@@ -199,7 +199,7 @@ def read_and_verify(path: Path, world: World, everything: bool) -> dict[str, Any
     return state
 
 
-def state_of(model: nn.Module, optimizers: Optimizers, world: World) -> tuple[dict[str, Tensor], Scalars]:
+def tensors_to_save(model: nn.Module, optimizers: Optimizers, world: World) -> tuple[dict[str, Tensor], Scalars]:
     """Everything there is to save: tensors by name (they share memory with the model), and what is no tensor."""
     skip = aliases(model)
     tensors = {f"model.{name}": t.detach() for name, t in model.state_dict().items() if name not in skip}

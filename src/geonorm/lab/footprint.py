@@ -86,7 +86,7 @@ class Live(TorchDispatchMode):
         self.now -= size
 
 
-def without(model: Decoder, **others: nn.Module | None) -> Decoder:
+def replace_modules(model: Decoder, **others: nn.Module | None) -> Decoder:
     """The same model, its modules shared, with others in the place of some."""
     shell = copy(model)
     shell._modules = {**model._modules, **others}
@@ -99,7 +99,7 @@ class Front(nn.Module):
     def __init__(self, model: Decoder) -> None:
         super().__init__()
         behind = ("blocks", "exit", "transform", "head", "logits_slot", "entry")
-        self.model = without(model, **dict.fromkeys(behind))
+        self.model = replace_modules(model, **dict.fromkeys(behind))
         self.entry = model.entry
 
     def forward(self, given: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class Head(nn.Module):
     def __init__(self, model: Decoder, targets: Tensor) -> None:
         super().__init__()
         start = ("embed", "position", "embed_norm", "values", "entry", "blocks")
-        self.model = without(model, **dict.fromkeys(start))
+        self.model = replace_modules(model, **dict.fromkeys(start))
         self.targets = targets
 
     def forward(self, stream: Tensor) -> Tensor:

@@ -15,10 +15,9 @@ from geonorm.elsewhere import cache_folder
 from geonorm.errors import ConfigError, DataError
 from geonorm.lab.data import files
 from geonorm.lab.data.files import open_zstandard
-from geonorm.lab.distributed.ranks import pack, unpack
+from geonorm.lab.distributed.ranks import from_bytes, to_bytes
 from geonorm.models.sampling import sample
 from geonorm.parsing import from_json, from_yaml
-from geonorm.report import build
 from geonorm.settings import Settings
 
 from ...rows import each
@@ -175,6 +174,6 @@ def test_a_page_takes_the_place_of_a_page_only(tmp_path: Path) -> None:
 
 def test_what_ranks_tell_each_other_is_json() -> None:
     value = {"status": "new", "list": [1, None, "ä"]}
-    assert unpack(pack(value)) == value
+    assert from_bytes(to_bytes(value)) == value
     with pytest.raises(TypeError):
-        pack(object())
+        to_bytes(object())

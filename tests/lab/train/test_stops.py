@@ -82,13 +82,13 @@ def test_the_record_of_a_stop_begins_with_its_signal(
     clock = SimpleNamespace(monotonic=lambda: now)
     monkeypatch.setattr(loop, "time", clock)
     monkeypatch.setattr(signals, "time", clock)
-    save = loop.save
+    save = loop.save_state
 
     def slow(*args: Any) -> None:
         save(*args)
         passes(7)
 
-    monkeypatch.setattr(loop, "save", slow)
+    monkeypatch.setattr(loop, "save_state", slow)
     with ExitStack() as acts:
         for step in range(1, 5):
             acts.enter_context(after(step, lambda: passes(50)))

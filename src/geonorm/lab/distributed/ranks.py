@@ -75,13 +75,13 @@ class World:
         unpickled."""
         if self.size == 1:
             return [value]
-        text = pack(value)
+        text = to_bytes(value)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         dist.all_gather(sizes, torch.tensor([len(text)]))
         room = max(int(size) for size in sizes)
         texts = [torch.empty(room, dtype=torch.uint8) for _ in sizes]
         dist.all_gather(texts, torch.nn.functional.pad(text, (0, room - len(text))))
-        return [unpack(found[: int(size)]) for found, size in zip(texts, sizes, strict=True)]
+        return [from_bytes(found[: int(size)]) for found, size in zip(texts, sizes, strict=True)]
 
     def on_all_ranks(self, work: Callable[[], T]) -> T:
         """Runs `work` on every rank; if it fails on one, all raise that error, which says the rank if it is not the
@@ -114,11 +114,11 @@ held, and a thread that has just finished a collective may need that lock to let
 ever."""
 
 
-def pack(value: Any) -> Tensor:
+def to_bytes(value: Any) -> Tensor:
     return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
 
 
-def unpack(text: Tensor) -> Any:
+def from_bytes(text: Tensor) -> Any:
     return json.loads(bytes(text.tolist()))
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from ...progress import Pace, Unwatched
 from ..runs.summary import loss_text, progress_line
 from .optim import name_phase
-
-if TYPE_CHECKING:
-    from .state import TrainState
+from .state import TrainState
 
 Row = dict[str, Any]
 """A row of metrics.jsonl; numbers of the last steps may still be tensors."""

@@ -42,8 +42,9 @@ from .branch import LONGER, find_extension, find_shared_prefix
 from .guard import Diverged
 from .hooks import Hook, ProgressReport, Row
 from .optim import rate_share
+from .resume import Say, resume, rewind, save_state
 from .signals import stop_signals, stop_unheard
-from .state import Say, TrainState, build, fetch_batch, resume, rewind, save
+from .state import TrainState, build_state, fetch_batch
 from .text import load_text
 from .trace import TraceHook
 from .weight_norms import WeightNorms
@@ -95,7 +96,7 @@ def train_on_rank(
     c = resolved.config
     text = world.on_rank_zero_first(lambda: load_text(config))
     prefix = find_shared_prefix(c)
-    state = build(resolved, text, device, world)
+    state = build_state(resolved, text, device, world)
     model, parallel_model, guard = state.model, state.parallel_model, state.guard
     libraries = find_loggers(c) if world.first else {}
     provenance = Provenance.of(config, text.sha256, text.fingerprint, [config.scheme])
@@ -145,7 +146,7 @@ def train_on_rank(
         try:
             timer = saved_at = time.monotonic()
             if state.step == 0 and "rewind" in (c.guard.nan, c.guard.spike):
-                save(state, hooks, saver, run)
+                save_state(state, hooks, saver, run)
             while state.step < c.steps:
                 step, last = state.step + 1, state.step + 1 == c.steps
                 evaluating = last or step % resolved.evaluate_every == 0
@@ -206,7 +207,7 @@ def train_on_rank(
                     continue
 
                 # Measure and log.
-                rows = read_rows(pending)
+                rows = read_pending(pending)
                 state.seconds = add_times(rows, state.seconds, time.monotonic() - timer)
                 if evaluating:
                     with parallel.precision(c.runtime, device):
@@ -226,22 +227,22 @@ def train_on_rank(
 
                 # Save, and stop where a signal asked for it.
                 if saving or request:
-                    save(state, hooks, saver, run)
+                    save_state(state, hooks, saver, run)
                     saved_at = time.monotonic()
                 if last or request > SAVE_DUE:
                     saver.wait()
                 if request > SAVE_DUE and not last:
                     stopped_within = time.monotonic() - min(stop_times, default=timer)
-                    finish(state, run, "interrupted", stopped_within=stopped_within)
+                    write_summary(state, run, "interrupted", stopped_within=stopped_within)
                     raise Interrupted(f"stopped at step {step} of {c.steps}; saved in {run.path}")
                 timer = time.monotonic()
         except Diverged as diagnosis:
-            rows = read_rows(pending)
+            rows = read_pending(pending)
             run.append(run.metrics, rows)
             trackers.log(rows)
-            finish(state, run, "diverged", diagnosis=str(diagnosis))
+            write_summary(state, run, "diverged", diagnosis=str(diagnosis))
             raise
-    return finish(state, run, "finished")
+    return write_summary(state, run, "finished")
 
 
 def build_hooks(state: TrainState, run: RunFolder, *always: Hook) -> list[Hook]:
@@ -262,7 +263,7 @@ def open_loggers(
     return loggers
 
 
-def read_rows(pending: list[Row]) -> list[Row]:
+def read_pending(pending: list[Row]) -> list[Row]:
     """Empty the list of pending rows and return them with floats for tensors; on a GPU this waits for their steps."""
     rows = [{key: v.item() if isinstance(v, Tensor) else v for key, v in row.items()} for row in pending]
     pending.clear()
@@ -279,7 +280,7 @@ def add_times(rows: Sequence[Row], seconds: float, elapsed: float) -> float:
     return seconds
 
 
-def finish(state: TrainState, run: RunFolder, status: str, **more: Any) -> dict[str, Any]:
+def write_summary(state: TrainState, run: RunFolder, status: str, **more: Any) -> dict[str, Any]:
     """Write summary.json and return its content, on every rank."""
     c = state.config
     about = {

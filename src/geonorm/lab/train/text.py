@@ -17,7 +17,7 @@ from .validation import Validation
 
 
 @dataclass
-class Text:
+class TrainingText:
     """Training and validation tokens with the tokenizer that made them."""
 
     tokens: TokenData
@@ -44,7 +44,7 @@ class Text:
             self.tokenizer.save(folder / "tokenizer.json")
 
 
-def load_text(config: Recipe) -> Text:
+def load_text(config: Recipe) -> TrainingText:
     """Tokens for a run or comparison; prepares and caches them on first use. DataError for anything unusable, too few
     tokens for one batch or one validation window included."""
     shape = config.shape("pre")
@@ -53,4 +53,4 @@ def load_text(config: Recipe) -> Text:
     tokens = tokenize(source, tokenizer)
     Batches(tokens.train, config.batch_size, shape.context, seed=0)
     next(validation_batches(tokens.validation, 1, shape.context))
-    return Text(tokens, tokenizer, pick_objective(config.objective, tokenizer))
+    return TrainingText(tokens, tokenizer, pick_objective(config.objective, tokenizer))

@@ -77,7 +77,7 @@ def trace(model: Trunk, ids: Tensor, step: int, gradients: Gradients) -> Trace:
         own = [norms[module]["rotation"] for module in residual.own.children() if module in norms]
         sites.append(
             {
-                **about(step, place.scheme, place.site),
+                **place_columns(step, place.scheme, place.site),
                 **without_quantiles(measure.row(), "ratio_p99"),
                 **tangential_quantiles("ratio", before, behind - before),
                 **tangential_quantiles("proposal", before, wide(u)),
@@ -97,14 +97,14 @@ def trace(model: Trunk, ids: Tensor, step: int, gradients: Gradients) -> Trace:
         site, scheme, name = found[norm]
         measure = NormMeasure(CENTRED[type(norm)])
         measure.update(wide(x), wide(y), getattr(norm, "weight", None), getattr(norm, "bias", None), filled(x, None))
-        norms[norm] = {**about(step, str(scheme), site), "norm": name, **without_quantiles(measure.row())}
+        norms[norm] = {**place_columns(step, str(scheme), site), "norm": name, **without_quantiles(measure.row())}
 
     with evaluating(model), watch(model, look), watch_calls({norm: norm for norm in found}, look_at_norm):
         model(ids)
     return Trace(sites, list(norms.values()))
 
 
-def about(step: int, scheme: str, site: Site) -> dict[str, Any]:
+def place_columns(step: int, scheme: str, site: Site) -> dict[str, Any]:
     """The first columns of a row: when and where it was measured."""
     return {"step": step, "scheme": scheme, "layer": site.layer, "kind": site.kind, "t": site.t}
 

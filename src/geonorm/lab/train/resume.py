@@ -1,0 +1,92 @@
+"""A training run is saved, resumed from its newest checkpoint, and rewound to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from ...errors import CheckpointError
+from .. import checkpoint
+from ..distributed import parallel
+from ..runs.folder import RunFolder
+from .branch import SharedPrefix
+from .diagnose import diagnose
+from .guard import Anomaly, Diverged
+from .hooks import Hook
+from .state import TrainState, fetch_batch
+
+Say = Callable[[str], None]
+
+
+def hook_tensors(hooks: Sequence[Hook]) -> dict[str, Tensor]:
+    """What checkpoints hold for all hooks."""
+    return {name: tensor for hook in hooks for name, tensor in hook.tensors.items()}
+
+
+def save_state(state: TrainState, hooks: Sequence[Hook], saver: checkpoint.Saver, run: RunFolder) -> None:
+    """Copies the state; the files are written beside the next steps."""
+    state.world.on_all_ranks(run.check_there)
+    progress = {
+        "scheme": state.config.scheme,
+        "seconds": state.seconds,
+        "wall_seconds": time.monotonic() - state.started,
+        "passed_over": state.skipped_batches,
+        "guard": state.guard.state(),
+    }
+    saver.save(state.step, state.model, state.optimizers, progress, hook_tensors(hooks))
+
+
+def resume(state: TrainState, hooks: Sequence[Hook], run: RunFolder, prefix: SharedPrefix | None, say: Say) -> bool:
+    """Takes over the newest checkpoint of the run, or of the run whose first steps it shares; False if there is
+    none."""
+    target = state.model, state.optimizers, say, state.world, hook_tensors(hooks)
+    saved = checkpoint.load_newest(run.checkpoints, *target)
+    if saved is None and prefix:
+        saved = checkpoint.load_newest(prefix.folder.checkpoints, *target, prefix.last)
+        prefix.copy_rows(run, saved is not None)
+    if saved is None:
+        return False
+    state.step, state.seconds = saved["step"], saved["seconds"]
+    state.started = time.monotonic() - saved["wall_seconds"]
+    state.skipped_batches = saved["passed_over"]
+    state.guard.restore(saved["guard"])
+    return True
+
+
+def rewind(
+    state: TrainState,
+    anomaly: Anomaly,
+    hooks: Sequence[Hook],
+    run: RunFolder,
+    prefix: SharedPrefix | None,
+    saver: checkpoint.Saver,
+    say: Say,
+) -> None:
+    """Goes back to the last checkpoint, and on with the data behind the bad batch. Diverged where the anomaly is to
+    stop the run, or the run was rewound too often."""
+    if anomaly.action == "stop":
+        raise Diverged(explain(state, anomaly))
+    saver.wait()
+    state.guard.record(anomaly)
+    events, skipped, started = state.guard.events, state.skipped_batches, state.started
+    if not resume(state, hooks, run, prefix, say):
+        raise CheckpointError(f"{anomaly}, and there is no checkpoint to go back to")
+    for optimizer in state.optimizers:
+        optimizer.zero_grad(set_to_none=True)
+    run.truncate(state.step)
+    state.guard.events, state.started = events, started
+    state.skipped_batches = skipped + anomaly.step - state.step
+    events[-1]["to"] = state.step
+    say(f"{anomaly}: back to step {state.step}, and on with other data")
+
+
+def explain(state: TrainState, anomaly: Anomaly) -> str:
+    """The diagnosis of a bad step, the same on every rank: from one whose rows overflow, if there is one."""
+    on_validation = "validation" in anomaly.what
+    ids, _ = state.validation.part[0] if on_validation else fetch_batch(state, anomaly.step)
+    with parallel.precision(state.config.runtime, state.device):
+        report = diagnose(state.model, ids.to(state.device), anomaly.step, anomaly.what)
+    reports = state.world.gather(report)
+    return next((text for text in reports if "first site to overflow" in text), reports[0])
