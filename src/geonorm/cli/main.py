@@ -92,9 +92,9 @@ def run(name: str, arguments: list[str]) -> int:
         command = name if name in COMMANDS else f"{name} {choose_command(name, arguments)}"
         rest = arguments[len(command.split()) - 1 :]
         return VERBS[name](read(COMMANDS[command], f"geonorm {command}", rest))
-    except HelpAsked as asked:
+    except HelpAsked as last_lines:
         with suppress(BrokenPipeError):  # `| head` has seen enough
-            print(asked)
+            print(last_lines)
         return 0
 
 
@@ -161,8 +161,8 @@ def study(config: Grid, run: Callable[..., dict[str, Any]], table: Callable[[Pat
         print(f"report: {page}")
     if earlier := [run["run"] for run in failed if not run["asked"]]:
         print(f"runs of earlier commands that did not finish: {', '.join(earlier)}")
-    if asked := [run["run"] for run in failed if run["asked"]]:
-        raise GeonormError(f"runs that did not finish: {', '.join(asked)}; the same command tries them again")
+    if current := [run["run"] for run in failed if run["asked"]]:
+        raise GeonormError(f"runs that did not finish: {', '.join(current)}; the same command tries them again")
     return 0
 
 
@@ -172,9 +172,9 @@ def train(command: TrainCommand) -> int:
     if command.dry_run:
         from ..lab.plan import plan, table
 
-        found = plan(config, command.world_size or 1, command.machine)
-        settings = json.dumps(found["settings"], indent=1)
-        print(json.dumps(found, indent=1) if command.json else f"{settings}\n{table(found)}")
+        planned = plan(config, command.world_size or 1, command.machine)
+        settings = json.dumps(planned["settings"], indent=1)
+        print(json.dumps(planned, indent=1) if command.json else f"{settings}\n{table(planned)}")
         return 0
     from ..lab.runs.summary import result_line
     from ..lab.train.loop import Interrupted, train as run
@@ -262,24 +262,24 @@ def simulate(config: SimulateConfig) -> int:
 
     described = environment.collect(pick_device(config.device)) | {"schemes": simulations.read_sources(config.schemes)}
     before = simulations.read_interrupted(out, described)
-    found = Simulation(config, **before) if before else Simulation.empty(config)
+    simulation = Simulation(config, **before) if before else Simulation.empty(config)
     try:
-        with show_progress(watched()) as shown:
-            run(config, progress=shown.show, into=found)
+        with show_progress(watched()) as progress:
+            run(config, progress=progress.show, into=simulation)
     except BaseException as stop:
-        if not found.summary["schemes"]:
+        if not simulation.summary["schemes"]:
             raise
-        simulations.save(out, settings, described, found.files(), found.trajectories)
-        missing = ", ".join(found.summary["missing"])
+        simulations.save(out, settings, described, simulation.files(), simulation.trajectories)
+        missing = ", ".join(simulation.summary["missing"])
         output.complain(
             f"geonorm simulate: finished schemes are in {out}, missing: {missing}; the same command goes on with these"
         )
         if not isinstance(stop, KeyboardInterrupt):
             raise
         return 130
-    simulations.save(out, settings, described, found.files(), found.trajectories)
+    simulations.save(out, settings, described, simulation.files(), simulation.trajectories)
     page = build([out], out / "report.html", figures=out / "figures")
-    print("\n".join(text_lines(found.summary)))
+    print("\n".join(text_lines(simulation.summary)))
     if config.keep:
         size = (out / FILE).stat().st_size / 2**20
         print(f"kept: {', '.join(config.keep)}, {size:.3g} MiB in {out / FILE}")
@@ -293,11 +293,11 @@ def probe(config: ProbeConfig) -> int:
     from ..report import build
     from ..report.probe import text_lines
 
-    with show_progress(watched()) as shown:
-        found = lab.probe_models(config, shown.show)
+    with show_progress(watched()) as progress:
+        probes = lab.probe_models(config, progress.show)
     out = Path(config.out)
     page = build([out], out / "report.html", figures=out / "figures")
-    print("\n".join(text_lines([one.summary() for one in found])))
+    print("\n".join(text_lines([probe.summary() for probe in probes])))
     print(f"report: {page}")
     return 0
 

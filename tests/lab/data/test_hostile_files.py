@@ -18,6 +18,7 @@ from geonorm.lab.data.files import open_zstandard
 from geonorm.lab.distributed.ranks import from_bytes, to_bytes
 from geonorm.models.sampling import sample
 from geonorm.parsing import from_json, from_yaml
+from geonorm.report import build
 from geonorm.settings import Settings
 
 from ...rows import each
