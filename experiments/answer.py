@@ -23,9 +23,9 @@ from cells import at_best, describe
 from programme import read_runs
 
 from geonorm.lab.statistics.comparison import aggregate, paired_interval, usable
-from geonorm.report.columns import markdown_lines
+from geonorm.report.charts import Axis, Chart, Figure, Strip, figure, strip_chart
 from geonorm.report.style import COLOURS, Look
-from geonorm.report.vega import Axis, Chart, Figure, figure
+from geonorm.report.tables import markdown_lines
 
 HERE = Path(__file__).parent
 OUT = HERE.parent / "docs" / "figures"
@@ -146,13 +146,12 @@ def compare(place: Place, schemes: tuple[str, str]) -> Gaps:
 
 
 def draw(title: str, found: Mapping[Place, Gaps], shared: Mapping[str, Look], x: Axis) -> Chart:
-    chart = Chart(title, x, None, shared, NOTE)
-    chart.rule(x=0.0)
+    rows = []
     for place, gaps in found.items():
-        mean = paired_interval(list(gaps.values()))
-        told = describe(list(gaps.values()))[0]
-        chart.strip(place.label, told, [(gap, f"seed {seed}") for seed, gap in gaps.items()], mean[:3])
-    return chart
+        pairs = list(gaps.values())
+        dots = [(gap, f"seed {seed}") for seed, gap in gaps.items()]
+        rows.append(Strip(place.label, describe(pairs)[0], dots, *paired_interval(pairs)[:3]))
+    return strip_chart(title, "", rows, shared, NOTE, rule=0.0, axis=x)
 
 
 Sides = Mapping[str, Mapping[Place, Gaps]]

@@ -16,10 +16,18 @@ from curves import DRAWN, draw_losses
 
 from geonorm.lab.statistics.comparison import Row, aggregate, paired_interval, usable
 from geonorm.lab.statistics.moderated import holm
-from geonorm.report.columns import markdown_lines
+from geonorm.report.charts import Chart, Figure, figure, strip_chart
+from geonorm.report.comparison_charts import difference_strip
 from geonorm.report.style import Look, looks, signed
-from geonorm.report.tables import chances, endings, learning_rate, moderated_difference, paired_difference, spread
-from geonorm.report.vega import Axis, Chart, Figure, figure
+from geonorm.report.tables import (
+    chances,
+    endings,
+    learning_rate,
+    markdown_lines,
+    moderated_difference,
+    paired_difference,
+    spread,
+)
 
 Runs = Sequence[Mapping[str, Any]]
 Cells = Mapping[Any, Runs]
@@ -93,24 +101,13 @@ def draw_differences(cell: str, runs: Runs, rows: Sequence[Row], shared: Mapping
     if not others:
         return None
     first = {seed: run["val_loss"] for seed, run in at_best(runs, base).items()}
-    dots = {
-        row["scheme"]: [
-            (run["val_loss"] - first[seed], f"seed {seed}")
-            for seed, run in at_best(runs, row).items() if seed in first
-        ]
-        for row in others
-    }  # fmt: skip
-    ends = [row[key] for row in others for key in ("difference_low", "difference_high") if row[key] is not None]
-    x = Axis.around(
-        [0.0, *ends, *(gap for own in dots.values() for gap, _ in own)],
-        title=f"difference to {base['scheme']}, nats per token (left of 0 is better)",
-    )
-    chart = Chart(cell, x, None, shared, "One mark a seed; bars: 95 %.")
-    chart.rule(x=0.0)
+    strips = []
     for row in others:
-        spans = (row["difference"], row["difference_low"], row["difference_high"])
-        chart.strip(row["scheme"], paired_difference(row), dots[row["scheme"]], spans)
-    return chart
+        ends = at_best(runs, row)
+        dots = [(run["val_loss"] - first[seed], f"seed {seed}") for seed, run in ends.items() if seed in first]
+        strips.append(difference_strip(row, dots))
+    unit = f"difference to {base['scheme']}, nats per token (left of 0 is better)"
+    return strip_chart(cell, unit, strips, shared, "One mark a seed; bars: 95 %.", rule=0.0)
 
 
 def write(

@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from programme import folder_with, read_runs, shorten
 
 from geonorm.lab.runs.folder import slug
+from geonorm.report.charts import Axis, Chart, Figure, figure
 from geonorm.report.style import Look, ramp, rate
-from geonorm.report.vega import Axis, Chart, Figure, figure
 from geonorm.schemes import parse
 
 Rows = dict[str, list[dict[str, str]]]
@@ -94,7 +94,7 @@ def draw_ratio(rows: Sequence[Mapping[str, str]], run: Mapping[str, Any], y: Axi
     hard = not math.isnan(ceiling)
     chart = Chart(
         f"{rate(run['lr'])} {name_row(run)}", x, y, sites,
-        "Median over tokens" + ("; clamped above the dashed line." if hard else "."), own_legend=True,
+        "Median over tokens" + ("; clamped above the dashed line." if hard else "."), legend=True,
     )  # fmt: skip
     if hard:
         chart.rule(y=ceiling)

@@ -20,7 +20,7 @@ from programme import folder_with, read_runs
 
 from geonorm.lab.statistics.comparison import aggregate
 from geonorm.report import write_figures
-from geonorm.report.tables import markdown
+from geonorm.report.comparison import markdown
 
 RAW = "pre(entry=embedding)"
 """Pre-Norm as most papers have it: no norm at the entry."""

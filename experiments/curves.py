@@ -25,10 +25,9 @@ from rates import read_losses
 from geonorm.lab.runs.folder import slug
 from geonorm.lab.statistics.comparison import aggregate, paired_interval, usable
 from geonorm.lab.statistics.moderated import Estimate, contrast, fit_prior, moderate
-from geonorm.report.columns import markdown_lines
+from geonorm.report.charts import Axis, Chart, Figure, figure
 from geonorm.report.style import Look, looks, rate, signed
-from geonorm.report.tables import chances, fitted_minimum, moderated_difference, paired_difference
-from geonorm.report.vega import Axis, Chart, Figure, figure
+from geonorm.report.tables import chances, fitted_minimum, markdown_lines, moderated_difference, paired_difference
 
 Runs = Sequence[Mapping[str, Any]]
 RATE, ZERO = "highest learning rate", Estimate(0.0, 0.0, math.inf)
@@ -61,7 +60,7 @@ def draw_losses(title: str, unit: str, runs: Runs, shared: Mapping[str, Look] | 
     y = Axis.around([run["val_loss"] for run in ends if run["val_loss"] <= high], title=f"loss ({unit})")
     x = Axis.around([run["lr"] for run in runs], log=True, title=RATE, form="~e")
     chart = Chart(
-        title, x, y, shared or looks(schemes), "Lines: means over seeds. Marks: runs.", own_legend=shared is None
+        title, x, y, shared or looks(schemes), "Lines: means over seeds. Marks: runs.", legend=shared is None
     )  # fmt: skip
     for scheme in schemes:
         means = read_losses([run for run in runs if run["scheme"] == scheme])
@@ -104,7 +103,7 @@ def draw_gaps(gaps: Sequence[Gap], baseline: str, unit: str) -> Chart:
     chart = Chart(
         f"Less that of {baseline} at the same rate", Axis.around([gap.lr for gap in gaps], log=True, title=RATE,
         form="~e"), Axis.around([*ends, 0.0], title=f"difference ({unit})"), looks(schemes),
-        "Means over pairs with moderated 95 % intervals. Marks: pairs of one seed.", own_legend=True,
+        "Means over pairs with moderated 95 % intervals. Marks: pairs of one seed.", legend=True,
     )  # fmt: skip
     chart.rule(y=0.0)
     for scheme in schemes:

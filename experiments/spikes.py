@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from programme import folder_with, read_runs
 
 from geonorm.lab.statistics.spikes import STEPS, count_apart
-from geonorm.report.columns import markdown_lines
+from geonorm.report.tables import markdown_lines
 
 HEAD = ("runs", "n", "spikes of the loss", "own", "of the gradient", "own", "own ones of the loss in")
 

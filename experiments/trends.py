@@ -26,11 +26,10 @@ from geonorm.cli.arguments import read
 from geonorm.lab.compare.ladder import about
 from geonorm.lab.config import TrainCommand
 from geonorm.lab.statistics.speedup import judge_ladder
-from geonorm.report.columns import markdown_lines
-from geonorm.report.ladder import SavedLadder, tables
-from geonorm.report.ladder_charts import ROUGHLY, difference, loss
+from geonorm.report.charts import NUMBER, Axis, Chart, Figure, Point, figure
+from geonorm.report.ladder import ROUGHLY, SavedLadder, difference_charts, loss_charts
 from geonorm.report.style import looks, si, signed
-from geonorm.report.vega import NUMBER, Axis, Chart, Figure, figure
+from geonorm.report.tables import markdown_lines
 
 Ladders = Mapping[str, tuple[str, str, Sequence[str]]]
 Published = Mapping[str, tuple[float, float]]
@@ -50,7 +49,7 @@ def place_runs(runs: Sequence[Mapping[str, Any]], grid: Grid) -> list[dict[str, 
 def open_ladder(path: Path, runs: Sequence[Mapping[str, Any]], baseline: str, schemes: Sequence[str]) -> SavedLadder:
     order = [baseline, *(scheme for scheme in schemes if any(run["scheme"] == scheme for run in runs))]
     own = [run for run in runs if run["scheme"] in order]
-    return SavedLadder(path, {**judge_ladder(own, baseline), "data": path.name}, order)
+    return SavedLadder(path, {**judge_ladder(own, baseline), "data": path.name}, chosen=order)
 
 
 def over_size(found: SavedLadder, published: Published) -> list[Chart]:
@@ -72,13 +71,11 @@ def over_size(found: SavedLadder, published: Published) -> list[Chart]:
     chart = Chart("Difference over size", x, y, looks([*found.looks, *published]), note)
     chart.rule(y=0.0)
     for scheme in dict.fromkeys(row["scheme"] for row in rows):
-        own = [row for row in rows if row["scheme"] == scheme]
-        known = [row for row in own if row["difference_low"] is not None]
-        chart.band(scheme, [(row["parameters"], row["difference_low"], row["difference_high"]) for row in known])
-        chart.line(scheme, [(row["parameters"], row["difference"]) for row in own])
-        for row in own:
-            label = f"{si(row['parameters'])} parameters: {signed(row['difference'], 4)} nats"
-            chart.mark(scheme, row["parameters"], row["difference"], label)
+        chart.curve(scheme, [
+            Point(row["parameters"], row["difference"], row["difference_low"], row["difference_high"],
+                  f"{si(row['parameters'])} parameters: {signed(row['difference'], 4)} nats")
+            for row in rows if row["scheme"] == scheme
+        ])  # fmt: skip
     for where, (size, gap) in published.items():
         chart.mark(where, size, gap, f"{signed(gap, 4)} nats", kind="hollow")
     return [chart]
@@ -107,15 +104,11 @@ def main(experiment: Path, only: Sequence[str] = ()) -> int:
     parts = []
     for name, found in open_ladders(experiment, made, only).items():
         parts.append(f"## {name}, less `{found.baseline}`")
-        parts += [
-            "\n".join([f"### {title}", "", *markdown_lines(*table)])
-            for title, table in tables(found).items()
-            if table[1]
-        ]
+        parts += ["\n".join([f"### {title}", "", *markdown_lines(*table)]) for title, table in found.tables().items()]
         if (
             len({(row["size"], row["tokens"]) for row in found.results["points"]}) > 1
         ):  # one place is no trend: its table says it all
-            charts = [*loss(found), *(over_size(found, made.get("PUBLISHED", {})) or difference(found))]
+            charts = [*loss_charts(found), *(over_size(found, made.get("PUBLISHED", {})) or difference_charts(found))]
             drawn = figure(charts, f"{experiment.name}, {name}")
             print(Figure(drawn).save(experiment / "figures" / f"trend-{name.replace(',', '').replace(' ', '-')}.svg"))
     if not parts:

@@ -16,7 +16,7 @@ from statistics import linear_regression
 from typing import Any
 
 from geonorm.dynamics.simulate import COLLAPSED, ROUNDING
-from geonorm.report.simulation import SavedSimulation, load, markdown
+from geonorm.report.simulation import SavedSimulation
 
 HERE = Path(__file__).parent
 NAMES = ("equiangular", "kaiming-per-layer", "kaiming-per-run", "post-d3")
@@ -110,7 +110,7 @@ if __name__ == "__main__":
         folder = Path(sys.argv[1]) / name
         if not (folder / "summary.json").exists():
             continue
-        trace = load(folder)
+        trace = SavedSimulation.load(folder)
         write(HERE / f"{name}.json", read(folder / "summary.json") | {"out": name})
         environments[name] = read(folder / "environment.json")
         if trace.summary["weights"] != "identity":
@@ -122,5 +122,7 @@ if __name__ == "__main__":
             shutil.copy(figure, HERE / "figures" / name)
     write(HERE / "environment.json", environments)
     write(HERE / "slopes.json", fitted)
-    tables = [f"## {name}\n\n{markdown(read(HERE / f'{name}.json'))}" for name in NAMES]
+    tables = [
+        f"## {name}\n\n{SavedSimulation(HERE, read(HERE / f'{name}.json'), {}, {}, {}).markdown()}" for name in NAMES
+    ]
     (HERE / "tables.md").write_text("\n".join([*tables, slope_table(fitted)]), encoding="utf-8")

@@ -18,9 +18,9 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from geonorm.measure.schedule import fit
-from geonorm.report.columns import markdown_lines
+from geonorm.report.charts import Axis, Chart, figure, save_figures
 from geonorm.report.style import looks, signed
-from geonorm.report.vega import Axis, Chart, figure, save_figures
+from geonorm.report.tables import markdown_lines
 
 HERE = Path(__file__).parent
 SOURCES = {

@@ -22,9 +22,9 @@ from programme import read_runs
 from rates import read_losses
 from runs import CEILINGS, HELD, RATES, SETTINGS
 
-from geonorm.report.columns import markdown_lines
+from geonorm.report.charts import Axis, Chart
 from geonorm.report.style import looks, rate, signed
-from geonorm.report.vega import Axis, Chart
+from geonorm.report.tables import markdown_lines
 
 BASE = "pi/4"
 NAMES = {"-hold_norms": "pi/4, norms held", "-hold_norms-all": "pi/4, all norms held"}

@@ -32,9 +32,9 @@ from runs import CEILINGS, CONTROLS, DECAYS, RATES, SUMS, WRITES, name_cell
 
 from geonorm.lab.statistics.comparison import usable
 from geonorm.lab.statistics.moderated import LEVEL, holm, two_sided_p
-from geonorm.report.columns import markdown_lines
+from geonorm.report.charts import Axis, Chart, Figure, figure
 from geonorm.report.style import looks, rate, signed
-from geonorm.report.vega import Axis, Chart, Figure, figure
+from geonorm.report.tables import markdown_lines
 
 Levels = tuple[Any, ...]
 FACTORS: dict[str, Levels] = {"write": tuple(WRITES), "decay": DECAYS, "ceiling": tuple(CEILINGS), "rate": RATES}
@@ -220,9 +220,7 @@ def draw_cells(cells: Sequence[tuple[dict[str, Any], Mapping[str, Any]]], ceilin
     """Loss of every write against the summed step of its decay, at the rate at which there are all cells."""
     y = Axis.around([run["val_loss"] for _, run in cells], title="loss (nats per token)")
     x = Axis.around(list(SUMS.values()), log=True, title="summed step, alpha = 1: harmonic, sqrt, linear, constant")
-    chart = Chart(
-        ceiling, x, y, looks(list(WRITES)), f"Lines: means at {rate(RATES[1])}. Marks: runs.", own_legend=True
-    )
+    chart = Chart(ceiling, x, y, looks(list(WRITES)), f"Lines: means at {rate(RATES[1])}. Marks: runs.", legend=True)
     for write in WRITES:
         own = [(SUMS[c["decay"]], run) for c, run in cells if (c["write"], c["ceiling"]) == (write, ceiling)]
         for total in sorted({total for total, _ in own}):

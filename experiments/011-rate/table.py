@@ -28,9 +28,9 @@ from runs import BEYOND, RATES, SCHEMES, WARMUP, WIDE, WIDTHS
 
 from geonorm.lab.statistics.comparison import paired_interval, usable
 from geonorm.lab.statistics.spikes import count_apart
-from geonorm.report.columns import markdown_lines
+from geonorm.report.charts import Figure, figure
 from geonorm.report.style import rate
-from geonorm.report.vega import Figure, figure
+from geonorm.report.tables import markdown_lines
 
 GUESSING = log(1024)
 """Loss of a model that knows nothing, of 1024 tokens."""

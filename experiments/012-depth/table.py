@@ -28,9 +28,9 @@ from runs import LAYERS, NAMES, RATES
 
 from geonorm.lab.statistics.comparison import Row
 from geonorm.lab.statistics.moderated import Estimate, Prior, contrast, fit_prior, moderate
-from geonorm.report.columns import markdown_lines
+from geonorm.report.charts import Axis, Chart
 from geonorm.report.style import looks, signed
-from geonorm.report.vega import Axis, Chart
+from geonorm.report.tables import markdown_lines
 
 BASE = "pre"
 Rows = Mapping[str, Sequence[Row]]
@@ -129,7 +129,7 @@ def draw_depth(depths: Mapping[str, Runs], judged: Rows) -> Chart:
     chart = Chart(
         "Loss against depth", Axis.around([x for x, _ in points], log=True, title="blocks", labels=sorted(LAYERS)),
         Axis.around([y for _, y in points if y <= high], title="loss (nats per token)"), looks(list(lines)),
-        "Each at its best rate; means over seeds.", own_legend=True,
+        "Each at its best rate; means over seeds.", legend=True,
     )  # fmt: skip
     for scheme, line in lines.items():
         chart.line(scheme, line)

@@ -23,7 +23,7 @@ from programme import read_runs
 from runs import AGAINST, FRESH, KNOWN, SEEDS, VARIANTS, with_fields
 
 from geonorm.lab.statistics.comparison import Row
-from geonorm.report.columns import markdown_lines
+from geonorm.report.tables import markdown_lines
 from geonorm.schemes import parse
 
 STREAMS = Path(__file__).parents[1] / "016-streams"

@@ -22,10 +22,17 @@ from programme import read_runs
 from rates import largest_stable, read_losses
 
 from geonorm.lab.statistics.comparison import Interval, Row, aggregate, paired_interval, usable
-from geonorm.report.columns import markdown_lines
+from geonorm.report.charts import Axis, Chart, Figure, figure
 from geonorm.report.style import looks, rate, signed
-from geonorm.report.tables import chances, endings, learning_rate, moderated_difference, paired_difference, spread
-from geonorm.report.vega import Axis, Chart, Figure, figure
+from geonorm.report.tables import (
+    chances,
+    endings,
+    learning_rate,
+    markdown_lines,
+    moderated_difference,
+    paired_difference,
+    spread,
+)
 
 Runs = Sequence[Mapping[str, Any]]
 BASELINE = "pre"
@@ -111,7 +118,7 @@ def draw_depth(runs: Runs, rows: Sequence[Mapping[str, str]]) -> list[Chart]:
             continue
         y = Axis.around([value for _, value in points], log=logarithmic, title=unit)
         x = Axis.around([block for block, _ in points], title="block")
-        chart = Chart(title, x, y, looks(list(chosen)), "MLP of each block, after the last step.", own_legend=True)
+        chart = Chart(title, x, y, looks(list(chosen)), "MLP of each block, after the last step.", legend=True)
         for scheme, line in lines.items():
             chart.line(scheme, line)
         charts.append(chart)

@@ -46,8 +46,8 @@ def course_of(row: Mapping[str, Any]) -> list[tuple[float, float]]:
 
 def draw_course(start: str, cells: Cells) -> Any:
     """A line for each result of a source. The first moments of what begins far away lie above the frame."""
+    from geonorm.report.charts import Axis, Chart
     from geonorm.report.style import looks
-    from geonorm.report.vega import Axis, Chart
 
     lines = [(way, course_of(row)) for way in (*CONVERTED, *BESIDE) for row in cells.get((start, way), {}).values()]
     near = [loss for way, line in lines for _, loss in line[1 if way != "scratch" else -1 :]]
@@ -64,7 +64,7 @@ def draw_course(start: str, cells: Cells) -> Any:
 
 def figure() -> None:
     """Validation loss against tokens, source beside source."""
-    from geonorm.report.vega import Figure, figure as side_by_side
+    from geonorm.report.charts import Figure, figure as side_by_side
 
     cells = sort_results(read_kept(HERE))
     charts = [draw_course(start, cells) for start in SOURCES if any(place[0] == start for place in cells)]

@@ -22,7 +22,7 @@ from programme import read_runs
 from runs import CELLS, SPHERE
 
 from geonorm.lab.statistics.comparison import Row
-from geonorm.report.columns import markdown_lines
+from geonorm.report.tables import markdown_lines
 
 UNIT = {
     "plain": ("geonorm(update=unit)", "geonorm", "pre"),

@@ -22,10 +22,18 @@ from programme import read_runs
 from runs import SCHEMES, TASKS, WIDTHS
 
 from geonorm.lab.statistics.comparison import Row
-from geonorm.report.columns import markdown_lines
+from geonorm.report.charts import Chart, Figure, figure, strip_chart
+from geonorm.report.comparison_charts import difference_strip
 from geonorm.report.style import looks, signed
-from geonorm.report.tables import chances, endings, learning_rate, moderated_difference, paired_difference, spread
-from geonorm.report.vega import Axis, Chart, Figure, figure
+from geonorm.report.tables import (
+    chances,
+    endings,
+    learning_rate,
+    markdown_lines,
+    moderated_difference,
+    paired_difference,
+    spread,
+)
 
 HEAD = (
     "task", "width", "scheme", "pairs", "RMSNorm", "rate", "LayerNorm", "rate", "difference (95 %)", "p, Holm",
@@ -84,22 +92,14 @@ def draw(width: int, cells: Mapping[Cell, Runs], pairs: Mapping[Cell, tuple[Row,
         for cell, pair in pairs.items()
         if cell[1] == width and pair[1]["pairs"]
     }
-    dots: dict[str, list[tuple[float, str]]] = {}
-    ends: list[float] = [0.0]
+    strips = []
     for name, (runs, (rms, layer)) in own.items():
         base, other = at_best(runs, rms), at_best(runs, layer)
-        dots[name] = [
-            (other[seed]["val_loss"] - base[seed]["val_loss"], f"seed {seed}") for seed in other if seed in base
-        ]
-        ends += [gap for gap, _ in dots[name]]
-        ends += [layer[key] for key in ("difference_low", "difference_high") if layer[key] is not None]
-    x = Axis.around(ends, title="LayerNorm less RMSNorm, nats per byte")
-    chart = Chart(f"Width {width}", x, None, looks(list(own)), "One mark a seed; bars: 95 %.")
-    chart.rule(x=0.0)
-    for name, (_, (_, layer)) in own.items():
-        spans = (layer["difference"], layer["difference_low"], layer["difference_high"])
-        chart.strip(name, paired_difference(layer), dots[name], spans)
-    return chart
+        dots = [(run["val_loss"] - base[seed]["val_loss"], f"seed {seed}")
+                for seed, run in other.items() if seed in base]  # fmt: skip
+        strips.append(difference_strip(layer | {"scheme": name}, dots))
+    unit, note = "LayerNorm − RMSNorm, nats per byte", "One mark a seed; bars: 95 %."
+    return strip_chart(f"Width {width}", unit, strips, looks(list(own)), note, rule=0.0)
 
 
 def main(experiment: Path) -> None:

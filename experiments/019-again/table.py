@@ -21,8 +21,8 @@ from programme import read_runs
 from runs import LENGTHS
 
 from geonorm.lab.statistics.comparison import Row, usable
-from geonorm.report.columns import markdown_lines
 from geonorm.report.style import rate, signed
+from geonorm.report.tables import markdown_lines
 
 BASE = "pre"
 ENTRIES = (

@@ -35,9 +35,9 @@ from geonorm.lab.statistics.moderated import (
     holm,
     moderate,
 )
-from geonorm.report.columns import markdown_lines
+from geonorm.report.charts import Chart, Figure, Strip, figure, strip_chart
 from geonorm.report.style import looks, rate, signed
-from geonorm.report.vega import Axis, Chart, Figure, figure
+from geonorm.report.tables import markdown_lines
 from geonorm.schemes import parse
 
 ZERO = Estimate(0.0, 0.0, float("inf"))
@@ -131,22 +131,16 @@ def share_clamped(runs: Runs, clamped: Mapping[str, Mapping[int, float]]) -> dic
 
 def draw(effects: Sequence[Effect]) -> Chart:
     """One row a field: its pairs, and its effect with the interval."""
-    ends = [end for effect in effects if effect.found for end in (effect.found.low, effect.found.high)]
-    gaps = [gap for effect in effects for own in effect.pairs.values() for gap in own.values()]
-    x = Axis.around([0.0, *ends, *gaps], title=f"difference to {BASE}, nats per token (left of 0 is better)")
-    chart = Chart(
-        "One field changed", x, None, looks([effect.field for effect in effects]),
-        "One mark a rate and seed; bars: 95 % of the mean over both rates.",
-    )  # fmt: skip
-    chart.rule(x=0.0)
+    strips = []
     for effect in effects:
-        if not any(effect.pairs.values()):
-            continue
         dots = [(gap, f"{rate(lr)}, seed {n}") for lr, own in effect.pairs.items() for n, gap in own.items()]
         found = effect.found
-        spans = (found.difference, found.low, found.high) if found else (fmean(gap for gap, _ in dots), None, None)
-        chart.strip(effect.field, signed(spans[0]), dots, spans)
-    return chart
+        if dots:
+            ends = (found.difference, found.low, found.high) if found else (fmean(gap for gap, _ in dots), None, None)
+            strips.append(Strip(effect.field, signed(ends[0]), dots, *ends))
+    unit = f"difference to {BASE}, nats per token (left of 0 is better)"
+    note = "One mark a rate and seed; bars: 95 % of the mean over both rates."
+    return strip_chart("One field changed", unit, strips, looks([effect.field for effect in effects]), note, rule=0.0)
 
 
 def main(experiment: Path) -> None:

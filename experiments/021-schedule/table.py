@@ -22,9 +22,8 @@ from programme import read_runs
 from runs import RAW, SCHEDULES, SPHERE
 
 from geonorm.lab.statistics.comparison import aggregate, usable
-from geonorm.report.columns import markdown_lines
 from geonorm.report.style import rate
-from geonorm.report.tables import paired_difference
+from geonorm.report.tables import markdown_lines, paired_difference
 
 ENTRIES = {"raw embedding": RAW, "norm after the embedding": SPHERE}
 Cells = Mapping[tuple[str, str], Runs]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from math import isclose
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +13,18 @@ import geonorm
 from geonorm.dynamics import simulate as simulation
 from geonorm.dynamics.config import SimulateConfig
 from geonorm.errors import ConfigError
-from geonorm.report.simulation import caption, headline, load, text_lines
+from geonorm.report import summarize
+from geonorm.report.simulation import SavedSimulation, headline
 from geonorm.schemes import parse
 
 from ..rows import each
+
+
+def text_of(found: Any) -> str:
+    """The summary of the terminal, as one line."""
+    with found.folder() as place:
+        return " ".join(" ".join(summarize(place)).split())
+
 
 # scheme: (kind, exponent, time that shows it), worked out by hand in docs/theory.md
 LAWS: dict[str, tuple[str, float, float]] = {
@@ -77,7 +86,7 @@ def test_no_law_is_stated_before_the_end() -> None:
                 assert row["terminal_law"] == "exponential" and isclose(row["terminal_exponent"], 2.0, rel_tol=0.01)
             else:
                 assert (row["terminal_law"], row["terminal_exponent"]) == ("early", None), row
-        text = "\n".join(text_lines(found.summary))
+        text = text_of(found)
         for row in found.summary["schemes"]:
             said = f"not at its end (cos {row['cos_pair_final']:.4g})"
             assert (said in text) == (row["terminal_law"] == "early")
@@ -105,8 +114,8 @@ def test_predictions_are_of_this_system_or_none() -> None:
         row = found.summary["schemes"][0]
         assert row["terminal_law_predicted"] is None and row["terminal_exponent_predicted"] is None
         assert row["terminal_law_unpredicted"] and why in row["terminal_law_unpredicted"]
-        text = "\n".join(text_lines(found.summary))
-        assert f"no prediction of the last law of {row['scheme']}" in text
+        text = text_of(found)
+        assert f"no prediction of the terminal law of {row['scheme']}" in text
 
 
 def test_times_of_a_simulation_are_depth_times_wherever_they_are_told() -> None:
@@ -114,7 +123,7 @@ def test_times_of_a_simulation_are_depth_times_wherever_they_are_told() -> None:
     found = small(schemes=["post"], time=40.0)
     (row,) = found.summary["schemes"]
     told = f"{row['collapse_time'] + 1:.4g}"
-    assert f"t = {told}" in "\n".join(text_lines(found.summary)) and f"depth-time {told} " in headline(row)
+    assert f"t = {told}" in text_of(found) and f"depth-time {told} " in headline(row)
     (early,) = small(schemes=["post"], init="cone", delta=1e-6, time=40.0).summary["schemes"]
     assert early["collapse_time"] == 0 and "depth-time 1 " in headline(early)
 
@@ -126,14 +135,14 @@ def test_where_theory_has_no_last_law_it_says_what_becomes_of_the_tokens() -> No
     assert cold["terminal_law"] == "polynomial" and cold["terminal_law_predicted"] == "none"
     assert "grows colder" in cold["terminal_law_unpredicted"] and "come to an end" in ends["terminal_law_unpredicted"]
     assert headline(cold).endswith("falls like t^-1.98 (theory: not for ever)")
-    assert "theory foresees no last law of olmo2: attention grows colder" in "\n".join(text_lines(found.summary))
+    assert "theory predicts no terminal law for olmo2: attention grows colder" in text_of(found)
     network = {"weights": "network", "per": "layer", "method": "layers", "init": "cone", "delta": 1e-6, "time": 8.0}
     found = small(schemes=["geonorm", "lns", "peri"], mlp="swiglu", causal=True, tokens=3, dim=8, seeds=1, **network)
     harmonic, logarithm, apart = found.summary["schemes"]
     assert "finite sum" in harmonic["terminal_law_unpredicted"]
     assert "no power of t" in logarithm["terminal_law_unpredicted"]
     assert apart["terminal_exponent_predicted"] < 0 and apart["terminal_law_unpredicted"] is None
-    assert "t^0.158" in "\n".join(text_lines(found.summary)) and headline(apart).endswith("(theory: t^0.158)")
+    assert "t^0.158" in text_of(found) and headline(apart).endswith("(theory: t^0.158)")
 
 
 def test_speed_is_told_from_the_sphere_where_a_scheme_with_one_takes_over() -> None:
@@ -217,16 +226,19 @@ def test_a_mean_over_seeds_is_of_all_seeds() -> None:
     ends = [max(row["time"] for row in found.trace if row["seed"] == seed) for seed in range(2)]
     assert ends[1] < ends[0] < 300
     with found.folder() as place:
-        times, gaps = load(place).mean("post", "gap")
-    assert times[-1] == ends[1]
+        course = SavedSimulation.load(place).mean("post", "gap")
+    assert course[-1][0] == ends[1] + 1
     last = [row["gap"] for row in found.trace if row["time"] == ends[1]]
-    assert gaps[-1] == pytest.approx(sum(last) / 2)
+    assert course[-1][1] == pytest.approx(sum(last) / 2)
 
 
 def test_the_caption_says_what_a_layer_has() -> None:
-    plain, whole = small().summary, small(mlp="swiglu", rope=100.0, causal=True).summary
-    assert "MLP" not in caption(plain) and "rotary" not in caption(plain)
-    assert "Q = K = V = I · MLP swiglu · causal · rotary positions · 2 seeds" in caption(whole)
+    plain, whole = (
+        SavedSimulation(Path(), found.summary, {}, {}, {}).caption()
+        for found in (small(), small(mlp="swiglu", rope=100.0, causal=True))
+    )
+    assert "MLP" not in plain and "rotary" not in plain
+    assert "Q = K = V = I · MLP swiglu · causal · rotary positions · 2 seeds" in whole
 
 
 def test_settings_are_checked_without_the_command_line() -> None:

@@ -177,7 +177,7 @@ def test_simulations_of_one_name_get_a_folder_each(done: Path, tmp_path: Path) -
             (copies[-1] / name).write_bytes((done / name).read_bytes())
     written = report.write_figures(copies, tmp_path / "figures")
     assert len(written) == len(set(written))
-    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["out", "out-2", "out-3"]
+    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["1-out", "2-out", "3-out-2"]
 
 
 def test_one_page_holds_runs_and_simulations(done: Path, tmp_path: Path) -> None:

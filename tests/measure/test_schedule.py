@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from math import exp, log, pi, sin, sqrt
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.special import fdtr
 
 from geonorm.measure.schedule import LAWS, LEAST_R2, fit, implied, left_course
-from geonorm.report.probe import overview
+from geonorm.report.probe import SavedProbe
 
 DEPTH = 12
 SHAPES = {
@@ -134,7 +135,9 @@ def test_the_overview_says_where_none_fits() -> None:
         about | {"model": name, "schedule": {"decoder": {"all": fit([(t, t**-p) for t in range(1, 13)], DEPTH)}}}
         for name, p in (("a", 0.75), ("b", 1.0))
     ]
-    titles, ((*_, law, scale, r2, power), (*_, named, _, _, _)) = overview(models)
+    titles, ((*_, law, scale, r2, power), (*_, named, _, _, _)) = SavedProbe(
+        Path(), {"models": models}, {}, {}, {}, {}
+    ).tables()["Models"]
     assert titles[-4:] == ["implied step law", "scale", "R²", "power of t"]
     assert (law, scale, r2, power) == ("none fits", "–", "–", "-0.75 (-0.75 to -0.75)") and named == "harmonic"
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import yaml
 from geonorm import report
 from geonorm.errors import GeonormError
 from geonorm.lab.statistics.speedup import judge_ladder
-from geonorm.report import ladder
+from geonorm.report.ladder import SavedLadder
 
 SPEED = {"pre": 1.0, "geonorm": 1.3, "./mine.py:Soft<Post": 0.8, "far": 100.0}
 
@@ -63,7 +64,7 @@ def test_one_size_is_drawn_over_tokens_and_fits_are_dotted(tmp_path: Path) -> No
     drawn = report.draw(folder)
     loss = json.dumps(drawn["loss"].spec)
     assert '"title": "tokens"' in loss and '"strokeDash": [1.5, 2.5]' in loss
-    assert "a 0.15" in json.dumps(ladder.tables(ladder.load(folder))["Fits of E + A x^-a"])
+    assert "a 0.15" in json.dumps(SavedLadder.load(folder).tables()["Fits of E + A x^-a"])
 
 
 def test_other_forms_and_an_order_of_ones_own(saved: Path, tmp_path: Path) -> None:
@@ -74,13 +75,12 @@ def test_other_forms_and_an_order_of_ones_own(saved: Path, tmp_path: Path) -> No
         True,
         False,
     }
-    read = ladder.load(saved)
+    read = SavedLadder.load(saved)
     for row in read.results["speedups"]:
         row["n"] = 99  # seeds that have a speed-up are others than those of a point
-    rows = ladder.records(read)
+    rows = read.records()
     assert all(row["n"] < 99 for row in rows) and {row.get("speedup_n") for row in rows} == {None, 99}
     assert report.build([saved], tmp_path / "a.pdf", format="pdf").read_bytes().startswith(b"%PDF")
-    assert ladder.load(saved).only([], "loss").names == ["far", "geonorm", "pre", "./mine.py:Soft<Post"]
 
 
 def test_a_ladder_and_a_comparison_stand_on_one_page(saved: Path, comparison_dir: Path, tmp_path: Path) -> None:
@@ -89,12 +89,12 @@ def test_a_ladder_and_a_comparison_stand_on_one_page(saved: Path, comparison_dir
 
 
 def test_one_seed_and_one_point_are_said_to_be_that(tmp_path: Path) -> None:
-    alone = ladder.load(write(tmp_path / "alone", {"d4w64": 330_000}, [20], seeds=1))
-    said = " ".join(" ".join(ladder.text_lines(alone)).split())
+    alone = SavedLadder.load(write(tmp_path / "alone", {"d4w64": 330_000}, [20], seeds=1))
+    said = " ".join(" ".join(alone.text_lines()).split())
     assert "is not resolved: one size and one budget are no curve" in said and "1 seed at the least" in said
     report.build([tmp_path / "alone"], tmp_path / "page.html")
-    seeds = ladder.load(write(tmp_path / "seeds", {"d4w64": 330_000}, [10, 20, 40], seeds=1))
-    assert "one seed gives no interval" in " ".join(" ".join(ladder.text_lines(seeds)).split())
+    seeds = SavedLadder.load(write(tmp_path / "seeds", {"d4w64": 330_000}, [10, 20, 40], seeds=1))
+    assert "one seed gives no interval" in " ".join(" ".join(seeds.text_lines()).split())
 
 
 def test_an_interrupted_extension_is_said(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_an_interrupted_extension_is_said(tmp_path: Path) -> None:
         (folder / "runs" / name).mkdir(parents=True)
         (folder / "runs" / name / "config.yaml").touch()
     (folder / "runs" / known / "summary.json").write_text('{"status": "finished"}')
-    said = ladder.caveats(ladder.load(folder))
+    said = SavedLadder.load(folder).limits()
     assert "Not counted: 1 run that began or ended after results.json was written." in said
 
 
@@ -114,7 +114,7 @@ def test_the_smallest_size_is_that_of_the_fewest_parameters(tmp_path: Path) -> N
     results = json.loads((folder / "results.json").read_text())
     for row in results["points"]:
         row["tokens"] = 2_000_000 if row["size"] == "d2w32" else 1_000_000
-    found = ladder.SavedLadder(folder, results, ["pre", "geonorm"])
+    found = SavedLadder(folder, results, chosen=["pre", "geonorm"])
     assert list(found.sizes) == ["d2w32", "d4w64"] and found.rows("points")[0]["size"] == "d2w32"
 
 
@@ -128,12 +128,12 @@ def test_damage_is_one_line(saved: Path, tmp_path: Path, text: str) -> None:
 
 def test_a_scheme_of_another_size_than_the_baseline_is_a_limit(saved: Path) -> None:
     """Compute and tokens per parameter are the baseline's: twice the matrices cost nothing there."""
-    found = ladder.load(saved)
+    found = SavedLadder.load(saved)
     said = "has up to 100 % more parameters than the baseline, by whose compute it is judged."
-    assert not any(said in limit for limit in ladder.caveats(found))
+    assert not any(said in limit for limit in found.limits())
     for row in found.results["points"]:
         row["own_parameters"] = row["parameters"] * (2 if row["scheme"] == "geonorm" else 1)
-    assert f"geonorm {said}" in ladder.caveats(found)
+    assert f"geonorm {said}" in found.limits()
 
 
 def test_limits_of_a_ladder_are_those_of_runs_too(tmp_path: Path) -> None:
@@ -146,15 +146,15 @@ def test_limits_of_a_ladder_are_those_of_runs_too(tmp_path: Path) -> None:
     results |= judge_ladder(results["runs"], "pre")
     results["runs"][0]["null_losses"] = 2
     results["runs"][-1]["events"] = [{"step": 3, "action": "skip"}]
-    found = ladder.SavedLadder(folder, results, list(SPEED))
-    said = ladder.caveats(found)
+    found = SavedLadder(folder, results)
+    said = found.limits()
     assert any(text.startswith("geonorm at 330k: its speed-ups scatter ") for text in said)
     assert "1 run with a training loss that was not finite at some step: d4w64-3300000-pre-0." in said
     skipped = (
         "1 run with steps skipped or rewound, so that other data were seen than by the pair: d4w64-13200000-far-4."
     )
-    assert skipped in said and skipped not in ladder.caveats(found.only(["geonorm"]))
-    assert not any("scatter" in text for text in ladder.caveats(found.only(["far"])))
+    assert skipped in said and skipped not in replace(found, chosen=["geonorm"]).limits()
+    assert not any("scatter" in text for text in replace(found, chosen=["far"]).limits())
 
 
 def test_points_without_a_finished_run_are_not_seeds(tmp_path: Path) -> None:
@@ -163,6 +163,6 @@ def test_points_without_a_finished_run_are_not_seeds(tmp_path: Path) -> None:
     for run in results["runs"]:
         if run["scheme"] == "far":
             run |= {"status": "diverged", "val_loss": None}
-    said = ladder.caveats(ladder.SavedLadder(folder, results | judge_ladder(results["runs"], "pre"), list(SPEED)))
+    said = SavedLadder(folder, results | judge_ladder(results["runs"], "pre")).limits()
     assert any("far at 330k parameters" in text and "5 runs did not finish" in text for text in said)
     assert not any("at the least" in text for text in said)

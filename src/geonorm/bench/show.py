@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import CheckpointError
 from ..lab.runs.folder import check_writable, read_object, write_json
-from ..report.columns import align
+from ..report.tables import align
 
 Say = Callable[[str], None]
 Row = dict[str, Any]

@@ -127,25 +127,19 @@ def problem(error: Exception) -> str:
 def compare(config: CompareConfig) -> int:
     """train several schemes side by side on the same text; ends in a table, figures and a page"""
     from ..lab.compare import compare as lab
-    from ..report import checks, runs, tables
 
-    def table(out: Path, results: dict[str, Any]) -> list[str]:
-        return tables.text_lines(results["schemes"], checks.limits(runs.load([out])), output.columns(tables.WIDTH))
-
-    return study(config, lab.compare, table)
+    return study(config, lab.compare)
 
 
 def ladder(config: LadderConfig) -> int:
     """train schemes at several sizes and lengths; ends in fits and effective speed-ups"""
     from ..lab.compare import ladder as lab
-    from ..report import ladder as tables
 
-    return study(config, lab.ladder, lambda out, results: tables.text_lines(tables.load(out)))
+    return study(config, lab.ladder)
 
 
-def study(config: Grid, run: Callable[..., dict[str, Any]], table: Callable[[Path, dict[str, Any]], list[str]]) -> int:
+def study(config: Grid, run: Callable[..., dict[str, Any]]) -> int:
     """Makes the runs of a study, then its page, and prints its table."""
-    from .. import report
     from ..lab.train.loop import Interrupted
 
     try:
@@ -155,15 +149,21 @@ def study(config: Grid, run: Callable[..., dict[str, Any]], table: Callable[[Pat
         return 130
     failed = [run for run in results["runs"] if run["status"] not in ("finished", "diverged")]
     if len(failed) < len(results["runs"]):
-        out = Path(config.out)
-        page = report.build([out], out / "report.html", figures=out / "figures")
-        print("\n".join(table(out, results)))
-        print(f"report: {page}")
+        publish(Path(config.out))
     if earlier := [run["run"] for run in failed if not run["asked"]]:
         print(f"runs of earlier commands that did not finish: {', '.join(earlier)}")
     if current := [run["run"] for run in failed if run["asked"]]:
         raise GeonormError(f"runs that did not finish: {', '.join(current)}; the same command tries them again")
     return 0
+
+
+def publish(out: Path) -> None:
+    """Writes the page and the figures of a study into its folder, and prints its summary."""
+    from ..report import build, summarize
+
+    page = build([out], out / "report.html", figures=out / "figures")
+    print("\n".join(summarize(out, output.columns(100))))
+    print(f"report: {page}")
 
 
 def train(command: TrainCommand) -> int:
@@ -226,11 +226,10 @@ def export(options: ExportConfig) -> int:
 def report(options: ReportConfig) -> int:
     """one self-contained page about comparisons, runs, simulations and probes; or LaTeX, CSV, PDF"""
     from ..report import build
+    from ..report.formats import ENDINGS
 
-    out = options.out or "report." + {"latex": "tex"}.get(options.format, options.format)
-    sort = None if options.sort == "given" else options.sort
-    print(build(options.dirs, out, figures=options.figures, force=options.force, format=options.format,
-                schemes=options.schemes, sort=sort))  # fmt: skip
+    out = options.out or f"report{ENDINGS[options.format]}"
+    print(build(options.dirs, out, options.figures, format=options.format, schemes=options.schemes))
     return 0
 
 
@@ -257,8 +256,6 @@ def simulate(config: SimulateConfig) -> int:
     from ..dynamics.simulate import Simulation, simulate as run
     from ..dynamics.trajectories import FILE
     from ..lab.runs import environment
-    from ..report import build
-    from ..report.simulation import text_lines
 
     described = environment.collect(pick_device(config.device)) | {"schemes": simulations.read_sources(config.schemes)}
     before = simulations.read_interrupted(out, described)
@@ -278,27 +275,20 @@ def simulate(config: SimulateConfig) -> int:
             raise
         return 130
     simulations.save(out, settings, described, simulation.files(), simulation.trajectories)
-    page = build([out], out / "report.html", figures=out / "figures")
-    print("\n".join(text_lines(simulation.summary)))
+    publish(out)
     if config.keep:
         size = (out / FILE).stat().st_size / 2**20
         print(f"kept: {', '.join(config.keep)}, {size:.3g} MiB in {out / FILE}")
-    print(f"report: {page}")
     return 0
 
 
 def probe(config: ProbeConfig) -> int:
     """what normalization does to hidden states: any Hugging Face model or run, site by site"""
     from ..lab import probe as lab
-    from ..report import build
-    from ..report.probe import text_lines
 
     with show_progress(watched()) as progress:
-        probes = lab.probe_models(config, progress.show)
-    out = Path(config.out)
-    page = build([out], out / "report.html", figures=out / "figures")
-    print("\n".join(text_lines([probe.summary() for probe in probes])))
-    print(f"report: {page}")
+        lab.probe_models(config, progress.show)
+    publish(Path(config.out))
     return 0
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from ..dynamics.paths import ANGLE, follow_write
 from ..lab.runs.folder import check_writable, slug
-from ..report.path_chart import draw_paths
-from ..report.vega import Figure, Spec
+from ..report.charts import Figure, Spec
+from ..report.paths import draw_paths
 from ..schemes import names, parse
 
 BLOCKS = (1, 4)

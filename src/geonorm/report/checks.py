@@ -9,7 +9,7 @@ from typing import Any
 from ..lab.runs.folder import VOLATILE, flatten
 from ..lab.statistics.comparison import Summary, ending, find_scattered, usable
 from .page import plain_text
-from .runs import Run, SavedComparison
+from .runs import ComparedRuns, Run
 from .style import rate, si
 from .tables import count
 
@@ -29,32 +29,32 @@ NAMED = 3
 """Settings that a sentence names."""
 
 
-def limits(comparison: SavedComparison) -> list[str]:
-    """What a reader must know before believing the table, as sentences; none where all is in order."""
-    return [sentence for check in CHECKS for sentence in check(comparison)]
-
-
-def _seeds(comparison: SavedComparison) -> Iterator[str]:
+def _seeds(comparison: ComparedRuns) -> Iterator[str]:
     least = min((row["n"] for row in comparison.judged if row["n"]), default=SEEDS_FOR_A_CLAIM)
     if least < SEEDS_FOR_A_CLAIM:
         spread = " One seed shows no spread, hence no interval." if least == 1 else ""
         yield f"{count(least, 'seed').capitalize()}: a claim needs at least {SEEDS_FOR_A_CLAIM}.{spread}"
 
 
-def _spreads(comparison: SavedComparison) -> Iterator[str]:
+def _spreads(comparison: ComparedRuns) -> Iterator[str]:
     judged = [row["scheme"] for row in comparison.judged]
-    for scheme, times, p in find_scattered([*comparison.rows, *comparison.hidden]):
+    for scheme, times, p in find_scattered(comparison.all_rows):
         if scheme in judged:
-            yield (
-                f"{scheme}: its seeds scatter {times:.2g} times as far as those of the others (p = {p:.2g}): moderated "
-                "intervals with it, whose spread is partly theirs, may be too narrow: read the paired ones."
-            )
+            yield f"{scheme}: its seeds {describe_scatter(times, f'as those of the others (p = {p:.2g})')}"
 
 
-def _unfinished(comparison: SavedComparison) -> Iterator[str]:
+def describe_scatter(times: float, others: str) -> str:
+    """The end of a sentence on a spread that moderation would underestimate."""
+    return (
+        f"scatter {times:.2g} times as far {others}: moderated intervals with it, whose spread is partly theirs, may "
+        "be too narrow."
+    )
+
+
+def _unfinished(comparison: ComparedRuns) -> Iterator[str]:
     """Lost runs beside the counted ones flatter a mean; at another learning rate they only end the grid."""
     for row in comparison.judged:
-        lost = [run for run in comparison.of(row["scheme"]) if row["n"] and not usable(run.summary)]
+        lost = [run for run in comparison.runs_of(row["scheme"]) if row["n"] and not usable(run.summary)]
         beside = [run for run in lost if run.summary.get("lr") == row["lr"]]
         elsewhere = [run for run in lost if run not in beside]
         if beside:
@@ -72,7 +72,7 @@ def _ended(runs: Sequence[Run]) -> str:
     return " and ".join(count(n, f"{status} run") for status, n in statuses.items())
 
 
-def _rates(comparison: SavedComparison) -> Iterator[str]:
+def _rates(comparison: ComparedRuns) -> Iterator[str]:
     for row in comparison.judged:
         if row["lr"] is not None and row["lr_interior"] is False:
             yield (
@@ -97,7 +97,7 @@ def _rates(comparison: SavedComparison) -> Iterator[str]:
         )
 
 
-def _length(comparison: SavedComparison) -> Iterator[str]:
+def _length(comparison: ComparedRuns) -> Iterator[str]:
     """That a comparison is too short to tell how schemes end."""
     known = [row for row in comparison.judged if row["n"] and row["tokens"] and row["parameters"]]
     shares = [row["tokens"] / row["parameters"] for row in known]
@@ -107,31 +107,31 @@ def _length(comparison: SavedComparison) -> Iterator[str]:
         )
 
 
-def _pairs(comparison: SavedComparison) -> Iterator[str]:
+def _pairs(comparison: ComparedRuns) -> Iterator[str]:
     for row in comparison.judged:
         if row["scheme"] != comparison.baseline and row["pairs"] < row["n"]:
             seeds = count(row["n"], "seed")
             yield f"{row['scheme']}: only {row['pairs']} of {seeds} have a partner in {comparison.baseline}."
 
 
-def _budget(comparison: SavedComparison) -> Iterator[str]:
+def _budget(comparison: ComparedRuns) -> Iterator[str]:
     tokens = sorted({row["tokens"] for row in comparison.judged if row["n"] and row["tokens"]})
     if len(tokens) > 1:
         yield f"The budgets differ, from {si(tokens[0])} to {si(tokens[-1])} tokens: these are not one comparison."
     for row in comparison.judged:
-        final = [run.summary for run in comparison.of(row["scheme"]) if run.summary.get("phase") != "tune"]
+        final = [run.summary for run in comparison.runs_of(row["scheme"]) if run.summary.get("phase") != "tune"]
         shorter = [run for run in final if usable(run) and (run.get("tokens") or 0) < (row["tokens"] or 0)]
         if shorter:
             yield f"{row['scheme']}: {count(len(shorter), 'shorter run')} left out, for lengths do not mix in a mean."
 
 
-def _settings(comparison: SavedComparison) -> Iterator[str]:
+def _settings(comparison: ComparedRuns) -> Iterator[str]:
     """Counted runs that were not trained alike, within a scheme, where its mean mixes them, and between schemes."""
     schemes = [row["scheme"] for row in comparison.judged]
     flat = {scheme: [flatten(run.config) for run in comparison.counted(scheme)] for scheme in schemes}
     for scheme, configs in flat.items():
         if mixed := _differing(configs):
-            yield f"{scheme}: its mean is over runs that differ in {mixed}: give those a report of their own."
+            yield f"{scheme}: its mean is over runs that differ in {mixed}: report them separately."
     ones = [configs[0] for configs in flat.values() if configs and not _differing(configs)]
     if between := _differing(ones):
         yield f"The schemes were not trained alike: they differ in {between}."
@@ -142,13 +142,17 @@ def _differing(configs: Sequence[dict[str, Any]]) -> str:
     unknown."""
     keys = [key for key in configs[0] if key not in WITHOUT_EFFECT] if configs else []
     known = [key for key in keys if all(key in config for config in configs)]
-    found = {key: dict.fromkeys(plain_text(config[key]) for config in configs) for key in known}
-    told = [f"{key} ({' and '.join(values)})" for key, values in found.items() if len(values) > 1]
-    more = f" and {len(told) - NAMED} more" if len(told) > NAMED else ""
-    return ", ".join(told[:NAMED]) + more
+    values = {key: dict.fromkeys(plain_text(config[key]) for config in configs) for key in known}
+    return name_some([f"{key} ({' and '.join(each)})" for key, each in values.items() if len(each) > 1])
 
 
-def _parameters(comparison: SavedComparison) -> Iterator[str]:
+def name_some(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
+def _parameters(comparison: ComparedRuns) -> Iterator[str]:
     counted = [run.summary for row in comparison.judged for run in comparison.counted(row["scheme"])]
     for key in ("matmul_parameters", "parameters"):
         sizes = [run[key] for run in counted if run.get(key)]
@@ -157,7 +161,7 @@ def _parameters(comparison: SavedComparison) -> Iterator[str]:
             yield f"The numbers of {words} differ by {gap:.3g} % ({si(min(sizes))} to {si(max(sizes))})."
 
 
-def _data(comparison: SavedComparison) -> Iterator[str]:
+def _data(comparison: ComparedRuns) -> Iterator[str]:
     hashes = set()
     for run in comparison.runs:
         settings = [pair for part in run.environment for pair in flatten(part).items()]
@@ -166,7 +170,7 @@ def _data(comparison: SavedComparison) -> Iterator[str]:
         yield "The runs did not all see the same data: their sha256 differ."
 
 
-def _losses(comparison: SavedComparison) -> Iterator[str]:
+def _losses(comparison: ComparedRuns) -> Iterator[str]:
     """A finished run whose training loss is not finite somewhere (null on record), or that passed over batches, so that
     it saw other data than its pair."""
     finished = [run for run in comparison.runs if run.summary.get("status") == "finished"]
@@ -178,7 +182,7 @@ def _losses(comparison: SavedComparison) -> Iterator[str]:
             yield f"{run.label}: {count(len(events), 'step')} skipped or rewound, so it saw other data than its pair."
 
 
-def name_irregular_runs(runs: Sequence[Summary]) -> Iterator[str]:
+def list_irregular_runs(runs: Sequence[Summary]) -> Iterator[str]:
     """The same of the runs of a ladder, as far as their summaries say it."""
     finished = [run for run in runs if run.get("status") == "finished"]
     for key, what in (
@@ -186,30 +190,29 @@ def name_irregular_runs(runs: Sequence[Summary]) -> Iterator[str]:
         ("events", "with steps skipped or rewound, so that other data were seen than by the pair"),
     ):
         names = [str(run["run"]) for run in finished if run.get(key)]
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         if names:
-            yield f"{count(len(names), 'run')} {what}: {', '.join(names[:NAMED])}{more}."
+            yield f"{count(len(names), 'run')} {what}: {name_some(names)}."
 
 
-def name_other_sizes(sizes: Iterable[tuple[str, int, int]], whom: str) -> Iterator[str]:
+def list_other_sizes(sizes: Iterable[tuple[str, int, int]], whom: str) -> Iterator[str]:
     """Schemes whose models have other numbers of parameters than those they are compared with, by the largest gap.
 
     sizes: of each model its scheme, its parameters and those of the other. whom: the other, in words.
     """
     gaps: dict[str, float] = {}
-    for scheme, own, other in sizes:
-        gaps[scheme] = max(gaps.get(scheme, 0.0), own / other - 1, key=abs)
+    for scheme, parameters, other in sizes:
+        gaps[scheme] = max(gaps.get(scheme, 0.0), parameters / other - 1, key=abs)
     for scheme, gap in gaps.items():
         if abs(gap) > PARAMETER_TOLERANCE:
             yield f"{scheme} has up to {100 * abs(gap):.3g} % {'more' if gap > 0 else 'fewer'} parameters than {whom}."
 
 
-def _damage(comparison: SavedComparison) -> Iterator[str]:
+def _damage(comparison: ComparedRuns) -> Iterator[str]:
     damaged = [run.path.name for run in comparison.runs if run.damaged]
     if damaged:
         yield f"Unreadable lines or files were skipped in {', '.join(damaged)}."
 
 
-CHECKS: Sequence[Callable[[SavedComparison], Iterator[str]]] = (
+CHECKS: Sequence[Callable[[ComparedRuns], Iterator[str]]] = (
     _seeds, _spreads, _unfinished, _rates, _pairs, _length, _budget, _settings, _parameters, _data, _losses, _damage,
 )  # fmt: skip

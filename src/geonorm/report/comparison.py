@@ -1,148 +1,278 @@
-"""What the report says of a comparison: findings, table, charts, recipe, and how to repeat it."""
+"""A comparison: the runs of several schemes under one protocol, in words, tables, charts and how to repeat it."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from ..lab.runs.folder import flatten
-from . import comparison_charts as charts
-from .checks import PER_RUN, limits
-from .page import Part, Section, bullets, details, html_table, pairs, plain_text
-from .runs import Run, SavedComparison
-from .tables import COLUMNS, LIMITS, count, headline, summary_line
-from .vega import Chart
+from ..lab.statistics.comparison import SEED_CAP, Row, aggregate, significant
+from . import checks, comparison_charts as draw
+from .charts import Chart
+from .page import bullets, details, html_table, pairs, plain_text
+from .runs import AnyPath, ComparedRuns, is_run, list_runs, read_run, study_kind
+from .study import Section, read_object_strictly, refuse_damaged
+from .style import si, signed
+from .tables import (
+    COLUMNS,
+    WIDTH,
+    Table,
+    count,
+    count_seeds,
+    decimals,
+    interval,
+    markdown_lines,
+    spread,
+    unfinished,
+)
 
 STATUS = ("scheme", "seed", "lr", "phase", "status", "val_loss")
 NO_LOSS = "No run finished with a validation loss, so there is nothing to compare yet."
 NO_METRICS = "No metrics were recorded in these runs."
-NO_LIMITS = "No departure from the comparison protocol was found in these runs."
-TABLE_NOTE = (
-    "<p>Mean ± standard deviation over seeds; differences are paired by seed, with their 95 % interval; p of each "
-    "alone, and by Holm for all {family}; moderated: the difference of the means, variances drawn towards that of "
-    "all schemes as far as their spreads agree (too narrow, on average, for one that scatters far more than they do); "
-    "fitted minimum: of a parabola in log rate through all full runs, ± standard error, too small where the luck of a "
-    "seed is the same at all rates; spikes (of the loss / of the gradient norm) are summed over the n runs, in "
-    "brackets those that most other runs have not at the same batch. "
-    "Speeds are not compared: runs share a machine (geonorm bench train measures them in turns).</p>"
-)
 NO_TRACE = "No trace was recorded in these runs, so the geometry of the stream cannot be shown."
+TABLE_NOTE = (
+    "<p>Mean ± standard deviation over seeds. Differences are paired by seed, with their 95 % interval; p of each by "
+    "itself, and by Holm for all {family}. Moderated: the difference of the means, each variance drawn towards that of "
+    "all schemes (too narrow for a scheme that scatters far more than they do). Fitted minimum: of a parabola in log "
+    "rate through all full runs, ± standard error, which is too small where a seed is lucky at every rate. Spikes (of "
+    "the loss / of the gradient norm) are summed over the n runs, in brackets those that most other runs do not have "
+    "at the same batch. Speeds are not compared: the runs shared a machine (geonorm bench train measures them in "
+    "turns).</p>"
+)
+SPIKE_NOTE = (
+    "<p>A spike is a value more than 6 standard deviations above the mean of the 100 steps before it. Runs of one seed "
+    "see the same batches: a spike that more than half of the others have at the same step comes from the batch, any "
+    "other from the run.</p>"
+)
 
 
-def report_comparison(comparison: SavedComparison, place: Mapping[str, int]) -> Part:
-    """`place`: where each scheme stands in the legend."""
-    training = [*charts.losses(comparison), *charts.gaps(comparison), *charts.learning_rates(comparison)]
-    noise = [*charts.final_loss(comparison), *charts.differences(comparison)]
-    shown = [column for column in COLUMNS if any(column.cell(row) != "–" for row in comparison.rows)]
-    titles, cells = [column.title for column in shown], [[c.cell(row) for c in shown] for row in comparison.rows]
-    sections = [
-        Section("Noise and differences", [_charts(noise, NO_LOSS)], "wide"),
-        Section("Table", [html_table(titles, cells, place), TABLE_NOTE.format(family=comparison.rows[0]["family"])]),
-        Section("Training", [_charts(training, NO_METRICS)]),
-        Section("Geometry of the stream", [_charts(charts.geometry(comparison), NO_TRACE)]),
-        Section("Stability", [_stability(comparison), _charts(charts.gradient_course(comparison), NO_METRICS)]),
-        Section("Recipe", [_recipe(comparison)]),
-        Section("Repeat it", [_repeat(comparison)]),
-    ]
-    return Part(
-        source=comparison.source,
-        title=f"{comparison.source}: "
-        + (f"{len(comparison.names)} residual schemes compared" if len(comparison.names) > 1 else comparison.names[0]),
-        caption=summary_line(comparison),
-        findings=[(row["scheme"], headline(row)) for row in comparison.rows],
-        keys=comparison.keys,
-        sections=sections,
-        limits=limits(comparison),
-        limits_title=LIMITS,
-        without_limits=NO_LIMITS,
-        tables=[(titles, cells)],
-        records=comparison.rows,
-        figures=charts.figures_of(comparison),
-    )
+class SavedComparison(ComparedRuns):
+    """The report of the runs of several schemes."""
 
+    what = "Comparison"
+    without_limits = "No departure from the comparison protocol was found in these runs."
 
-def _charts(found: list[Chart], otherwise: str) -> str | list[Chart]:
-    return found or f"<p>{escape(otherwise)}</p>"
+    @property
+    def source(self) -> str:
+        return self.folders
 
+    @property
+    def title(self) -> str:
+        one = len(self.names) == 1
+        return f"{self.folders}: {self.names[0] if one else f'{len(self.names)} residual schemes compared'}"
 
-def _stability(comparison: SavedComparison) -> str:
-    sentences = [
-        f"{row['scheme']}: {count(row['spikes'], 'loss spike')} and "
-        f"{count(row['grad_spikes'], 'gradient spike')} "
-        f"in {count(row['n'], 'finished run')}"
-        + ("" if row.get("spikes_apart") is None else f", {row['spikes_apart']} and {row['grad_spikes_apart']} its own")
-        + (f"; {row['failed']} did not finish." if row["failed"] else ".")
-        for row in comparison.rows
-    ]
-    rule = (
-        "A spike is a value more than 6 standard deviations above the mean of the 100 steps before it. Runs of one "
-        "seed see the same batches: a spike that more than half of the others have at the same step is the batch's, "
-        "any other the run's own."
-    )
-    return f"<p>{rule}</p>{bullets(sentences)}"
-
-
-def _recipe(comparison: SavedComparison) -> str:
-    """Settings that all runs share, where each scheme departs from them, and what its paper asks for beside them."""
-    if not any(run.config for run in comparison.runs):
-        return "<p>No configuration was stored with these runs.</p>"
-    flat = {id(run): flatten(run.config) for run in comparison.runs}
-    first, *others = flat.values()
-    keys = dict.fromkeys(key for config in flat.values() for key in config if key not in PER_RUN)
-    shared = [(key, first.get(key)) for key in keys if all(config.get(key) == first.get(key) for config in others)]
-    own = [key for key in keys if key not in dict(shared)]
-    parts = [details(f"Shared by all runs: {count(len(shared), 'setting')}", pairs(shared))]
-    if own:
-        runs = {scheme: comparison.of(scheme) for scheme in comparison.names}
-        rows = [
-            [key, *(", ".join(dict.fromkeys(plain_text(flat[id(run)].get(key)) for run in of)) for of in runs.values())]
-            for key in own
+    def caption(self) -> str:
+        rows, data = self.rows, self.runs[0].config.get("data")
+        sizes = [row["parameters"] for row in rows if row["parameters"]]
+        tokens = [row["tokens"] for row in rows if row["tokens"] and row["n"]]
+        parts = [
+            f"{si(max(sizes))} parameters" if sizes else "size unknown",
+            count(self.depth, "layer") if self.depth else "depth unknown",
+            f"{si(max(tokens))} tokens per run" if tokens else "tokens unknown",
+            count_seeds(rows),
+            "data not named" if data is None else f"data {Path(str(data)).name or data}",
         ]
-        parts.append("<p>Where the runs differ, besides scheme, seed and learning rate:</p>")
-        parts.append(html_table(["setting", *runs], rows))
-    else:
-        parts.append("<p>The runs differ in nothing but scheme, seed and learning rate.</p>")
-    asked = []
-    for scheme in comparison.names:
-        summary = comparison.of(scheme)[0].summary
-        if recipe := summary.get("paper_recipe"):
-            settings = ", ".join(f"{key} {plain_text(value)}" for key, value in recipe.items())
-            used = "applied here" if summary.get("own_recipe") else "not applied here"
-            asked.append(f"{scheme}: its paper asks for {settings} ({used}).")
-    return "".join(parts) + (bullets(asked) if asked else "")
+        if any(row.get("val_accuracy_mean") is not None for row in rows):
+            parts.append("losses of masked tokens")
+        return " · ".join(parts)
+
+    def findings(self) -> list[tuple[str, str]]:
+        return [(row["scheme"], headline(row)) for row in self.rows]
+
+    def limits(self) -> list[str]:
+        return [sentence for check in checks.CHECKS for sentence in check(self)]
+
+    def tables(self) -> dict[str, Table]:
+        return {"Table": tabulate(self.rows)}
+
+    def text_tables(self, width: int) -> list[Table]:
+        """A narrow terminal leaves out a column that the page has."""
+        columns = [column for column in COLUMNS if column.terminal and (width >= WIDTH or column.title != "p, Holm")]
+        return [([column.title for column in columns], [[c.cell(row) for c in columns] for row in self.rows])]
+
+    def charts(self) -> dict[str, list[Chart]]:
+        return {name: chart(self) for name, chart in draw.FIGURES.items()}
+
+    def records(self) -> list[Row]:
+        return self.rows
+
+    def sections(self, place: Mapping[str, int]) -> list[Section]:
+        noise = [*draw.final_loss(self), *draw.differences(self)]
+        training = [*draw.losses(self), *draw.gaps(self), *draw.learning_rates(self)]
+        table = html_table(*tabulate(self.rows), place)
+        return [
+            Section("Noise and differences", [noise or f"<p>{NO_LOSS}</p>"], "wide"),
+            Section("Table", [table, TABLE_NOTE.format(family=self.all_rows[0]["family"])]),
+            Section("Training", [training or f"<p>{NO_METRICS}</p>"]),
+            Section("Geometry of the stream", [draw.geometry(self) or f"<p>{NO_TRACE}</p>"]),
+            Section("Stability", [SPIKE_NOTE, draw.gradient_course(self) or f"<p>{NO_METRICS}</p>"]),
+            Section("Recipe", [self._recipe()]),
+            Section("Repeat it", [self._repeat()]),
+        ]
+
+    def _recipe(self) -> str:
+        """Settings that all runs share, where each scheme departs from them, and what its paper asks for."""
+        if not any(run.config for run in self.runs):
+            return "<p>No configuration was stored with these runs.</p>"
+        flat = {id(run): flatten(run.config) for run in self.runs}
+        first, *others = flat.values()
+        keys = dict.fromkeys(key for config in flat.values() for key in config if key not in checks.PER_RUN)
+        shared = {key: first.get(key) for key in keys if all(config.get(key) == first.get(key) for config in others)}
+        parts = [details(f"Shared by all runs: {count(len(shared), 'setting')}", pairs(shared.items()))]
+        if differing := [key for key in keys if key not in shared]:
+            configs = {scheme: [flat[id(run)] for run in self.runs_of(scheme)] for scheme in self.names}
+            rows = [[key, *(list_values(key, each) for each in configs.values())] for key in differing]
+            parts.append("<p>Where the runs differ, besides scheme, seed and learning rate:</p>")
+            parts.append(html_table(["setting", *configs], rows))
+        else:
+            parts.append("<p>The runs differ in nothing but scheme, seed and learning rate.</p>")
+        recipes = []
+        for scheme in self.names:
+            summary = self.runs_of(scheme)[0].summary
+            if recipe := summary.get("paper_recipe"):
+                settings = ", ".join(f"{key} {plain_text(value)}" for key, value in recipe.items())
+                used = "applied here" if summary.get("own_recipe") else "not applied here"
+                recipes.append(f"{scheme}: its paper asks for {settings} ({used}).")
+        return "".join(parts) + (bullets(recipes) if recipes else "")
+
+    def _repeat(self) -> str:
+        """Commands for the directory that the runs were started in: the data that they name is relative to it."""
+        parts = ["<p>In the directory in which these runs were started:</p>"]
+        if self.command:
+            parts.append(f"<p>The whole comparison:</p><pre>{escape(self.command)}</pre>")
+        firsts = {scheme: self.drawn(scheme)[0] for scheme in self.names}
+        one = firsts[self.names[0]]
+        config = Path(str(one.config.get("out") or one.path)) / "config.yaml"
+        again = shlex.join(["geonorm", "train", "--config", str(config), "--out", "NEW"])
+        parts.append(f"<p>One run, from what is stored in its directory:</p><pre>{escape(again)}</pre>")
+        for scheme, run in firsts.items():
+            if run.config_text:
+                text = f"<pre>{escape(run.config_text)}</pre>"
+                parts.append(details(f"Configuration of {run.path.name} ({scheme})", text))
+        environments: dict[str, dict[str, Any]] = {}
+        for part in (part for run in self.runs for part in run.environment or [{}]):
+            machine = {key: value for key, value in part.items() if key != "step"}  # the step at which it took over
+            environments[json.dumps(machine, sort_keys=True)] = machine
+        for number, machine in enumerate(environments.values(), 1):
+            name = "Environment" + (f" {number} of {len(environments)}" if len(environments) > 1 else "")
+            content = pairs(flatten(machine).items()) if machine else "<p>No environment was recorded.</p>"
+            parts.append(details(name, content))
+        rows = [[run.path.name, *(plain_text(run.summary.get(key)) for key in STATUS)] for run in self.runs]
+        title = f"All {count(len(rows), 'run')} and how they ended"
+        return "".join([*parts, details(title, html_table(("run", *STATUS), rows))])
 
 
-def _repeat_run(run: Run) -> list[str]:
-    """The command that makes a run again."""
-    config = Path(str(run.config.get("out") or run.path)) / "config.yaml"
-    return ["geonorm", "train", "--config", str(config), "--out", "NEW"]
+def list_values(key: str, configs: Iterable[Mapping[str, Any]]) -> str:
+    """The values that configurations have for a setting, each once."""
+    return ", ".join(dict.fromkeys(plain_text(config.get(key)) for config in configs))
 
 
-def _repeat(comparison: SavedComparison) -> str:
-    """Commands for the directory that the runs were started in: what they name, data above all, is relative to it."""
-    parts = ["<p>In the directory in which these runs were started:</p>"]
-    if comparison.command:
-        parts.append(f"<p>The whole comparison:</p><pre>{escape(comparison.command)}</pre>")
-    parts.append("<p>One run, from what is stored in its directory:</p>")
-    parts.append(f"<pre>{escape(shlex.join(_repeat_run(comparison.drawn(comparison.names[0])[0])))}</pre>")
-    for scheme in comparison.names:
-        run = comparison.drawn(scheme)[0]
-        if run.config_text:
-            title = f"Configuration of {run.path.name} ({scheme})"
-            parts.append(details(title, f"<pre>{escape(run.config_text)}</pre>"))
-    # the step at which a part of a run begins tells apart what is alike
-    found = [{key: value for key, value in part.items() if key != "step"}
-             for run in comparison.runs for part in run.environment or [{}]]  # fmt: skip
-    environments = {json.dumps(part, sort_keys=True): part for part in found}
-    for number, environment in enumerate(environments.values(), 1):
-        name = "Environment" + (f" {number} of {len(environments)}" if len(environments) > 1 else "")
-        content = pairs(flatten(environment).items()) if environment else "<p>No environment was recorded.</p>"
-        parts.append(details(name, content))
-    rows = [[run.path.name, *(plain_text(run.summary.get(key)) for key in STATUS)] for run in comparison.runs]
-    parts.append(
-        details(f"All {count(len(comparison.runs), 'run')} and how they ended", html_table(("run", *STATUS), rows))
+def tabulate(rows: Sequence[Row]) -> Table:
+    """The columns in which some row has a value."""
+    columns = [column for column in COLUMNS if any(column.cell(row) != "–" for row in rows)]
+    return [column.title for column in columns], [[column.cell(row) for column in columns] for row in rows]
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """A table for a README, with a sentence on each scheme below it."""
+    return "\n".join([*markdown_lines(*tabulate(rows)), "", *(f"- {headline(row)}" for row in rows)]) + "\n"
+
+
+def headline(row: Row) -> str:
+    """The result of a scheme in one sentence."""
+    scheme, baseline, difference = row["scheme"], row["baseline"], row["difference"]
+    if not row["n"]:
+        return f"{scheme}: {unfinished(row)}"
+    if scheme == baseline:
+        return f"{scheme} is the baseline: validation loss {spread(row)} nats at {count(row['n'], 'seed')}"
+    if difference is None:
+        return f"{scheme} shares no finished seed with {baseline}: validation loss {spread(row)}, nothing paired"
+    digits, seeds = decimals(row), count(row["pairs"], "seed")
+    size, side = f"{abs(difference):.{digits}f}", "below" if difference < 0 else "above"
+    if row["difference_low"] is None:
+        return f"{scheme} is {size} nats {side} {baseline} in one seed: not resolved, one seed gives no interval"
+    if row["resolved"]:
+        near, far = sorted((abs(row["difference_low"]), abs(row["difference_high"])))
+        among = f", but not among all {row['family_size']} (Holm: p = {row['p_holm']:.2g})"
+        return (
+            f"{scheme} is {size} ({near:.{digits}f} to {far:.{digits}f}) nats {side} "
+            f"{baseline} at {seeds}{'' if significant(row['p_holm']) else among}"
+        )
+    outlook, needed = "", row["seeds_needed"]
+    if row["equal"]:
+        outlook = f"; equal within {row['margin']:g} by the spreads of all schemes (p = {row['equal_p']:.2g})"
+    elif needed is not None and needed > row["pairs"]:
+        amount = f"more than {SEED_CAP}" if needed > SEED_CAP else f"about {needed}"
+        outlook = f"; {amount} seeds would resolve a difference of this size"
+    ends = interval(row["difference_low"], row["difference_high"], digits)
+    return (
+        f"{scheme} against {baseline} is not resolved at {seeds}: the interval of {signed(difference, digits)} "
+        f"({ends}) nats holds 0{outlook}"
     )
-    return "".join(parts)
+
+
+def load_comparison(dirs: Sequence[AnyPath] | AnyPath) -> SavedComparison:
+    """Every run under these directories as one comparison. FileNotFoundError where there is none, or a directory is
+    missing; GeonormError where results.json is damaged."""
+    roots = [Path(dirs)] if isinstance(dirs, (str, PathLike)) else [Path(d) for d in dirs]
+    paths = list(dict.fromkeys(path for root in roots for path in list_runs(root)))
+    absent = [root for root in roots if not root.exists()]
+    if absent or not paths:
+        raise FileNotFoundError(f"no run directory in {', '.join(map(str, absent or roots))}")
+    baselines: dict[str, Any] = {}
+    commands = []
+    studies = [path.resolve().parents[1] for path in paths]  # of runs named one by one
+    for folder in dict.fromkeys([*roots, *studies]):
+        kind = study_kind(folder)
+        if not (folder / "results.json").is_file() or not (folder in roots or kind in ("comparison", "ladder")):
+            continue
+        with refuse_damaged(folder, "ladder" if kind == "ladder" else "compare"):
+            results = read_object_strictly(folder / "results.json")
+            baselines |= {scheme: name for scheme, name in _baselines(results).items() if scheme not in baselines}
+            commands += [results["command"]] if folder in roots and results.get("command") else []
+    order = [*baselines, "pre"]  # the usual baseline leads where nothing else is on record
+    runs = sorted(map(read_run, paths), key=lambda run: _rank(run.scheme, order))
+    schemes = {run.scheme for run in runs}
+    baseline = next((name for name in baselines.values() if name in schemes), None)
+    places = [root.resolve() for root in roots]
+    sources = [places[0].name] if len(paths) == 1 else dict.fromkeys(map(_source, places))
+    return SavedComparison(
+        path=roots[0],
+        all_runs=runs,
+        all_rows=aggregate([run.summary for run in runs], baseline),
+        folders=", ".join(sources),
+        command=repeat_elsewhere(commands[0]) if commands else None,
+    )
+
+
+def repeat_elsewhere(command: list[str]) -> str:
+    """The command with another --out, as a line of shell: in its own folder everything is done already.
+
+    >>> repeat_elsewhere(["geonorm", "compare", "--out=runs/a", "--seeds", "5"])
+    'geonorm compare --out NEW --seeds 5'
+    """
+    words = [part for word in command for part in (word.split("=", 1) if word.startswith("--out=") else [word])]
+    at = words.index("--out") if "--out" in words else len(words)
+    return shlex.join([*words[:at], "--out", "NEW", *words[at + 2 :]])
+
+
+def _baselines(results: Mapping[str, Any]) -> dict[str, Any]:
+    """The schemes of a comparison or a ladder, in order, and the baseline of each."""
+    rows = results["schemes"] if "schemes" in results else results.get("points", [])
+    ordered = sorted(rows, key=lambda row: _rank(str(row["scheme"]), results.get("order", []))[0])
+    return {str(row["scheme"]): row.get("baseline") for row in ordered}
+
+
+def _source(root: Path) -> str:
+    """The name of a comparison; for a run that of the directory it lies in."""
+    parent = root.parent if is_run(root) else root
+    return (parent.parent if parent.name == "runs" else parent).name
+
+
+def _rank(scheme: str, order: Sequence[str]) -> tuple[int, str]:
+    return (order.index(scheme), "") if scheme in order else (len(order), scheme)

@@ -15,7 +15,7 @@ class ReportConfig(Settings):
     words = ("dirs",)
     examples = (
         "geonorm report runs/mine runs/theory --out page.html",
-        "geonorm report runs/mine --format latex --sort loss",
+        "geonorm report runs/mine --format latex --schemes pre geonorm",
     )
 
     dirs: list[str]
@@ -25,10 +25,6 @@ class ReportConfig(Settings):
     format: Literal["html", "latex", "csv", "pdf"] = "html"
     """The page; its tables for LaTeX (booktabs); its numbers as CSV; or its figures as one PDF."""
     schemes: list[str] = field(default_factory=list)
-    """These schemes (of probes: models) alone, in this order; what is said of each stays that of the whole."""
-    sort: Literal["given", "loss"] = "given"
-    """Order of the schemes of a comparison: as given, or by validation loss, the best first."""
+    """These schemes (of probes: models) alone, in this order. Their statistics stay those of the whole."""
     figures: str | None = None
     """Directory for PNG, SVG and PDF figures."""
-    force: bool = False
-    """Overwrite --out, whatever it is."""

@@ -6,11 +6,11 @@ import csv
 import io
 from collections.abc import Callable, Sequence
 
-from .page import Part
-from .vega import CONFIG
+from .charts import CONFIG
+from .study import Study
 
-MARKS = {"latex": "% geonorm report", "csv": "source,", "pdf": "%PDF"}
-"""How each of them begins."""
+ENDINGS = {"html": ".html", "latex": ".tex", "csv": ".csv", "pdf": ".pdf"}
+"""The end of a file's name by format."""
 ESCAPES = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
     ">": r"\textgreater{}", "|": r"\textbar{}", "−": "$-$", "±": r"$\pm$", "×": r"$\times$", "²": "$^2$", "–": "--",
@@ -23,27 +23,32 @@ def tex(text: str) -> str:
     return "".join(ESCAPES.get(character, character) for character in text)
 
 
-def latex(parts: Sequence[Part]) -> str:
-    """Each table as a booktabs tabular, with its caption, its findings and what limits them above as comments."""
-    lines = [f"{MARKS['latex']}: \\usepackage{{booktabs}}"]
-    for part in parts:
-        lines += ["", f"% {part.title}", f"% {part.caption}", *(f"% {sentence}" for _, sentence in part.findings)]
-        lines += [f"% {part.limits_title}: {limit}" for limit in part.limits]
-        for titles, rows in part.tables:
+def latex(studies: Sequence[Study]) -> str:
+    """Each table as a booktabs tabular; caption, findings and limits stand above it as comments."""
+    lines = [r"% geonorm report: \usepackage{booktabs}"]
+    for study in studies:
+        lines += [
+            "",
+            f"% {study.title}",
+            f"% {study.caption()}",
+            *(f"% {sentence}" for _, sentence in study.findings()),
+        ]
+        lines += [f"% {study.limits_title}: {limit}" for limit in study.limits()]
+        for titles, rows in study.tables().values():
             head, *body = [" & ".join(map(tex, row)) + r" \\" for row in (titles, *rows)]
             lines += [rf"\begin{{tabular}}{{{'l' * len(titles)}}}", r"\toprule", head, r"\midrule", *body]
             lines += [r"\bottomrule", r"\end{tabular}"]
     return "\n".join(line.replace("\n", " ") for line in lines) + "\n"
 
 
-def csv_text(parts: Sequence[Part]) -> str:
-    """One row per scheme or model: the source it is from, every number the report has of it, and what limits them."""
+def csv_text(studies: Sequence[Study]) -> str:
+    """A row per scheme or model: its source, every number on it, and the limits."""
     rows = [
-        {"source": part.title, **{key: value for key, value in record.items() if not isinstance(value, dict | list)}}
+        {"source": study.title, **{key: value for key, value in record.items() if not isinstance(value, dict | list)}}
         | {f"fit_{key}": value for key, value in (record.get("fit") or {}).items()}
-        | ({"limits": " ".join(part.limits)} if part.limits else {})
-        for part in parts
-        for record in part.records
+        | ({"limits": " ".join(study.limits())} if study.limits() else {})
+        for study in studies
+        for record in study.records()
     ]
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
@@ -52,17 +57,17 @@ def csv_text(parts: Sequence[Part]) -> str:
     return buffer.getvalue()
 
 
-def pdf(parts: Sequence[Part]) -> bytes:
+def pdf(studies: Sequence[Study]) -> bytes:
     """Findings, and below them all figures, on one page."""
     import vl_convert
 
     columns = []
-    for part in parts:
-        said = [part.caption, *(f"{sentence}." for _, sentence in part.findings), *part.limits]
-        figures = [{key: value for key, value in spec.items() if key != "config"} for spec in part.figures.values()]
-        columns.append({"vconcat": figures, "spacing": 44, "title": {"text": part.title, "subtitle": said}})
+    for study in studies:
+        subtitle = [study.caption(), *(f"{sentence}." for _, sentence in study.findings()), *study.limits()]
+        figures = [{key: value for key, value in spec.items() if key != "config"} for spec in study.figures().values()]
+        columns.append({"vconcat": figures, "spacing": 44, "title": {"text": study.title, "subtitle": subtitle}})
     whole = {"vconcat": columns, "spacing": 70} if len(columns) > 1 else columns[0]
     return bytes(vl_convert.vegalite_to_pdf(whole | {"config": CONFIG, "padding": 30}))
 
 
-WRITERS: dict[str, Callable[[Sequence[Part]], str | bytes]] = {"latex": latex, "csv": csv_text, "pdf": pdf}
+WRITERS: dict[str, Callable[[Sequence[Study]], str | bytes]] = {"latex": latex, "csv": csv_text, "pdf": pdf}

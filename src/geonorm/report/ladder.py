@@ -1,58 +1,68 @@
-"""What the report says of a ladder: effective speed-ups, loss against compute, slopes and fits, from results.json."""
+"""A ladder (`geonorm ladder`): effective speed-ups, loss against compute, slopes and fits, from results.json."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
-from typing import Any, Self
 
 from ..lab.runs.folder import read_object
-from .atomic import Record, read_whole, refuse_damaged
-from .checks import SEEDS_FOR_A_CLAIM, TOKENS_PER_PARAMETER, name_irregular_runs, name_other_sizes
-from .columns import align, wrap_all
-from .page import Cells
-from .source import SavedStudy
-from .style import rate, si, signed
-from .tables import WIDTH, chances, count, learning_rate, paired_difference, seeds_of, spread
+from .charts import RATE, Axis, Chart, Point, Strip, strip_chart
+from .checks import (
+    SEEDS_FOR_A_CLAIM,
+    TOKENS_PER_PARAMETER,
+    describe_scatter,
+    list_irregular_runs,
+    list_other_sizes,
+)
+from .page import details, html_table, pairs
+from .study import Record, Section, Study, read_object_strictly, refuse_damaged
+from .style import figures, rate, si, signed
+from .tables import Table, chances, count, count_seeds, learning_rate, paired_difference, spread, with_interval
 
 NOTE = (
     "Effective speed-up: how many times the tokens (along sizes: the compute) the baseline needs for the loss of the "
     "scheme; where that lies outside the baseline's curve, for the loss of the baseline on the curve of the scheme. It "
     "is read between neighbouring budgets, seed by seed, and never extrapolated: > and < are bounds. Intervals are "
-    "over seeds, each a trunk with all its budgets, under variances that all rows moderate; p of each alone, and by "
-    "Holm for all. Wall time: by the speeds of these runs, which shared a machine (geonorm bench train measures them "
-    "in turns)."
+    "over seeds (the budgets of a seed share a prefix of training), under variances that all rows moderate; p of each "
+    "by itself, and by Holm for all. Wall time: by the speeds of these runs, which shared a machine (geonorm bench "
+    "train measures them in turns)."
 )
-LIMITED = "What limits this ladder"
 COMPUTE = (
-    "Compute: 6 x parameters of the baseline x tokens in FLOP, tables that are only looked up left out, and "
-    "attention's scores too. Tokens per parameter: of all, and of all but those tables."
+    "Compute: 6 x parameters of the baseline x tokens in FLOP, without tables that are only looked up and without "
+    "attention's scores. Tokens per parameter: of all, and of all but those tables."
 )
+LOSS = "validation loss (nats per token)"
+ROUGHLY = "replace(format(datum.value, '.3~s'), 'G', 'B')"
+"""How an axis writes tokens and parameters, which are seldom round."""
 
 
 @dataclass(frozen=True)
-class SavedLadder(SavedStudy):
-    """A ladder's directory: its results.json, of the schemes that are shown."""
+class SavedLadder(Study):
+    """A ladder's folder: its results.json."""
 
-    path: Path
-    results: dict[str, Any]
-    shown: list[str]
+    results: Record
+
+    what = "Ladder"
+
+    @classmethod
+    def load(cls, path: Path) -> SavedLadder:
+        """GeonormError where results.json is damaged, OSError where it is missing."""
+        with refuse_damaged(path, "ladder"):
+            study = cls(path, read_object_strictly(path / "results.json"))
+            study.text_lines()
+        return study
 
     @property
-    def names(self) -> list[str]:
-        return self.shown
+    def series(self) -> list[str]:
+        return list(dict.fromkeys(row["scheme"] for row in self.results["points"]))
 
     @property
     def baseline(self) -> str:
         return str(self.results["baseline"])
-
-    def rows(self, table: str) -> list[Record]:
-        """Rows of a table (points, speedups, trends, fits) of the schemes that are shown, in their order."""
-        found = [row for row in self.results[table] if row["scheme"] in self.shown]
-        order = {size: place for place, size in enumerate(self.sizes)}
-        return sorted(found, key=lambda row: (order.get(row["size"], -1), self.shown.index(row["scheme"])))
 
     @property
     def sizes(self) -> dict[str, Record]:
@@ -60,27 +70,191 @@ class SavedLadder(SavedStudy):
         points = sorted(self.results["points"], key=lambda row: (row["parameters"], row["tokens"]))
         return {row["size"]: row for row in points}
 
-    def rank(self) -> Mapping[str, float | None]:
-        """The loss at the point of most compute, by which schemes are sorted."""
-        last = max(self.results["points"], key=lambda row: row["compute"])
-        return {row["scheme"]: row["val_loss_mean"] for row in self.results["points"]
-                if (row["size"], row["tokens"]) == (last["size"], last["tokens"])}  # fmt: skip
+    def rows(self, table: str) -> list[Record]:
+        """Rows of a table (points, speedups, trends, fits) of the schemes to show, in their order."""
+        names, order = self.names, {size: place for place, size in enumerate(self.sizes)}
+        rows = [row for row in self.results[table] if row["scheme"] in names]
+        return sorted(rows, key=lambda row: (order.get(row["size"], -1), names.index(row["scheme"])))
 
-    def only(self, names: Sequence[str], sort: str | None = None) -> Self:
-        shown = [name for name in names if name in self.shown] if names else list(self.shown)
-        if sort == "loss":
-            losses = self.rank()
-            shown.sort(key=lambda name: math.inf if (loss := losses.get(name)) is None else loss)
-        return replace(self, shown=shown)
+    def caption(self) -> str:
+        points = self.results["points"]
+        sizes = dict.fromkeys(si(row["parameters"]) for row in self.sizes.values())
+        tokens = sorted(row["tokens"] for row in points)
+        lengths = dict.fromkeys((si(tokens[0]), si(tokens[-1])))
+        parts = [f"{', '.join(sizes)} parameters", f"{' to '.join(lengths)} tokens", count_seeds(points)]
+        return " · ".join([*parts, f"data {Path(str(self.results.get('data'))).name}"])
+
+    def findings(self) -> list[tuple[str, str]]:
+        """A sentence on the largest size, with the speed-ups at the others."""
+        sentences = []
+        for scheme in self.names:
+            rows = [row for row in self.rows("speedups") if row["scheme"] == scheme]
+            others = ", ".join(f"{speedup_text(row)} at {si(row['parameters'])}" for row in rows[:-1])
+            for last in rows[-1:]:
+                sentences.append((scheme, describe_speedup(last) + (f"; {others}" if others else "")))
+        return sentences
+
+    def limits(self) -> list[str]:
+        judged, sentences = {self.baseline, *self.names}, self._uncounted()
+        points = [row for row in self.results["points"] if row["scheme"] in judged]
+        if (least := min((row["n"] for row in points if row["n"]), default=SEEDS_FOR_A_CLAIM)) < SEEDS_FOR_A_CLAIM:
+            sentences.append(f"{count(least, 'seed').capitalize()} at the least: a claim needs {SEEDS_FOR_A_CLAIM}.")
+        for row in points:
+            where = f"{row['scheme']} at {si(row['parameters'])} parameters, {si(row['tokens'])} tokens"
+            if row["failed"]:
+                sentences.append(f"{where}: {count(row['failed'], 'run')} did not finish.")
+            if row["lr_interior"] is False:
+                sentences.append(f"{where}: its best rate, {rate(row['lr'])}, is an edge of those tried.")
+        sentences += list_other_sizes(
+            ((row["scheme"], row["own_parameters"], row["parameters"])
+             for row in points if row["own_parameters"] and row["parameters"]),
+            "the baseline, by whose compute it is judged",
+        )  # fmt: skip
+        for table, name, samples in (("speedups", "speedup", "speed-ups"), ("trends", "slope", "slopes")):
+            for row in self.rows(table):
+                if times := row.get(f"{name}_scatter"):
+                    where = f"{row['scheme']} at {self._size(row)}"
+                    sentences.append(f"{where}: its {samples} {describe_scatter(times, 'over seeds as the others')}")
+        sentences += list_irregular_runs([run for run in self.results["runs"] if run["scheme"] in judged])
+        if all(row["lr_interior"] is None for row in points):
+            sentences.append("One learning rate at each size, by the rule: a scheme that wants another pays for that.")
+        least = min((row["tokens"] / row["parameters"] for row in self.sizes.values()), default=TOKENS_PER_PARAMETER)
+        if least < TOKENS_PER_PARAMETER:
+            sentences.append(
+                f"{least:.2g} tokens per parameter: below {TOKENS_PER_PARAMETER} this is a ladder of early training."
+            )
+        if len(self.sizes) > 1:
+            sentences.append("Depth, width, tokens, batch and rate grow together: sizes differ in all of them.")
+        return sentences
+
+    def _uncounted(self) -> list[str]:
+        """Runs that began, or ended otherwise, since results.json was written."""
+        known = {run["run"]: run["status"] for run in self.results["runs"]}
+        runs = [settings.parent for settings in self.path.glob("runs/*/config.yaml")]
+        later = sum(known.get(run.name) != read_object(run / "summary.json").get("status", "failed") for run in runs)
+        text = f"Not counted: {count(later, 'run')} that began or ended after results.json was written."
+        return [text] if later else []
+
+    def _size(self, row: Record) -> str:
+        return si(self.sizes[row["size"]]["parameters"]) if row["size"] in self.sizes else "all"
+
+    def tables(self) -> dict[str, Table]:
+        speed = [
+            [row["scheme"], si(row["parameters"]), si(row["tokens"]), row["along"], str(row["n"]), speedup_text(row),
+             chances(row, "speedup_p"), speedup_text(row, "wall")]
+            for row in self.rows("speedups")
+        ]  # fmt: skip
+        slopes = [
+            [row["scheme"], row["along"], self._size(row), str(row["n"]), with_interval(row, "slope", 4),
+             chances(row, "slope_p")]
+            for row in self.rows("trends")
+        ]  # fmt: skip
+        points = [
+            [row["scheme"], si(row["parameters"]), si(row["tokens"]), per_parameter(row), f"{row['compute']:.2e}",
+             str(row["n"]), spread(row), paired_difference(row), chances(row), learning_rate(row)]
+            for row in self.rows("points")
+        ]  # fmt: skip
+        fits = [
+            [row["scheme"], row["along"], self._size(row), str(row["points"]),
+             row["problem"] or f"E {fitted(row, 'E')}, a {fitted(row, 'a')}, rms {row['rms']:.4f}"]
+            for row in self.rows("fits")
+        ]  # fmt: skip
+        tables: dict[str, Table] = {
+            "Speed-up": (["scheme", "parameters", "tokens", "along", "n", "speed-up (95 %)", "p, Holm", "wall time"],
+                         speed),
+            "Slope of the difference": (["scheme", "along", "size", "n", "nats per decade (95 %)", "p, Holm"], slopes),
+            "Points": (["scheme", "parameters", "tokens", "per parameter", "FLOP", "n", "val loss",
+                        "difference (95 %)", "p, Holm", "lr"], points),
+            "Fits of E + A x^-a": (["scheme", "x", "size", "points", "fit"], fits),
+        }  # fmt: skip
+        return {title: table for title, table in tables.items() if table[1]}
+
+    def text_tables(self, width: int) -> list[Table]:
+        return [table for title, table in self.tables().items() if title == "Speed-up"]
+
+    def charts(self) -> dict[str, list[Chart]]:
+        return {"speedup": speedup_charts(self), "loss": loss_charts(self), "difference": difference_charts(self)}
+
+    def sections(self, place: Mapping[str, int]) -> list[Section]:
+        tables = {title: f"<h3>{escape(title)}</h3>{html_table(*table, place)}"
+                  for title, table in self.tables().items()}  # fmt: skip
+        speedups, charts = tables.pop("Speed-up", ""), self.charts()
+        again = shlex.join(["geonorm", "ladder", "--config", str(self.path / "config.yaml"), "--out", "NEW"])
+        runs = pairs((run["run"], f"{run['status']}, {run['val_loss']}") for run in self.results["runs"])
+        return [
+            Section("Effective speed-up", [charts["speedup"], speedups, f"<p>{escape(NOTE)}</p>"], "wide"),
+            Section("Loss", [[*charts["loss"], *charts["difference"]], f"<p>{escape(COMPUTE)}</p>"]),
+            Section("In numbers", [*tables.values()]),
+            Section("Repeat it", [f"<pre>{escape(again)}</pre>", details("All runs", runs)]),
+        ]
+
+    def records(self) -> list[Record]:
+        """Every point, with the speed-up where its budget is the longest; `speedup_n` are the seeds of that, `n` those
+        of the point."""
+        ends = {(row["scheme"], row["size"], row["tokens"]): row for row in self.rows("speedups")}
+        rows = []
+        for row in self.rows("points"):
+            end = ends.get((row["scheme"], row["size"], row["tokens"]), {})
+            rows.append({**end, "speedup_n": end.get("n"), **row})
+        return rows
 
 
-def load(path: Path) -> SavedLadder:
-    """Read a ladder's directory. GeonormError where results.json is damaged, OSError where it is missing."""
-    with refuse_damaged(path / "results.json", "ladder") as file:
-        results = read_whole(file)
-        found = SavedLadder(path, results, list(dict.fromkeys(row["scheme"] for row in results["points"])))
-        text_lines(found)
-        return found
+def describe_speedup(row: Record) -> str:
+    """The speed-up of a scheme at a size in one sentence."""
+    where = f"at {si(row['parameters'])} parameters and {si(row['tokens'])} tokens"
+    versus = f"{row['scheme']} against {row['baseline']} {where}"
+    if row["bound"]:
+        more = "more" if row["bound"] == ">" else "less"
+        return f"{versus}: a speed-up of {more} than {row['limit']:.3g}, as far as the curves reach"
+    if row["speedup"] is None:
+        return f"{versus} is not resolved: {row['problem']}"
+    wall = "" if row["wall"] is None else f", {speedup_text(row, 'wall')} in wall time"
+    unit = "tokens" if row["along"] == "tokens" else "compute along the sizes"
+    value = f"speed-up {speedup_text(row)} in {unit}{wall}"
+    if row["speedup_low"] is None:
+        return f"{versus}: {value}; not resolved, one seed gives no interval"
+    if row["speedup_low"] <= 1 <= row["speedup_high"]:
+        return f"{versus} is not resolved at {count(row['n'], 'seed')}: {value}"
+    holm = row["speedup_p_holm"]
+    among = "" if holm < 0.05 else f", but not among all speed-ups here (Holm: p = {holm:.2g})"
+    return f"{versus}: {value}, {count(row['n'], 'seed')}{among}"
+
+
+def per_parameter(row: Record) -> str:
+    """Tokens for each parameter, and for each of those that are not only looked up."""
+    return ", ".join(f"{row['tokens'] / (row['parameters'] - left):.3g}" for left in (0, row["embedding"]))
+
+
+def fitted(row: Record, name: str) -> str:
+    """A fitted number, with its interval where that is on record."""
+    ends = f" ({row[f'{name}_low']:.3g} to {row[f'{name}_high']:.3g})" if f"{name}_low" in row else ""
+    return f"{row[name]:.3g}{ends}"
+
+
+def speedup_charts(ladder: SavedLadder) -> list[Chart]:
+    """The effective speed-up of every scheme at each size, and over the sizes."""
+    rows = [row for row in ladder.rows("speedups") if row["speedup"] is not None or row["bound"]]
+    if not rows:
+        return []
+    ends = [row[f"speedup{end}"] for row in rows for end in ("", "_low", "_high") if row[f"speedup{end}"]]
+    ends += [row["limit"] for row in rows if row["bound"]] + [math.exp(ln) for row in rows for ln in row["ln"]]
+    unit = f"speed-up over {ladder.baseline}"
+    axis = ratio_axis(ends, f"{unit} (right of 1 is better)")
+    note = "Each mark is one seed, the bar the 95 % interval of their mean. > and <: outside the curves."
+    charts = []
+    for size in dict.fromkeys(row["size"] for row in rows):
+        here = [row for row in rows if row["size"] == size]
+        title = f"Speed-up at {si(here[0]['parameters'])} parameters, {si(here[0]['tokens'])} tokens"
+        strips = []
+        for row in here:
+            text, scheme = speedup_text(row), row["scheme"]
+            dots = [(math.exp(ln), f"{scheme}: {math.exp(ln):.3g}") for ln in row["ln"]]
+            dots = dots or [(row["limit"], f"{scheme}: {text}")]
+            strips.append(Strip(scheme, text, dots, row["speedup"], row["speedup_low"], row["speedup_high"]))
+        charts.append(strip_chart(title, "", strips, ladder.looks, note, rule=1.0, axis=axis))
+    if len(charts) > 1:
+        charts.append(over_sizes(ladder, rows, ratio_axis(ends, unit)))
+    return charts
 
 
 def speedup_text(row: Record, name: str = "speedup") -> str:
@@ -95,166 +269,95 @@ def speedup_text(row: Record, name: str = "speedup") -> str:
     return f"{row[name]:.2f}{ends}"
 
 
-def headline(row: Record) -> str:
-    """What was found of a scheme at a size, in one plain sentence."""
-    where = f"at {si(row['parameters'])} parameters and {si(row['tokens'])} tokens"
-    versus = f"{row['scheme']} against {row['baseline']} {where}"
-    if row["bound"] or row["speedup"] is None:
-        if not row["bound"]:
-            return f"{versus} is not resolved: {row['problem']}"
-        more = "more" if row["bound"] == ">" else "less"
-        return f"{versus}: a speed-up of {more} than {row['limit']:.3g}, as far as the curves reach"
-    wall = "" if row["wall"] is None else f", {speedup_text(row, 'wall')} in wall time"
-    what = "tokens" if row["along"] == "tokens" else "compute along the sizes"
-    told = f"speed-up {speedup_text(row)} in {what}{wall}"
-    if row["speedup_low"] is None:
-        return f"{versus}: {told}; not resolved, one seed gives no interval"
-    if row["speedup_low"] <= 1 <= row["speedup_high"]:
-        return f"{versus} is not resolved at {count(row['n'], 'seed')}: {told}"
-    holm = row["speedup_p_holm"]
-    among = "" if holm < 0.05 else f", but not among all speed-ups here (Holm: p = {holm:.2g})"
-    return f"{versus}: {told}, {count(row['n'], 'seed')}{among}"
+def over_sizes(ladder: SavedLadder, rows: Sequence[Record], y: Axis) -> Chart:
+    """The speed-up of every scheme over the number of parameters."""
+    x = Axis.around([row["parameters"] for row in rows], log=True, margin=0.08, title="parameters", form=ROUGHLY,
+                    labels=[row["parameters"] for row in ladder.sizes.values()])  # fmt: skip
+    note = "The band is the 95 % interval at each size. Logarithmic scales."
+    chart = Chart("Speed-up over sizes", x, y, ladder.looks, note)
+    chart.rule(y=1.0)
+    for scheme in ladder.names:
+        points = [
+            Point(row["parameters"], row["speedup"], row["speedup_low"], row["speedup_high"],
+                  f"{scheme} · {si(row['parameters'])} parameters: {row['speedup']:.3g}")
+            for row in rows if row["scheme"] == scheme and row["speedup"] is not None
+        ]  # fmt: skip
+        chart.curve(scheme, points)
+    return chart
 
 
-def headlines(found: SavedLadder) -> list[tuple[str, str]]:
-    """Of each scheme what was found at the largest size in a sentence, and the speed-up at the others."""
-    said = []
-    for scheme in found.shown:
-        rows = [row for row in found.rows("speedups") if row["scheme"] == scheme]
-        others = ", ".join(f"{speedup_text(row)} at {si(row['parameters'])}" for row in rows[:-1])
-        for last in rows[-1:]:
-            said.append((scheme, headline(last) + (f"; {others}" if others else "")))
-    return said
+def ratio_axis(ratios: Sequence[float], title: str) -> Axis:
+    """A logarithmic axis that holds these ratios and those near 1, with about five written on it, 1 among them."""
+    axis = Axis.around([0.95, 1.05, *ratios], log=True, margin=0.08, title=title)
+    for steps in (
+        [0.9, 0.95, 1, 1.05, 1.1], [0.8, 0.9, 1, 1.1, 1.25], [0.5, 0.67, 0.8, 1, 1.25, 1.5, 2],
+        [0.1, 0.2, 0.5, 1, 2, 5, 10],
+    ):  # fmt: skip
+        if steps[0] <= axis.low * 1.06 and steps[-1] >= axis.high / 1.06:
+            return replace(axis, labels=[step for step in steps if axis.holds(step)])
+    return axis
 
 
-def caption(found: SavedLadder) -> str:
-    """Sizes, tokens, seeds and data: the caption of everything."""
-    points, sizes = found.results["points"], list(found.sizes.values())
-    sized = dict.fromkeys(si(row["parameters"]) for row in sizes)
-    tokens = sorted(row["tokens"] for row in points)
-    lengths = dict.fromkeys((si(tokens[0]), si(tokens[-1])))
-    return " · ".join(
-        [
-            f"{', '.join(sized)} parameters",
-            f"{' to '.join(lengths)} tokens",
-            seeds_of(points),
-            f"data {Path(str(found.results.get('data'))).name}",
-        ]
-    )
+def budget_axis(ladder: SavedLadder) -> tuple[str, Axis]:
+    """What losses are drawn over: tokens if there is one size, else compute."""
+    key, form, title = ("tokens", ROUGHLY, "tokens") if len(ladder.sizes) == 1 else ("compute", RATE, "compute (FLOP)")
+    points = ladder.rows("points")
+    budgets = sorted(row[key] for row in points if row["scheme"] == ladder.baseline)
+    few = budgets if key == "tokens" and len(budgets) <= 7 else None
+    return key, Axis.around([row[key] for row in points], log=True, margin=0.06, form=form, title=title, labels=few)
 
 
-def outdated(found: SavedLadder) -> list[str]:
-    """A sentence where runs of the folder have begun, or ended otherwise, since results.json was written: what extends
-    it was interrupted, or goes on."""
-    known = {run["run"]: run["status"] for run in found.results["runs"]}
-    runs = [settings.parent for settings in found.path.glob("runs/*/config.yaml")]
-    later = sum(known.get(run.name) != read_object(run / "summary.json").get("status", "failed") for run in runs)
-    return [f"Not counted: {count(later, 'run')} that began or ended after results.json was written."] if later else []
+def loss_charts(ladder: SavedLadder) -> list[Chart]:
+    """Validation loss at every budget and size, and fits where there are some."""
+    rows = [row for row in ladder.rows("points") if row["val_loss_mean"] is not None]
+    if not rows:
+        return []
+    key, x = budget_axis(ladder)
+    y = Axis.around([row["val_loss_mean"] for row in rows], margin=0.08, title=LOSS)
+    fits = [row for row in ladder.rows("fits") if not row["problem"] and row["along"] == key]
+    note = "Means over seeds at the best rate; lines join the budgets of a size"
+    chart = Chart(f"Loss against {key}", x, y, ladder.looks, note + (", or are fits (dotted)." if fits else "."))
+    for fit in fits:
+        inside = [row[key] for row in rows if row["scheme"] == fit["scheme"] and fit["size"] in ("all", row["size"])]
+        steps = [math.exp(math.log(min(inside)) + i / 40 * math.log(max(inside) / min(inside))) for i in range(41)]
+        curve = [(step, fit["E"] + fit["A"] * (step / fit["scale"]) ** -fit["a"]) for step in steps]
+        chart.line(fit["scheme"], curve, "dotted")
+    for scheme, line in join_points(rows):
+        labels = [f"{describe_point(row)}: {figures(row['val_loss_mean'])}" for row in line]
+        points = zip(line, labels, strict=True)
+        chart.curve(scheme, [Point(row[key], row["val_loss_mean"], label=label) for row, label in points])
+    return [chart]
 
 
-def caveats(found: SavedLadder) -> list[str]:
-    """What a reader must know before believing the numbers."""
-    judged, said = {found.baseline, *found.shown}, outdated(found)
-    points = [row for row in found.results["points"] if row["scheme"] in judged]
-    if (least := min((row["n"] for row in points if row["n"]), default=SEEDS_FOR_A_CLAIM)) < SEEDS_FOR_A_CLAIM:
-        said.append(f"{count(least, 'seed').capitalize()} at the least: a claim needs {SEEDS_FOR_A_CLAIM}.")
-    for row in points:
-        where = f"{row['scheme']} at {si(row['parameters'])} parameters, {si(row['tokens'])} tokens"
-        if row["failed"]:
-            said.append(f"{where}: {count(row['failed'], 'run')} did not finish.")
-        if row["lr_interior"] is False:
-            said.append(f"{where}: its best rate, {rate(row['lr'])}, is an edge of those tried.")
-    said += name_other_sizes(
-        ((row["scheme"], row["own_parameters"], row["parameters"])
-         for row in points if row["own_parameters"] and row["parameters"]),
-        "the baseline, by whose compute it is judged",
-    )  # fmt: skip
-    for table, name, samples in (("speedups", "speedup", "speed-ups"), ("trends", "slope", "slopes")):
-        for row in found.rows(table):
-            if times := row.get(f"{name}_scatter"):
-                said.append(
-                    f"{row['scheme']} at {size_of(found, row)}: its {samples} scatter {times:.2g} times as far over "
-                    "seeds as the others, of whose spread its interval is partly made: it may be too narrow."
-                )
-    said += name_irregular_runs([run for run in found.results["runs"] if run["scheme"] in judged])
-    if all(row["lr_interior"] is None for row in points):
-        said.append("One learning rate at each size, by the rule: a scheme that wants another one pays for that.")
-    shares = [row["tokens"] / row["parameters"] for row in found.sizes.values()]
-    if shares and min(shares) < TOKENS_PER_PARAMETER:
-        said.append(
-            f"{min(shares):.2g} tokens per parameter: below {TOKENS_PER_PARAMETER} this is a ladder of early training."
-        )
-    if len(found.sizes) > 1:
-        said.append("Depth, width, tokens, batch and rate grow together: sizes differ in all of them.")
-    return said
+def difference_charts(ladder: SavedLadder) -> list[Chart]:
+    """The difference to the baseline at every budget and size."""
+    rows = [row for row in ladder.rows("points") if row["difference"] is not None and row["scheme"] != ladder.baseline]
+    if not rows:
+        return []
+    key, x = budget_axis(ladder)
+    ends = [row[f"difference{end}"] for row in rows for end in ("", "_low", "_high")]
+    y = Axis.around([0.0, *(end for end in ends if end is not None)], title="difference (nats per token)")
+    note = f"Validation loss − that of {ladder.baseline}, paired by seed; band: 95 % interval at each point."
+    chart = Chart("Difference to the baseline", x, y, ladder.looks, note)
+    chart.rule(y=0.0)
+    for scheme, line in join_points(rows):
+        chart.curve(scheme, [
+            Point(row[key], row["difference"], row["difference_low"], row["difference_high"],
+                  f"{describe_point(row)}: {signed(row['difference'], 4)} nats")
+            for row in line
+        ])  # fmt: skip
+    return [chart]
 
 
-def tables(found: SavedLadder) -> dict[str, tuple[Sequence[str], Cells]]:
-    """By title: speed-ups, slopes, points, fits."""
-    speed = [
-        [row["scheme"], si(row["parameters"]), si(row["tokens"]), row["along"], str(row["n"]), speedup_text(row),
-         tested(row, "speedup"), speedup_text(row, "wall")]
-        for row in found.rows("speedups")
-    ]  # fmt: skip
-    slopes = [
-        [row["scheme"], row["along"], size_of(found, row), str(row["n"]), "–" if row["slope"] is None else
-         signed(row["slope"], 4) + ("" if row["slope_low"] is None else
-         f" ({signed(row['slope_low'], 4)} to {signed(row['slope_high'], 4)})"),
-         tested(row, "slope")]
-        for row in found.rows("trends")
-    ]  # fmt: skip
-    points = [
-        [row["scheme"], si(row["parameters"]), si(row["tokens"]), per_parameter(row), f"{row['compute']:.2e}",
-         str(row["n"]), spread(row), paired_difference(row), chances(row), learning_rate(row)]
-        for row in found.rows("points")
-    ]  # fmt: skip
-    fits = [
-        [row["scheme"], row["along"], size_of(found, row), str(row["points"]),
-         row["problem"] or f"E {within(row, 'E')}, a {within(row, 'a')}, rms {row['rms']:.4f}"]
-        for row in found.rows("fits")
-    ]  # fmt: skip
-    return {
-        "Speed-up": (["scheme", "parameters", "tokens", "along", "n", "speed-up (95 %)", "p, Holm", "wall time"],
-                     speed),
-        "Slope of the difference": (["scheme", "along", "size", "n", "nats per decade (95 %)", "p, Holm"], slopes),
-        "Points": (["scheme", "parameters", "tokens", "per parameter", "FLOP", "n", "val loss", "difference (95 %)",
-                    "p, Holm", "lr"], points),
-        "Fits of E + A x^-a": (["scheme", "x", "size", "points", "found"], fits),
-    }  # fmt: skip
+def describe_point(row: Record) -> str:
+    return f"{row['scheme']} · {si(row['parameters'])} parameters · {si(row['tokens'])} tokens"
 
 
-def per_parameter(row: Record) -> str:
-    """Tokens for each parameter, and for each of those that are not only looked up."""
-    return ", ".join(f"{row['tokens'] / (row['parameters'] - left):.3g}" for left in (0, row["embedding"]))
-
-
-def tested(row: Record, name: str) -> str:
-    """p alone, and adjusted for all rows of the table."""
-    return "–" if row[f"{name}_p"] is None else f"{row[f'{name}_p']:.2g}, {row[f'{name}_p_holm']:.2g}"
-
-
-def size_of(found: SavedLadder, row: Record) -> str:
-    return si(found.sizes[row["size"]]["parameters"]) if row["size"] in found.sizes else "all"
-
-
-def within(row: Record, name: str) -> str:
-    ends = f" ({row[f'{name}_low']:.3g} to {row[f'{name}_high']:.3g})" if f"{name}_low" in row else ""
-    return f"{row[name]:.3g}{ends}"
-
-
-def records(found: SavedLadder) -> list[Record]:
-    """Every number of every point, with the speed-up where its budget is the longest; `speedup_n` are the seeds of
-    that, `n` those of the point."""
-    ends = {(row["scheme"], row["size"], row["tokens"]): row for row in found.rows("speedups")}
-    rows = []
-    for row in found.rows("points"):
-        end = ends.get((row["scheme"], row["size"], row["tokens"]), {})
-        rows.append({**end, "speedup_n": end.get("n"), **row})
-    return rows
-
-
-def text_lines(found: SavedLadder) -> list[str]:
-    """The table of speed-ups, one sentence each, and what limits them."""
-    titles, cells = tables(found)["Speed-up"]
-    said = [text for _, text in headlines(found)] + ["", f"{LIMITED}:", *(f"- {limit}" for limit in caveats(found))]
-    return [*align([titles, *cells], numbers=False), "", *wrap_all(said, WIDTH)]
+def join_points(rows: Sequence[Record]) -> Iterator[tuple[str, list[Record]]]:
+    """What one line joins: the budgets of a scheme at a size, or its sizes where each has one budget."""
+    several = len({(row["size"], row["tokens"]) for row in rows}) > len({row["size"] for row in rows})
+    joined: dict[tuple[str, str], list[Record]] = {}
+    for row in rows:
+        joined.setdefault((row["scheme"], row["size"] if several else ""), []).append(row)
+    for (scheme, _), line in joined.items():
+        yield scheme, sorted(line, key=lambda row: row["compute"])

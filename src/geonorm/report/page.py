@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from .charts import Chart, inline
 from .style import COLOURS, GREYS, Look
-from .vega import Chart, Spec, inline
 
-Cells = Sequence[Sequence[str]]
+if TYPE_CHECKING:
+    from .study import Study
+
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 """What a browser is told about the page: it may fetch nothing."""
 SYMBOLS = {
@@ -22,83 +23,51 @@ SYMBOLS = {
 """The markers that Vega has by name, as paths for the legend."""
 
 
-@dataclass
-class Section:
-    """A titled part of the page: text as HTML, or charts, of a class of the style sheet."""
-
-    title: str
-    content: list[str | list[Chart]]
-    css: str = ""
-
-
-@dataclass
-class Part:
-    """What one source (a comparison, a simulation, a probe) gives to a report."""
-
-    source: str
-    """The name of its directory."""
-    title: str
-    caption: str
-    findings: list[tuple[str, str]]
-    """A sentence of result per series."""
-    keys: Mapping[str, str]
-    """Of each series, what it is shown as: its scheme, or its own name."""
-    sections: list[Section]
-    limits: Sequence[str] = ()
-    """What a reader must know before believing the numbers, as sentences."""
-    limits_title: str = ""
-    """Their title."""
-    without_limits: str = ""
-    """What is said where there are none."""
-    tables: Sequence[tuple[Sequence[str], Cells]] = ()
-    records: list[dict[str, Any]] = field(default_factory=list)
-    """What CSV has the numbers of, one row per series."""
-    figures: dict[str, Spec] = field(default_factory=dict)
-
-
-def page(title: str, parts: Sequence[Part], styles: Mapping[str, Look]) -> str:
-    """The whole page. `styles`: the look of each entry of the legend, which hides what it stands for everywhere."""
-    names = list(styles)
+def page(studies: Sequence[Study], styles: Mapping[str, Look]) -> str:
+    """The whole page. styles: the look of each entry of the legend; pressing an entry hides its series everywhere."""
+    names, alone = list(styles), len(studies) == 1
     resources = files("geonorm.report")
     css = resources.joinpath("page.css").read_text(encoding="utf-8") + _colours(list(styles.values()))
     script = resources.joinpath("page.js").read_text(encoding="utf-8")
-    alone = len(parts) == 1
-    body = "".join(_part(part, names, alone) for part in parts)
-    first = _head(parts[0], names) if alone else ""
+    title = escape(", ".join(dict.fromkeys(study.title for study in studies)))
+    places = [{series: names.index(key) for series, key in study.keys.items()} for study in studies]
+    body = "".join(_study(study, place, alone) for study, place in zip(studies, places, strict=True))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        f"<title>{escape(title)}</title><style>{css}</style></head><body>"
-        f"<header><h1>{escape(title)}</h1>{first}</header>"
+        f"<title>{title}</title><style>{css}</style></head><body>"
+        f"<header><h1>{title}</h1>{_head(studies[0], places[0]) if alone else ''}</header>"
         f"{_legend(styles)}<main>{body}</main>"
         '<div id="tip" role="status" aria-live="polite" hidden></div>'
         f"<script>{script}</script></body></html>\n"
     )
 
 
-def _head(part: Part, names: Sequence[str]) -> str:
-    """Caption and findings of a part: what it is about, and what came out, before everything else."""
+def _head(study: Study, place: Mapping[str, int]) -> str:
+    """Caption, findings and limits, before everything else."""
     items = "".join(
-        f'<li data-s="{names.index(part.keys[series])}">{_swatch(names.index(part.keys[series]))}'
-        f"{escape(sentence)}.</li>"
-        for series, sentence in part.findings
+        f'<li data-s="{place[series]}">{_swatch(place[series])}{escape(sentence)}.</li>'
+        for series, sentence in study.findings()
     )
-    found = f'<ul class="headlines">{items}</ul>' if items else ""
-    return f'<p class="caption">{escape(part.caption)}</p>{found}{limits_box(part)}'
+    findings = f'<ul class="headlines">{items}</ul>' if items else ""
+    if limits := study.limits():
+        box = f'<aside class="limits"><strong>{study.limits_title}</strong>{bullets(limits)}</aside>'
+    else:
+        box = f'<p class="limits">{study.without_limits}</p>' if study.without_limits else ""
+    return f'<p class="caption">{escape(study.caption())}</p>{findings}{box}'
 
 
-def _part(part: Part, names: Sequence[str], alone: bool) -> str:
-    place = {series: names.index(key) for series, key in part.keys.items()}
-    head = "" if alone else f'<section class="part"><h2>{escape(part.title)}</h2>{_head(part, names)}</section>'
-    caption = f'<p class="caption">{escape(part.caption)}</p>'
+def _study(study: Study, place: Mapping[str, int], alone: bool) -> str:
+    head = "" if alone else f'<section class="part"><h2>{escape(study.title)}</h2>{_head(study, place)}</section>'
+    caption = f'<p class="caption">{escape(study.caption())}</p>'
     level = "h2" if alone else "h3"
     return head + "".join(
         f"<section><{level}>{escape(section.title)}</{level}>{caption}"
         + "".join(item if isinstance(item, str) else _charts(item, place, section.css) for item in section.content)
         + "</section>"
-        for section in part.sections
+        for section in study.sections(place)
     )
 
 
@@ -123,9 +92,8 @@ def _legend(styles: Mapping[str, Look]) -> str:
     return f'<nav aria-label="Press to hide or show">{buttons}</nav>'
 
 
-def html_table(titles: Sequence[str], rows: Cells, place: Mapping[str, int] | None = None) -> str:
-    """A table that scrolls on its own where the screen is narrow; its rows begin with what they are about, and with
-    `place` (the entries of the legend) with the colour of that."""
+def html_table(titles: Sequence[str], rows: Sequence[Sequence[str]], place: Mapping[str, int] | None = None) -> str:
+    """A table that scrolls by itself on a narrow screen. place: by series, its legend entry, which colours its row."""
     head = "".join(f'<th scope="col">{escape(title)}</th>' for title in titles)
     body = ""
     for name, *cells in rows:
@@ -141,25 +109,18 @@ def _swatch(index: int) -> str:
 
 
 def details(title: str, content: str) -> str:
-    """What opens when it is pressed."""
+    """Content that opens when its title is pressed."""
     return f"<details><summary>{escape(title)}</summary>{content}</details>"
 
 
 def pairs(items: Iterable[tuple[str, Any]]) -> str:
-    """Names with their values."""
-    listed = "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(plain_text(value))}</dd></div>" for key, value in items)
-    return f"<dl>{listed}</dl>"
+    """A list of names with their values."""
+    entries = "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(plain_text(value))}</dd></div>" for key, value in items)
+    return f"<dl>{entries}</dl>"
 
 
 def bullets(sentences: Iterable[str]) -> str:
     return "<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences) + "</ul>"
-
-
-def limits_box(part: Part) -> str:
-    """What a reader must know first, beside the findings, or that there is nothing."""
-    if not part.limits:
-        return f'<p class="limits">{part.without_limits}</p>' if part.without_limits else ""
-    return f'<aside class="limits"><strong>{part.limits_title}</strong>{bullets(part.limits)}</aside>'
 
 
 def plain_text(value: Any) -> str:

@@ -1,102 +1,209 @@
-"""Reports on probes (`geonorm probe`): reading their directories, tables and words."""
+"""A probe (`geonorm probe`): what each sub-layer and each norm of a model does to hidden states."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from .atomic import read_every_line, read_whole, refuse_damaged
-from .columns import align
-from .page import Cells
-from .source import SavedStudy
+from ..decay import schedule
+from .charts import Axis, Chart
+from .curves import spread_evenly
+from .page import html_table
+from .study import Record, Section, Study, read_object_strictly, read_rows_strictly, refuse_damaged
 from .style import figures, si
+from .tables import Table
 
-Row = dict[str, Any]
 NOTE = (
-    "step: tangential part of x'-x over |x|, mean over tokens and sites; law: the decay that its course over blocks "
-    "follows, with R² of the logarithms, and the power of t with its 95 % interval; |cos| to (1, ..., 1) beside the "
-    "same for 64 random directions (5 to 95 % of them) and for the direction that tokens share most; spread: "
+    "step: tangential part of x'-x over |x|, mean over tokens and sub-layers; law: the decay that its course over "
+    "blocks follows, with R² of the logarithms, and the power of t with its 95 % interval; |cos| to (1, ..., 1) beside "
+    "the same for 64 random directions (5 to 95 % of them) and for the direction that tokens share most; spread: "
     "standard deviation of |x| over tokens before and after the norms of the blocks, geometric means"
 )
+MEANS = ("ratio", "cos_pair", "effective_rank", "attn_first", "attn_first_null", "clamped")
+"""Columns of the trace with a mean over sub-layers."""
+NORM_MEANS = ("rotation", "cos_ones_before", "cos_null_before", "cos_principal_before")
+Rows = dict[str, list[Record]]
+SHADED = "Shaded: middle half of tokens."
+ADDED = "loss added (nats per token)"
 
 
 @dataclass(frozen=True)
-class Geometry(SavedStudy):
-    """A probe's directory: its summary, and rows by series. A series is one stream of one model."""
+class SavedProbe(Study):
+    """A probe's folder: its summary, and rows by series. A series is one stream of one model."""
 
-    path: Path
-    summary: Row
-    sites: dict[str, list[Row]]
-    norms: dict[str, list[Row]]
-    ablation: dict[str, list[Row]]
-    layers: dict[str, list[Row]] = field(default_factory=dict)
-    chosen: Sequence[str] = ()
-    """Of which models alone, by their names or schemes, in this order; of all where none is named."""
+    summary: Record
+    trace: Rows
+    all_norms: Rows
+    ablation: Rows
+    layers: Rows
+
+    what = "Geometry"
+    columns = 3
+
+    @classmethod
+    def load(cls, path: Path) -> SavedProbe:
+        """GeonormError where a file is cut or is not what the summary says, OSError where one is missing."""
+        with refuse_damaged(path, "probe"):
+            summary = read_object_strictly(path / "summary.json")
+            stacks = {model["model"]: model["schedule"] for model in summary["models"]}
+            files: dict[str, Rows] = {name: {} for name in ("trace", "norms", "ablation", "layers")}
+            for name, series in files.items():
+                file = path / f"{name}.jsonl"
+                for row in read_rows_strictly(file) if name in ("trace", "norms") or file.exists() else ():
+                    series.setdefault(series_name(row["model"], row["stack"], stacks[row["model"]]), []).append(row)
+            study = cls(path, summary, *files.values())
+            study.text_lines()
+        return study
+
+    @property
+    def series(self) -> list[str]:
+        return list(self.trace or self.all_norms)
 
     @property
     def names(self) -> list[str]:
-        found = list(dict.fromkeys([*self.sites, *(self.norms if not self.sites else ())]))
+        """`chosen` may name models or their schemes."""
         if not self.chosen:
-            return found
-        return [name for wanted in self.chosen for name in found if wanted in (name, self._model(name).get("scheme"))]
+            return self.series
+        return [name for key in self.chosen for name in self.series if key in (name, self.model_of(name).get("scheme"))]
 
     @property
     def keys(self) -> dict[str, str]:
-        """Of each series, what it is shown as: its model's scheme, if no other has it, or its own name."""
-        schemes = {name: self._model(name).get("scheme") for name in self.names}
-        alone = [scheme for scheme in schemes.values() if list(schemes.values()).count(scheme) == 1]
-        return {name: scheme if scheme and scheme in alone else name for name, scheme in schemes.items()}
+        """A series is its model's scheme in the legend if no other model has it, or its name."""
+        schemes = {name: self.model_of(name).get("scheme") for name in self.names}
+        unique = [scheme for scheme in schemes.values() if list(schemes.values()).count(scheme) == 1]
+        return {name: scheme if scheme and scheme in unique else name for name, scheme in schemes.items()}
 
-    @property
-    def models(self) -> list[Row]:
-        """The models of the summary that are shown."""
-        found = self.summary["models"]
-        return [model for model in found if set(_streams(model)) & set(self.names)] if self.chosen else found
+    def model_of(self, name: str) -> Record:
+        """The summary's entry for the model of a series; empty where it has none."""
+        return next((model for model in self.summary["models"] if name in laws_of(model)), {})
 
-    def only(self, names: Sequence[str], sort: str | None = None) -> Geometry:
-        return replace(self, chosen=names)
+    def schedule(self, name: str) -> Record | None:
+        """The laws of all sub-layers of a series."""
+        model = self.model_of(name)
+        laws = laws_of(model).get(name) if model else None
+        return (laws or {}).get("all")
 
-    def _model(self, name: str) -> Row:
-        """What the summary says of the model of a series; nothing where it does not know it."""
-        return next((model for model in self.summary["models"] if name in _streams(model)), {})
+    def norms(self, name: str) -> list[Record]:
+        """Norms of a series inside blocks that read the whole stream or update, in the order of the blocks."""
+        rows = [row for row in self.all_norms.get(name, []) if row["layer"] is not None and row["kind"] is not None]
+        return sorted(({**row, "t": row["layer"] + 1} for row in rows), key=lambda row: row["t"])
 
-    def schedule(self, name: str) -> Row | None:
-        """Laws of all sites of a series."""
-        kinds = _streams(self._model(name)).get(name) if self._model(name) else None
-        return (kinds or {}).get("all")
+    def caption(self) -> str:
+        tokens = " / ".join(dict.fromkeys(si(model["tokens"]) for model in self.summary["models"]))
+        return ", ".join([*filter(None, [self.summary["data"]]), f"{tokens} tokens"])
+
+    def findings(self) -> list[tuple[str, str]]:
+        return [(name, self._headline(name)) for name in self.names]
+
+    def _headline(self, name: str) -> str:
+        law, step = self.schedule(name), column_mean(self.trace.get(name, []), "ratio")
+        if step is None:
+            return f"{name}: no sub-layer of the stream was recognized, so only its norms are shown"
+        sentence = f"{name}: a sub-layer moves a token by {figures(step)} of its length on average"
+        if law:
+            best, power = law["best"], power_of(law)
+            shape = "none of the usual laws" if best == "none" else f"the {best} law (R² {figures(law[best]['r2'])})"
+            sentence += f"; over the blocks the steps follow {shape}" + (
+                f", power of t {power}" if power != "–" else ""
+            )
+        return sentence
+
+    def tables(self) -> dict[str, Table]:
+        return {"Models": self._overview(), "Means": self._means()}
+
+    def text_tables(self, width: int) -> list[Table]:
+        return [self._overview()]
+
+    def _overview(self) -> Table:
+        """A row per model and stream."""
+        titles = ["model", "type", "scheme", "blocks", "parameters", "tokens", "implied step law",
+                  "scale", "R²", "power of t"]  # fmt: skip
+        models = self.summary["models"]
+        if self.chosen:
+            models = [model for model in models if set(laws_of(model)) & set(self.names)]
+        rows = []
+        for model in models:
+            for name, kinds in laws_of(model).items():
+                law = kinds.get("all") if kinds else None
+                best = law.get(law["best"]) if law else None
+                rows.append([
+                    name, model["model_type"] or model["class"], model["scheme"] or "–", str(model["depth"] or "–"),
+                    si(model["parameters"]), si(model["tokens"]),
+                    "–" if law is None else law["best"].replace("none", "none fits"),
+                    *(figures(best[key]) if best else "–" for key in ("alpha", "r2")), power_of(law),
+                ])  # fmt: skip
+        return titles, rows
+
+    def _means(self) -> Table:
+        """Means over the sub-layers, and over the norms in blocks, of each series."""
+        titles = ["model", "|x| first", "|x| last", "step", "rotation", "spread of |x| by norms", "|cos| to 1",
+                  "its null", "principal", "cos of pairs", "effective rank", "massive",
+                  "attention to the first token", "even attention", "share of clamped updates"]  # fmt: skip
+        rows = []
+        for name in self.names:
+            m = self.means(name)
+            before, after, factor = (figures(m[f"norm_spread_{key}"]) for key in ("before", "after", "factor"))
+            rows.append([
+                name, *(figures(m[key]) for key in ("radius_first", "radius_last", "ratio")),
+                "–" if m["rotation"] is None else f"{math.degrees(m['rotation']):.1f}°",
+                "–" if m["norm_spread_before"] is None else f"{before} to {after} (÷ {factor})",
+                *(figures(m[f"cos_{key}"]) for key in ("ones_before", "null_before", "principal_before", "pair")),
+                figures(m["effective_rank"]), f"{m['massive']} of {m['sites']}",
+                *(figures(m[key]) for key in ("attn_first", "attn_first_null", "clamped")),
+            ])  # fmt: skip
+        return titles, rows
+
+    def means(self, name: str) -> Record:
+        """Means over the sub-layers, and over the norms in blocks, of a series; None for what is not known. rotation:
+        radians; norm_spread: standard deviation of |x| over tokens before and after the norms, as arXiv:2409.12951."""
+        rows, norms = self.trace.get(name, []), self.norms(name) or self.all_norms.get(name, [])
+        spread = self.model_of(name).get("norm_spread") or {}
+        return {
+            "radius_first": rows[0]["radius"] if rows else None,
+            "radius_last": rows[-1]["radius_after"] if rows else None,
+            **{key: column_mean(rows, key) for key in MEANS},
+            **{key: column_mean(norms, key) for key in NORM_MEANS},
+            **{f"norm_spread_{key}": spread.get(key) for key in ("before", "after", "factor")},
+            "massive": sum(bool(row["massive"]) for row in rows),
+            "sites": len(rows),
+        }
+
+    def charts(self) -> dict[str, list[Chart]]:
+        return {name: [chart for one in each for chart in one(self)] for name, (_, each) in FIGURES.items()}
+
+    def sections(self, place: Mapping[str, int]) -> list[Section]:
+        tables = [html_table(*table, place) for table in self.tables().values()]
+        drawn = [(FIGURES[name][0], charts) for name, charts in self.charts().items() if charts]
+        return [
+            Section("Tables", [*tables, f"<p>{escape(NOTE)}</p>"]),
+            *(Section(title, [charts]) for title, charts in drawn),
+        ]
+
+    def records(self) -> list[Record]:
+        rows = []
+        for name in self.names:
+            model, law = self.model_of(name), self.schedule(name) or {}
+            best, power = law.get(str(law.get("best"))) or {}, law.get("power") or {}
+            rows.append({
+                "model": name,
+                **{key: model.get(key) for key in ("class", "model_type", "scheme", "depth", "parameters", "tokens")},
+                "law": law.get("best"), "law_alpha": best.get("alpha"), "law_r2": best.get("r2"),
+                **{f"power_{end}": -power[key] if key in power else None
+                   for end, key in (("of_t", "exponent"), ("low", "high"), ("high", "low"))},
+                **self.means(name),
+            })  # fmt: skip
+        return rows
 
 
-def _streams(model: Row) -> dict[str, Row]:
-    """The series of a model, one, or one a stream, with the laws of its kinds of sites."""
+def laws_of(model: Record) -> dict[str, Record]:
+    """The series of a model, one, or one a stream, with the laws of its kinds of sub-layers."""
     return {series_name(model["model"], stack, model["schedule"]): kinds
             for stack, kinds in (model["schedule"] or {"": {}}).items()}  # fmt: skip
-
-
-def load(path: Path) -> Geometry:
-    """Read a probe's directory. GeonormError where a file is cut or is not what the summary says, OSError where one is
-    missing."""
-    with refuse_damaged(path / "summary.json", "probe") as file:
-        summary = read_whole(file)
-        text_lines(summary["models"])
-        stacks = {model["model"]: model["schedule"] for model in summary["models"]}
-        counts = {key: sum(model[key] for model in summary["models"]) for key in ("sites", "norms")}
-
-    def rows(name: str, count: int | None = None) -> dict[str, list[Row]]:
-        found: dict[str, list[Row]] = {}
-        with refuse_damaged(path / name, "probe") as file:
-            for row in read_every_line(file):
-                found.setdefault(series_name(row["model"], row["stack"], stacks[row["model"]]), []).append(row)
-            if count is not None and sum(map(len, found.values())) != count:
-                raise ValueError(f"it has not the {count} lines that summary.json counts")
-        return found
-
-    names = ("ablation", "layers")
-    ablation, layers = (rows(f"{name}.jsonl") if (path / f"{name}.jsonl").exists() else {} for name in names)
-    sites, norms = rows("trace.jsonl", counts["sites"]), rows("norms.jsonl", counts["norms"])
-    return Geometry(path, summary, sites, norms, ablation, layers)
 
 
 def series_name(model: str, stack: str, stacks: Iterable[str]) -> str:
@@ -104,123 +211,229 @@ def series_name(model: str, stack: str, stacks: Iterable[str]) -> str:
     return f"{model} ({stack})" if len(list(stacks)) > 1 and stack else model
 
 
-def norm_rows(found: Geometry, name: str) -> list[Row]:
-    """Norms of a series that stand in a block and see the whole stream or update, in the order of the blocks."""
-    rows = [row for row in found.norms.get(name, []) if row["layer"] is not None and row["kind"] is not None]
-    return sorted(({**row, "t": row["layer"] + 1} for row in rows), key=lambda row: row["t"])
-
-
-def caption(found: Geometry) -> str:
-    models = found.summary["models"]
-    tokens = " / ".join(dict.fromkeys(si(model["tokens"]) for model in models))
-    return ", ".join([*filter(None, [found.summary["data"]]), f"{tokens} tokens"])
-
-
-def overview(models: Sequence[Row]) -> tuple[list[str], Cells]:
-    """One line per model."""
-    titles = ["model", "type", "scheme", "blocks", "parameters", "tokens", "implied step law",
-              "scale", "R²", "power of t"]  # fmt: skip
-    cells = []
-    for model in models:
-        for stack, kinds in (model["schedule"] or {"": {}}).items():
-            law = kinds.get("all") if kinds else None
-            best = law.get(law["best"]) if law else None
-            cells.append([
-                series_name(model["model"], stack, model["schedule"]), model["model_type"] or model["class"],
-                model["scheme"] or "–", str(model["depth"] or "–"), si(model["parameters"]), si(model["tokens"]),
-                "–" if law is None else law["best"].replace("none", "none fits"),
-                *(figures(best[key]) if best else "–" for key in ("alpha", "r2")), power_of(law),
-            ])  # fmt: skip
-    return titles, cells
-
-
-def power_of(law: Row | None) -> str:
+def power_of(law: Record | None) -> str:
     """The exponent p of t^p fitted to the steps, with its interval where that is on record."""
-    fitted = (law or {}).get("power")
-    if not fitted:
+    power = (law or {}).get("power")
+    if not power:
         return "–"
-    between = f" ({-fitted['high']:.2f} to {-fitted['low']:.2f})" if "low" in fitted else ""
-    return f"{-fitted['exponent']:.2f}{between}".replace("-0.00", "0.00")
+    ends = f" ({-power['high']:.2f} to {-power['low']:.2f})" if "low" in power else ""
+    return f"{-power['exponent']:.2f}{ends}".replace("-0.00", "0.00")
 
 
-MEANS = ("ratio", "cos_pair", "effective_rank", "attn_first", "attn_first_null", "clamped")
-"""Of sites."""
-NORM_MEANS = ("rotation", "cos_ones_before", "cos_null_before", "cos_principal_before")
-
-
-def measures(found: Geometry, name: str) -> Row:
-    """Means over the sites, and over the norms in blocks, of a series; None for what is not known. rotation: radians;
-    norm_spread: standard deviation of |x| over tokens before and after the norms of blocks, as arXiv:2409.12951."""
-    rows, norms = found.sites.get(name, []), norm_rows(found, name) or found.norms.get(name, [])
-    spread = found._model(name).get("norm_spread") or {}
-    return {
-        "radius_first": rows[0]["radius"] if rows else None,
-        "radius_last": rows[-1]["radius_after"] if rows else None,
-        **{key: column_mean(rows, key) for key in MEANS},
-        **{key: column_mean(norms, key) for key in NORM_MEANS},
-        **{f"norm_spread_{key}": spread.get(key) for key in ("before", "after", "factor")},
-        "massive": sum(bool(row["massive"]) for row in rows),
-        "sites": len(rows),
-    }
-
-
-def records(found: Geometry) -> list[Row]:
-    """Every number of the page by series, as it is."""
-    result = []
-    for name in found.names:
-        model, law = found._model(name), found.schedule(name) or {}
-        best, power = law.get(str(law.get("best"))) or {}, law.get("power") or {}
-        result.append({
-            "model": name,
-            **{key: model.get(key) for key in ("class", "model_type", "scheme", "depth", "parameters", "tokens")},
-            "law": law.get("best"), "law_alpha": best.get("alpha"), "law_r2": best.get("r2"),
-            **{f"power_{end}": -power[key] if key in power else None
-               for end, key in (("of_t", "exponent"), ("low", "high"), ("high", "low"))},
-            **measures(found, name),
-        })  # fmt: skip
-    return result
-
-
-def averages(found: Geometry) -> tuple[list[str], Cells]:
-    """Means over the sites, and over the norms in blocks, of each series, as a table."""
-    titles = ["model", "|x| first", "|x| last", "step", "rotation", "spread of |x| by norms", "|cos| to 1", "its null",
-              "principal", "cos of pairs", "effective rank", "massive", "attention to the first token",
-              "even attention", "clamped"]  # fmt: skip
-    cells = []
-    for name in found.names:
-        m = measures(found, name)
-        before, after, factor = (figures(m[f"norm_spread_{key}"]) for key in ("before", "after", "factor"))
-        cells.append([
-            name, *(figures(m[key]) for key in ("radius_first", "radius_last", "ratio")),
-            "–" if m["rotation"] is None else f"{math.degrees(m['rotation']):.1f}°",
-            "–" if m["norm_spread_before"] is None else f"{before} to {after} (÷ {factor})",
-            *(figures(m[f"cos_{key}"]) for key in ("ones_before", "null_before", "principal_before", "pair")),
-            figures(m["effective_rank"]), f"{m['massive']} of {m['sites']} sites",
-            *(figures(m[key]) for key in ("attn_first", "attn_first_null", "clamped")),
-        ])  # fmt: skip
-    return titles, cells
-
-
-def headline(found: Geometry, name: str) -> str:
-    """What was found about a series, in one plain sentence."""
-    law, rows = found.schedule(name), found.sites.get(name, [])
-    step = column_mean(rows, "ratio")
-    if step is None:
-        return f"{name}: no site of the stream was found, so only its norms are shown"
-    said = f"{name}: a site moves a token by {figures(step)} of its length on average"
-    if law:
-        best, power = law["best"], power_of(law)
-        shape = "none of the usual laws" if best == "none" else f"the {best} law (R² {figures(law[best]['r2'])})"
-        said += f"; over the blocks the steps follow {shape}" + (f", power of t {power}" if power != "–" else "")
-    return said
-
-
-def column_mean(rows: Sequence[Row], key: str) -> float | None:
+def column_mean(rows: Sequence[Record], key: str) -> float | None:
+    """The mean over the rows that have a value."""
     values = [row[key] for row in rows if row.get(key) is not None]
     return sum(values) / len(values) if values else None
 
 
-def text_lines(models: Sequence[Row]) -> list[str]:
-    """The overview as lines of text."""
-    titles, cells = overview(models)
-    return align([titles, *cells], numbers=False)
+class Line(NamedTuple):
+    """A column over depth; `low` and `high` are the columns of its band, `kind` how it is drawn."""
+
+    key: str
+    low: str = ""
+    high: str = ""
+    kind: str = "line"
+
+
+def middle_half(key: str) -> Line:
+    return Line(key, f"{key}_p25", f"{key}_p75")
+
+
+def over_depth(
+    study: SavedProbe, title: str, unit: str, lines: Sequence[Line], rows: Callable[[str], Sequence[Record]],
+    note: str = "", log: bool = False,
+) -> list[Chart]:  # fmt: skip
+    """Columns of rows over the block they stand in, for each series; nothing where no series has the first column."""
+    placed = {name: rows(name) for name in study.names}
+    points = {name: list(zip(spread_evenly([row["t"] for row in each]), each, strict=True))
+              for name, each in placed.items()}  # fmt: skip
+    columns = [column for line in lines for column in (line.key, line.low, line.high) if column]
+    values = [row[c] for each in placed.values() for row in each for c in columns if row.get(c) is not None]
+    places = [t for each in points.values() for t, row in each if row.get(lines[0].key) is not None]
+    if not places or (log and not any(value > 0 for value in values)):
+        return []
+    y = Axis.around(values, log=log, margin=0.06, title=unit + (", logarithmic" if log else ""))
+    blocks = range(math.floor(min(places)), math.floor(max(places)) + 1)
+    labels = blocks[:: math.ceil(len(blocks) / 12)]
+    chart = Chart(title, Axis(blocks[0] - 0.25, blocks[-1] + 1, title="block t", labels=labels), y, study.looks, note)
+    for name, each in points.items():
+        for line in lines:
+            known = [(t, row) for t, row in each if row.get(line.key) is not None]
+            ends = [(t, row.get(line.low), row.get(line.high)) for t, row in each]
+            chart.band(name, [(t, low, high) for t, low, high in ends if low is not None and high is not None])
+            chart.line(name, [(t, row[line.key]) for t, row in known], line.kind)
+            for t, row in known if line.kind == "line" else ():
+                place = f"block {math.floor(t)} {row.get('kind') or ''}".strip()
+                chart.mark(name, t, row[line.key], f"{name} · {place}: {figures(row[line.key])}")
+    return [chart]
+
+
+def trace_column(
+    key: str, title: str, unit: str, study: SavedProbe, *, log: bool = False, note: str = SHADED
+) -> list[Chart]:
+    """A column of the trace over depth."""
+    return over_depth(study, title, unit, [middle_half(key)], lambda name: study.trace.get(name, []), note, log)
+
+
+def attention_sink(study: SavedProbe) -> list[Chart]:
+    """Attention to the first token, with the head that gives most, and what even attention would give."""
+    lines = [Line("attn_first"), Line("attn_first_head", kind="thin"), Line("attn_first_null", kind="dotted")]
+    note = "Mean over heads; thin: the head that gives most; dotted: even attention to all visible tokens."
+    return over_depth(
+        study, "Attention to the first token", "share of attention", lines,
+        lambda name: [row for row in study.trace.get(name, []) if row.get("attn_first") is not None], note,
+    )  # fmt: skip
+
+
+def layer_likeness(study: SavedProbe) -> list[Chart]:
+    """Cosine and CKA of the stream before each block to the stream at the end."""
+
+    def to_the_end(name: str) -> list[Record]:
+        rows = study.layers.get(name, [])
+        end = max((row["second"] for row in rows), default=None)
+        return [{**row, "t": row["first"] + 1} for row in rows if row["second"] == end]
+
+    note = "Before block t; 0: nothing in common."
+    return [
+        *over_depth(study, "Cosine to the last stream", "mean cosine", [Line("cos")], to_the_end, note),
+        *over_depth(study, "Likeness to the last stream", "linear CKA, unbiased", [Line("cka")], to_the_end, note),
+    ]
+
+
+def implied_steps(study: SavedProbe) -> list[Chart]:
+    """Implied step size over depth, mean of a block's sub-layers, on linear and on logarithmic axes, with its law."""
+    means = {name: block_means(study.trace.get(name, []), "ratio") for name in study.names}
+    points = [point for rows in means.values() for point in rows]
+    if not points:
+        return []
+    end = max(t for t, _ in points)
+    charts = []
+    for log in (False, True):
+        note = "Dotted: the law that it follows, a power of t where it follows none."
+        title = "Implied step size" + (": powers are straight" if log else "")
+        x = Axis(1 if log else 0.5, end * 1.1 if log else end + 0.5, log=log, title="block t" + ", logarithmic" * log)
+        unit = "tangential / |x|, mean of a block" + ", log" * log
+        y = Axis.around([value for _, value in points], log=log, margin=0.1, title=unit)
+        chart = Chart(title, x, y, study.looks, note)
+        for name, rows in means.items():
+            law = study.schedule(name)
+            if rows and law:
+                grid = [1 + (len(rows) - 1) * k / 60 for k in range(61)]
+                chart.line(name, [(t, evaluate_law(law, t, len(rows))) for t in grid], "dotted")
+            for t, value in rows:
+                chart.mark(name, t, value, f"{name} · block {t}: {figures(value)}")
+        charts.append(chart)
+    return charts
+
+
+def block_means(rows: Sequence[Record], key: str) -> list[tuple[int, float]]:
+    """(block, mean of a column over its sub-layers)."""
+    blocks: dict[int, list[float]] = {}
+    for row in rows:
+        if row.get(key) is not None:
+            blocks.setdefault(row["t"], []).append(row[key])
+    return [(t, sum(values) / len(values)) for t, values in sorted(blocks.items())]
+
+
+def evaluate_law(law: Record, t: float, depth: int) -> float:
+    """The fitted law at block t."""
+    best, power = law["best"], law["power"]
+    kind, alpha = (power["exponent"], power["alpha"]) if best == "none" else (best, law[best]["alpha"])
+    return float(schedule(kind, alpha, t, depth))
+
+
+def norm_rotation(study: SavedProbe) -> list[Chart]:
+    """Degrees that each norm turns tokens by, as it is and without gain and bias."""
+
+    def in_degrees(name: str) -> list[Record]:
+        return [
+            {k: math.degrees(v) if k.startswith("rotation") and isinstance(v, float) else v for k, v in row.items()}
+            for row in study.norms(name)
+        ]
+
+    charts = []
+    for key, which in (("rotation", "with"), ("rotation_plain", "without")):
+        title = f"Rotation by each norm, {which} gain and bias"
+        charts += over_depth(study, title, "degrees", [middle_half(key)], in_degrees, SHADED)
+    return charts
+
+
+def norm_alignment(study: SavedProbe) -> list[Chart]:
+    """|cos| to the uniform vector before and after each norm, with random directions."""
+    note = "Band: 5 to 95 % of 64 random directions; thin: the direction that tokens share most."
+    charts = []
+    for end in ("before", "after"):
+        lines = [
+            Line(f"cos_ones_{end}", f"cos_null_low_{end}", f"cos_null_high_{end}"),
+            Line(f"cos_principal_{end}", kind="thin"),
+        ]
+        title = f"Towards the uniform vector {end} each norm"
+        charts += over_depth(study, title, "|cos| to (1, ..., 1)", lines, study.norms, note)
+    return charts
+
+
+def depth_use(study: SavedProbe) -> list[Chart]:
+    """Loss without one block, and against the angle between the ends of what is left out."""
+    rows = [(name, row) for name in study.names for row in study.ablation.get(name, [])]
+    if not rows:
+        return []
+
+    def single(name: str) -> list[Record]:
+        return [{**row, "t": row["first"] + 1} for row in study.ablation.get(name, []) if row["blocks"] == 1]
+
+    x = Axis.around([row["angle"] for _, row in rows], title="angle from x before to x after (radians)")
+    y = Axis.around([row["increase"] for _, row in rows], title=ADDED)
+    chart = Chart("Loss without blocks in a row", x, y, study.looks, "By how far these blocks turn the stream.")
+    for name, row in rows:
+        blocks = f"{row['blocks']} from block {row['first'] + 1}"
+        chart.mark(name, row["angle"], row["increase"], f"{name} · without {blocks}: {figures(row['increase'])} nats")
+    return [*over_depth(study, "Loss without block t", ADDED, [middle_half("increase")], single), chart]
+
+
+FIGURES: dict[str, tuple[str, Sequence[Callable[[SavedProbe], list[Chart]]]]] = {
+    "norms": (
+        "Length of stream and update",
+        (
+            partial(trace_column, "radius", "Length of the stream", "|x|", log=True),
+            partial(trace_column, "update_norm", "Length of the update", "|u|", log=True),
+        ),
+    ),
+    "steps": ("Implied step size", (implied_steps,)),
+    "rotation": ("Rotation by each norm", (norm_rotation,)),
+    "uniform": ("The uniform vector", (norm_alignment,)),
+    "tokens": (
+        "Tokens among themselves",
+        (
+            partial(trace_column, "cos_pair", "Likeness of tokens", "cosine between tokens", note=""),
+            partial(trace_column, "effective_rank", "Effective rank of tokens", "effective rank", log=True, note=""),
+        ),
+    ),
+    "massive": (
+        "Large activations and the sphere",
+        (
+            partial(trace_column, "peak", "Large activations", "max |x_i| / rms", log=True),
+            partial(trace_column, "radius_cv", "Spread of lengths", "spread of |x| / mean", log=True),
+            partial(trace_column, "resultant", "Resultant length of directions", "resultant length"),
+        ),
+    ),
+    "first_token": ("The first token", (attention_sink,)),
+    "attention": (
+        "Attention scores",
+        (partial(trace_column, "attn_logit", "Largest attention score", "largest input of the softmax", note=""),),
+    ),
+    "layers": ("Likeness of depths", (layer_likeness,)),
+    "clamped": ("The clamp", (partial(trace_column, "clamped", "Share of clamped updates", "share", note=""),)),
+    "gradients": (
+        "Gradient norms",
+        tuple(
+            partial(trace_column, key, title, "gradient norm", log=True, note="One batch.")
+            for key, title in (
+                ("grad_norm", "Gradient of all weights of a sub-layer"),
+                ("grad_w1", "Gradient of matrices before the last (W1)"),
+                ("grad_w2", "Gradient of the last matrix (W2)"),
+            )
+        ),
+    ),
+    "depth_use": ("What blocks are worth", (depth_use,)),
+}
+"""Of each figure its section on the page, and what draws its charts."""

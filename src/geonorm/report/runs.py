@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 from ..lab.runs.folder import flatten, read_object, read_objects, read_summary, read_text, rows_of
-from ..lab.statistics.comparison import Choice, Row, aggregate, choose
+from ..lab.statistics.comparison import Choice, Row, choose
 from ..parsing import from_yaml
-from .atomic import Record, read_whole, refuse_damaged
-from .source import SavedStudy
+from .study import Record, Study
 
 AnyPath = str | PathLike[str]
 
@@ -47,121 +42,68 @@ class Run:
 
 
 @dataclass(frozen=True)
-class SavedComparison(SavedStudy):
-    """Runs of several schemes with the rows that `aggregate` makes of them."""
+class ComparedRuns(Study):
+    """Runs of several schemes, with the rows that `aggregate` makes of them."""
 
-    runs: list[Run]
-    rows: list[Row]
-    source: str
+    all_runs: list[Run]
+    all_rows: list[Row]
+    folders: str
+    """The names of the folders that the runs lie in."""
     command: str | None = None
-    hidden: list[Row] = field(default_factory=list)
-    """Rows of schemes that are not shown."""
 
     @property
-    def names(self) -> list[str]:
-        return [row["scheme"] for row in self.rows]
-
-    @property
-    def judged(self) -> list[Row]:
-        """Rows that what is shown rests on: its own, and that of the baseline."""
-        return [row for row in self.hidden if row["scheme"] == self.baseline] + self.rows
-
-    def only(self, names: Sequence[str], sort: str | None = None) -> SavedComparison:
-        """Rows of these schemes alone, in this order, or by loss; what is said of each still is that of the whole
-        comparison (its baseline, p adjusted for all), so that leaving some out makes none more significant."""
-        rows = [self.row(name) for name in names if name in self.names] if names else self.rows
-        if sort == "loss":
-            rows = sorted(rows, key=lambda row: math.inf if row["val_loss_mean"] is None else row["val_loss_mean"])
-        shown = {row["scheme"] for row in rows}
-        runs = [run for run in self.runs if run.scheme in {self.baseline, *shown}]
-        hidden = [row for row in [*self.rows, *self.hidden] if row["scheme"] not in shown]
-        return replace(self, runs=runs, rows=rows, hidden=hidden)
+    def series(self) -> list[str]:
+        return [row["scheme"] for row in self.all_rows]
 
     @property
     def baseline(self) -> str:
-        return str(self.rows[0]["baseline"])
+        return str(self.all_rows[0]["baseline"])
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows to show. Their statistics are those of the whole comparison (its baseline, p adjusted for all), so
+        that leaving schemes out makes no difference more significant."""
+        return [self.row(name) for name in self.names]
+
+    @property
+    def judged(self) -> list[Row]:
+        """The rows that the results rest on: those to show, and that of the baseline."""
+        return [self.row(name) for name in dict.fromkeys([self.baseline, *self.names])]
+
+    @property
+    def runs(self) -> list[Run]:
+        schemes = {self.baseline, *self.names}
+        return [run for run in self.all_runs if run.scheme in schemes]
 
     def row(self, scheme: str) -> Row:
-        return next(row for row in self.rows if row["scheme"] == scheme)
+        return next(row for row in self.all_rows if row["scheme"] == scheme)
 
-    def of(self, scheme: str) -> list[Run]:
+    def runs_of(self, scheme: str) -> list[Run]:
         """Every run of the scheme, however it ended."""
-        return [run for run in self.runs if run.scheme == scheme]
+        return [run for run in self.all_runs if run.scheme == scheme]
 
     @cached_property
     def choices(self) -> dict[str, Choice]:
-        """Of each scheme, how its learning rate was chosen."""
-        schemes = dict.fromkeys(run.scheme for run in self.runs)
-        return {scheme: choose([run.summary for run in self.of(scheme)]) for scheme in schemes}
+        """By scheme, how its learning rate was chosen."""
+        return {scheme: choose([run.summary for run in self.runs_of(scheme)]) for scheme in self.series}
 
     def counted(self, scheme: str) -> list[Run]:
         """The runs behind the scheme's row: finished, at its best learning rate."""
         chosen = {id(summary) for summary in self.choices[scheme].runs}
-        return [run for run in self.of(scheme) if id(run.summary) in chosen]
+        return [run for run in self.runs_of(scheme) if id(run.summary) in chosen]
 
     def drawn(self, scheme: str) -> list[Run]:
         """The runs to draw as curves: the counted ones, or all of them where none finished."""
-        return self.counted(scheme) or self.of(scheme)
+        return self.counted(scheme) or self.runs_of(scheme)
 
     @property
     def depth(self) -> int | None:
-        """Number of blocks, as the trace shows it or the configuration says it."""
+        """The number of blocks, from the trace or the configuration."""
         layers = [row["layer"] for run in self.runs for row in run.trace if row.get("layer") is not None]
         if layers:
             return int(max(layers)) + 1
-        found = flatten(self.runs[0].config).get("model.layers")
-        return found if isinstance(found, int) else None
-
-    @property
-    def data(self) -> str | None:
-        """The corpus as the configuration names it."""
-        found = self.runs[0].config.get("data")
-        return None if found is None else Path(str(found)).name or str(found)
-
-
-def load(dirs: Sequence[AnyPath] | AnyPath) -> SavedComparison:
-    """Read every run under these directories. FileNotFoundError where there is none, or a directory is not there;
-    GeonormError where results.json is damaged."""
-    roots = [Path(dirs)] if isinstance(dirs, (str, PathLike)) else [Path(d) for d in dirs]
-    paths = list(dict.fromkeys(path for root in roots for path in _run_paths(root)))
-    absent = [root for root in roots if not root.exists()]
-    if absent or not paths:
-        raise FileNotFoundError(f"no run directory in {', '.join(map(str, absent or roots))}")
-    results: dict[Path, Record] = {}
-    rows: list[tuple[str, Any]] = []
-    for folder in [*roots, *_studies(roots, paths)]:
-        with refuse_damaged(folder / "results.json", "ladder" if study_kind(folder) == "ladder" else "compare") as file:
-            results[folder] = read_whole(file) if file.is_file() else {}
-            rows += _baselines(results[folder])
-    order = [scheme for scheme, _ in rows]
-    order.append("pre")  # the usual baseline leads where nothing else is on record
-    runs = sorted(map(read_run, paths), key=lambda run: _place(run.scheme, order))
-    named = [name for _, name in rows]
-    baseline = next((name for name in named if any(run.scheme == name for run in runs)), None)
-    command = next((results[root]["command"] for root in roots if results[root].get("command")), None)
-    places = [root.resolve() for root in roots]
-    sources = [places[0].name] if len(paths) == 1 else dict.fromkeys(map(_source, places))
-    return SavedComparison(
-        runs=runs,
-        rows=aggregate([run.summary for run in runs], baseline),
-        source=", ".join(sources),
-        command=repeat_elsewhere(command) if command else None,
-    )
-
-
-def _baselines(results: Record) -> list[tuple[str, Any]]:
-    """Schemes of a comparison or a ladder and what each is compared with, in the order of the whole study."""
-    rows: list[Record] = results["schemes"] if "schemes" in results else results.get("points", [])
-    order: list[str] = results.get("order", [])
-    ordered = sorted(rows, key=lambda row: _place(str(row["scheme"]), order)[0])
-    return [(str(row["scheme"]), row.get("baseline")) for row in ordered]
-
-
-def repeat_elsewhere(command: list[str]) -> str:
-    """The command with another --out, as a line of shell: with its own it would find everything done."""
-    words = [part for word in command for part in (word.split("=", 1) if word.startswith("--out=") else [word])]
-    at = words.index("--out") if "--out" in words else len(words)
-    return shlex.join([*words[:at], "--out", "NEW", *words[at + 2 :]])
+        configured = flatten(self.runs[0].config).get("model.layers")
+        return configured if isinstance(configured, int) else None
 
 
 def read_run(path: Path) -> Run:
@@ -209,42 +151,23 @@ def study_kind(path: Path) -> str:
     return "run"
 
 
-def _run_paths(root: Path) -> list[Path]:
+def list_runs(root: Path) -> list[Path]:
     """Run directories at `root`, in root/runs, or directly below root."""
-    if _is_run(root):
+    if is_run(root):
         return [root]
     for parent in (root / "runs", root):
-        children = sorted(filter(_is_run, parent.iterdir())) if parent.is_dir() else []
+        children = sorted(filter(is_run, parent.iterdir())) if parent.is_dir() else []
         if children:
             return children
     return []
 
 
-def _studies(roots: Sequence[Path], paths: Sequence[Path]) -> list[Path]:
-    """The comparisons and ladders, not among `roots`, in whose runs/ some of these runs lie: they say what the first
-    scheme is."""
-    runs = dict.fromkeys(path.resolve().parent for path in paths)
-    studies = [folder.parent for folder in runs if folder.name == "runs"]
-    given = {root.resolve() for root in roots}
-    return [study for study in studies if study not in given and study_kind(study) in ("comparison", "ladder")]
-
-
-def _source(root: Path) -> str:
-    """The name of a comparison, for a run that of the directory it lies in."""
-    parent = root.parent if _is_run(root) else root
-    return (parent.parent if parent.name == "runs" else parent).name
-
-
-def _is_run(path: Path) -> bool:
+def is_run(path: Path) -> bool:
     if not path.is_dir() or (path / "runs").is_dir():
         return False
     return any((path / name).exists() for name in ("config.yaml", "metrics.jsonl", "trace.jsonl")) and (
         study_kind(path) == "run"
     )
-
-
-def _place(scheme: str, order: Sequence[str]) -> tuple[int, str]:
-    return (order.index(scheme), "") if scheme in order else (len(order), scheme)
 
 
 def _latest(records: list[Record], keys: tuple[str, ...]) -> list[Record]:
@@ -262,7 +185,7 @@ def _jsonl(path: Path) -> tuple[list[Record], int]:
 
 def _yaml(text: str) -> Record:
     try:
-        found = from_yaml(text)
+        settings = from_yaml(text)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return settings if isinstance(settings, dict) else {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 # (on light, on dark), after Okabe and Ito; the yellow is darkened to be legible on white.
 COLOURS = {
@@ -47,19 +48,19 @@ class Look:
 
 
 def looks(schemes: Sequence[str]) -> dict[str, Look]:
-    """One look per scheme: well-known names keep theirs, the rest take free colours, then dashes."""
-    names = {scheme: USUAL[scheme] for scheme in schemes if scheme in USUAL}
-    free = [colour for colour in COLOURS if colour != "ink" and colour not in names.values()]
-    for scheme in schemes:
-        if scheme not in names and free:
-            names[scheme] = free.pop(0)
-    rounds = dict.fromkeys(schemes, 0)
-    cycle = [colour for colour in COLOURS if colour != "ink"]
-    for extra, scheme in enumerate(scheme for scheme in schemes if scheme not in names):
-        names[scheme] = cycle[extra % len(cycle)]
-        rounds[scheme] = 1 + extra // len(cycle)
+    """One look per scheme: well-known names keep theirs, the rest take free colours, then dashes.
+
+    >>> look = looks(["pre", "mine"])
+    >>> look["pre"].light, look["mine"].light
+    ('#2b2b2b', '#d55e00')
+    """
+    names = {scheme: (USUAL[scheme], 0) for scheme in schemes if scheme in USUAL}
+    used = {name for name, _ in names.values()} | {"ink"}
+    rounds = [(name, n) for n in range(len(DASHES)) for name in COLOURS if name != "ink" and (n or name not in used)]
+    others = (scheme for scheme in schemes if scheme not in names)
+    names |= dict(zip(others, cycle(rounds), strict=False))
     return {
-        scheme: Look(*COLOURS[names[scheme]], DASHES[rounds[scheme] % len(DASHES)], MARKERS[index % len(MARKERS)])
+        scheme: Look(*COLOURS[names[scheme][0]], DASHES[names[scheme][1]], MARKERS[index % len(MARKERS)])
         for index, scheme in enumerate(schemes)
     }
 

@@ -20,7 +20,7 @@ from geonorm.lab.compare.ladder_config import LadderConfig, Size
 from geonorm.lab.config import Optim, TrainConfig
 from geonorm.lab.plan import looked_up
 from geonorm.lab.statistics.speedup import judge_ladder
-from geonorm.report import runs as report_runs
+from geonorm.report.comparison import load_comparison
 from geonorm.report.style import si
 from geonorm.settings import to_dict
 
@@ -96,11 +96,11 @@ def test_end_to_end_and_extension(
     }  # fmt: skip
     alone = ladder(out, "--schemes", "geonorm(decay=sqrt)", "--depth", 1, *words)
     assert "differences are to pre, as before" in alone.out and results(out)["baseline"] == "pre"
-    one_by_one = report_runs.load(sorted((out / "runs").glob("d1w16*")))
+    one_by_one = load_comparison(sorted((out / "runs").glob("d1w16*")))
     assert one_by_one.baseline == one_by_one.names[0] == "pre"
     geonorm_first = ladder(out, "--schemes", "geonorm(decay=sqrt)", "pre", "--depth", 1, *words)
     assert "as before" not in geonorm_first.out and results(out)["baseline"] == "geonorm(decay=sqrt)"
-    one_by_one = report_runs.load(sorted((out / "runs").glob("d1w16*")))
+    one_by_one = load_comparison(sorted((out / "runs").glob("d1w16*")))
     assert one_by_one.baseline == one_by_one.names[0] == "geonorm(decay=sqrt)"
 
     refused = ladder(out, "--schemes", "pre", "--depth", 1, *words[:2], "0.96k", *words[3:])

@@ -1,4 +1,4 @@
-"""The spheres of a simulation's page: their frames are the particles, and the page needs nothing but itself."""
+"""The report of a simulation: theory is theory, and the spheres are the particles."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ import torch
 
 import geonorm
 from geonorm import report
+from geonorm.dynamics.config import SimulateConfig
 from geonorm.dynamics.pictures import FRAMES, pack
-from geonorm.report.spheres import SCALE, unpack
+from geonorm.errors import GeonormError
+from geonorm.lab.simulate import save
+from geonorm.report.simulation import SCALE, SavedSimulation, unpack
+from geonorm.settings import to_dict
 
 SETTINGS: dict[str, Any] = {"schemes": ["pre", "post"], "tokens": 6, "time": 200.0, "points": 30, "seeds": 1}
 
@@ -36,6 +40,24 @@ def found() -> Any:
     return geonorm.simulate(**SETTINGS, dim=8)
 
 
+def test_a_chart_without_theory_says_so(tmp_path: Path) -> None:
+    """A narrow cone in a network as drawn has a law of its cosine, none of its speed; collapse shows curves alone."""
+    config = SimulateConfig(
+        schemes=["pre"], tokens=3, dim=8, seeds=1, init="cone", delta=1e-3, weights="network", per="layer",
+        method="layers", time=8.0, points=9,
+    )  # fmt: skip
+    save(tmp_path, to_dict(config), {}, geonorm.simulate(config).files())
+    charts = SavedSimulation.load(tmp_path).charts()
+    (cosine,), (speed, radius) = charts["cosine"], charts["speed"]
+    assert cosine.note == radius.note == "Markers: simulation, lines: theory."
+    assert speed.note == "Simulation, mean over seeds." and speed.rows
+    assert not any("lines: theory" in chart.note for chart in charts["collapse"])
+    for text in ("{", "[]", '{"schemes": 3}'):
+        (tmp_path / "summary.json").write_text(text)
+        with pytest.raises(GeonormError, match=r"is damaged: .*; the same geonorm simulate writes it anew"):
+            SavedSimulation.load(tmp_path)
+
+
 def test_a_slider_through_frames_of_every_scheme(found: Any, tmp_path: Path) -> None:
     page = page_of(found, tmp_path)
     (times,) = (json.loads(unescape(text)) for text in re.findall(r'data-times="([^"]*)"', page))
@@ -51,36 +73,25 @@ def test_a_slider_through_frames_of_every_scheme(found: Any, tmp_path: Path) -> 
         mean = points.double().mean(0).square().sum().item()
         assert (80 * mean - 1) / 79 == pytest.approx(frame[0], abs=1e-4)
     assert '<input type="range" min="0" max="23"' in page and page.count('class="globes"') == 1
-
-
-def test_the_page_needs_no_network_and_stays_small(found: Any, tmp_path: Path) -> None:
-    page = page_of(found, tmp_path)
     assert "://" not in page.replace("http://www.w3.org", "") and len(page) < 250_000
-    assert page.count("default-src 'none'") == 1
-    shown = page[page.index('class="spheres"') :]
-    assert "n = 80 tokens · d = 3" in shown and "T = 200" in shown
-    assert "#0072b2" not in shown[: shown.index("</section>")].lower()  # colours follow the theme
+    section = page[page.index('class="spheres"') :]
+    section = section[: section.index("</section>")]
+    assert "n = 80 tokens · d = 3" in section and "T = 200" in section
+    assert "#0072b2" not in section.lower()  # colours follow the theme
+    with found.folder() as place:
+        charts = SavedSimulation.load(place).charts()["sphere"]
+    assert len(charts) == 8 and charts[0].title == "pre, t = 1" and charts[3].title == "pre, t = 201"
 
 
-def test_what_is_no_sphere_of_its_own_is_the_simulation_itself(tmp_path: Path) -> None:
+def test_what_has_no_sphere_in_three_dimensions_is_the_simulation_itself(tmp_path: Path) -> None:
     """Random weights, MLPs and positions: the first seed, projected, at the measurements nearest to the frames."""
     found = geonorm.simulate(**{**SETTINGS, "schemes": ["pre"], "time": 12.0}, dim=8, mlp="gelu", init="uniform")
     (frames,) = frames_of(page_of(found, tmp_path))
-    shown = found.particles["frames"]["pre"]
     by_time = {row["time"]: row["cos_pair"] for row in found.trace}
     assert 16 < len(frames) <= FRAMES and len(unpack(frames[0][1])) == 6
-    for frame in shown:
+    for frame in found.particles["frames"]["pre"]:
         assert frame["cos"] == pytest.approx(by_time[frame["time"]], abs=1e-6)
     assert max(abs(c) for _, text in frames for point in unpack(text) for c in point) <= 1
-
-
-def test_an_older_folder_has_its_pictures(found: Any, tmp_path: Path) -> None:
-    with found.folder() as place:
-        old = json.loads((place / "particles.json").read_text())
-        del old["frames"]
-        (place / "particles.json").write_text(json.dumps(old))
-        page = report.build(place, tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "data-frames" not in page and "Tokens on the sphere" in page
 
 
 MOVES = """<script>addEventListener("load", () => {

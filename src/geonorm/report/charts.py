@@ -1,5 +1,9 @@
-"""Charts as data: layers that share two axes, in the grammar of Vega-Lite. One definition gives PNG, SVG, PDF, the
-picture in the page; vl-convert renders it, with no network and no browser."""
+"""Charts as data: layers that share two axes, in the grammar of Vega-Lite. One definition gives PNG, SVG, PDF and the
+picture in the page; vl-convert renders it, with no network and no browser.
+
+Altair is not used here: it writes the same dictionaries, through a validation that takes longer than the drawing, and
+brings four packages.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,11 @@ from html import escape, unescape
 from importlib import import_module
 from pathlib import Path
 from textwrap import wrap
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import GeonormError, unknown
-from .columns import cut_apart
 from .style import COLOURS, GREYS, Look, looks
+from .tables import cut_apart
 
 Spec = dict[str, Any]
 PAPER, TEXT, SOFT, GRID = (light for light, _ in GREYS)
@@ -64,7 +68,7 @@ class Axis:
     form: str = NUMBER
     title: str = ""
     labels: Sequence[float] | None = None
-    shown: bool = True
+    visible: bool = True
 
     def __post_init__(self) -> None:
         if not self.low < self.high:
@@ -88,32 +92,40 @@ class Axis:
     def holds(self, value: float) -> bool:
         return self.low <= value <= self.high
 
-    def ticks(self) -> list[float]:
-        """Round values along the axis, about five."""
-        if self.log:
-            first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
-            decades = range(first, last + 1)
-            for steps in ((1,), (1, 3), (1, 2, 5)):
-                found = [s * 10.0**d for d in decades for s in steps if self.low <= s * 10.0**d <= self.high]
-                if len(found) >= 3:
-                    return found[:: math.ceil(len(found) / 7)]
-        rough = (self.high - self.low) / 5
-        scale = 10.0 ** math.floor(math.log10(rough))
-        step = min((s * scale for s in (1, 2, 5, 10)), key=lambda s: abs(math.log(s / rough)))
-        first = math.ceil(self.low / step - 1e-9)
-        return [round(i * step, 12) for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
-
     def channel(self, name: str) -> Spec:
         """The encoding of this axis, for the column `name`."""
-        values = self.labels if self.labels is not None else self.ticks()
         form = f"format(datum.value, '{self.form}')" if self.form == RATE else self.form
         scale = {"type": "log" if self.log else "linear", "domain": [self.low, self.high], "nice": False, "zero": False}
-        axis = {"values": list(values), "labelExpr": form, "title": self.title or None, "labelOverlap": True}
-        return {"field": name, "type": "quantitative", "scale": scale, "axis": axis if self.shown else None}
+        axis = {"tickCount": 5, "labelExpr": form, "title": self.title or None, "labelOverlap": True}
+        if self.labels is not None:
+            axis["values"] = list(self.labels)
+        return {"field": name, "type": "quantitative", "scale": scale, "axis": axis if self.visible else None}
 
 
 ROW = 62
 """Letters of a row's name and text together, at the usual width of a chart."""
+
+
+class Point(NamedTuple):
+    """A value of a curve, with its interval and the label of its marker."""
+
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
+    label: str = ""
+    kind: str = "mark"
+
+
+class Strip(NamedTuple):
+    """A row of a chart of intervals: its series, a text, (value, label) of each dot, and the interval of their mean."""
+
+    series: str
+    text: str
+    dots: Sequence[tuple[float, str]]
+    mean: float | None
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass
@@ -127,12 +139,19 @@ class Chart:
     note: str = ""
     width: int = 420
     height: int = 230
-    own_legend: bool = False
-    """Whether its series are its own, not those of the page, so that it names them itself wherever it stands."""
+    legend: bool = False
+    """True if its series are not those of the page, so that it always has a legend of its own."""
     rows: dict[str, list[Spec]] = field(default_factory=dict)
     """Data of each kind of layer."""
     texts: list[Spec] = field(default_factory=list)
     rules: list[Spec] = field(default_factory=list)
+
+    def curve(self, series: str, points: Sequence[Point]) -> None:
+        """A line through the points, a band where they have intervals, and a marker on each."""
+        self.band(series, [(p.x, p.low, p.high) for p in points if p.low is not None and p.high is not None])
+        self.line(series, [(p.x, p.y) for p in points])
+        for p in points:
+            self.mark(series, p.x, p.y, p.label, p.kind)
 
     def _add(self, kind: str, series: str, label: str = "", **values: Any) -> None:
         short = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in values.items()}
@@ -162,43 +181,38 @@ class Chart:
         if self.x.holds(x) and (self.y is None or self.y.holds(y)):
             self._add(kind, series, label, x=x, y=y, **others)
 
-    def strip(self, series: str, value: str, dots: Sequence[tuple[float, str]], ends: Sequence[float | None]) -> None:
-        """The row of a series: its name and a text, a mark per dot, its mean and interval (mean, low, high)."""
-        mean, low, high = ends
-        room = max(30, ROW - len(value))
-        name = cut_apart(self.looks, room)[series]  # of all, so that no two are one
-        for place, text, align in ((0, name, "left"), ("w", value, "right")):
-            self.texts.append({"s": series, "d": f"{series}{BETWEEN}", "text": text, "align": align, "at": place})
-        if low is not None and high is not None:
-            self._add("bar", series, x=low, x2=high)
-        for x, label in dots:
-            self._add("mark", series, label, x=x)
-        if mean is not None:
-            self._add("mean", series, x=mean)
+    def strip(self, row: Strip) -> None:
+        """Name and text of a row, a mark per dot, mean and interval."""
+        room = max(30, ROW - len(row.text))
+        name = cut_apart(self.looks, room)[row.series]  # cut among all names, so that no two are the same
+        for place, text, align in ((0, name, "left"), ("w", row.text, "right")):
+            self.texts.append({"s": row.series, "d": row.series + BETWEEN, "text": text, "align": align, "at": place})
+        if row.low is not None and row.high is not None:
+            self._add("bar", row.series, x=row.low, x2=row.high)
+        for x, label in row.dots:
+            self._add("mark", row.series, label, x=x)
+        if row.mean is not None:
+            self._add("mean", row.series, x=row.mean)
 
     def rule(self, x: float | None = None, y: float | None = None) -> None:
         """A dashed reference line: upright at x, or level at y."""
         self.rules.append({"x": x} if y is None else {"y": y})
 
-    def text(self, series: str, x: float, y: float, text: str, align: str = "center") -> None:
-        """Words at a place of the axes."""
-        self.texts.append({"s": series, "d": f"{series}{BETWEEN}", "text": text, "align": align, "x": x, "y": y})
-
     @property
-    def shown(self) -> list[str]:
-        """The series that have data, of which an outline alone is none."""
-        drawn = {row["s"] for kind, rows in self.rows.items() if kind != "outline" for row in rows}
-        return [series for series in self.looks if series in drawn]
+    def drawn(self) -> list[str]:
+        """The series with data; an outline alone is none."""
+        present = {row["s"] for kind, rows in self.rows.items() if kind != "outline" for row in rows}
+        return [series for series in self.looks if series in present]
 
     def spec(self, legend: bool = True, beside: Collection[str] = ()) -> Spec:
         """The chart in Vega-Lite, without title and theme. beside: series of other charts that share its legend."""
-        listed = [series for series in self.looks if series in beside or series in self.shown]
+        listed = [series for series in self.looks if series in beside or series in self.drawn]
         dashed = {"type": "rule", "color": SOFT, "strokeDash": [4, 3], "strokeWidth": 1.2}
         layers: list[Spec] = []
         for rule in self.rules:
             places = {name: channel for name, channel in self._place().items() if name in rule}
             layers.append({"data": {"values": [rule]}, "mark": dashed, "encoding": places})
-        listed = listed if legend or self.own_legend else []
+        listed = listed if legend or self.legend else []
         layers += [self._layer(kind, self.rows[kind], listed) for kind in MARKS if kind in self.rows]
         layers += [self._text(row) for row in self.texts]
         height: Any = {"step": 46} if self.y is None else self.height
@@ -233,22 +247,33 @@ class Chart:
         return {"x": self.x.channel("x"), "y": self.y.channel("y") if self.y else rows}
 
     def _text(self, row: Spec) -> Spec:
-        strip = self.y is None
-        bold = strip and row["align"] == "left"
-        colour = self.looks[row["s"]].light if bold and row["s"] in self.looks else TEXT if strip else SOFT
-        mark = {"type": "text", "align": row["align"], "baseline": "middle", "color": colour, "fontSize": 12,
-                "fontWeight": "bold" if bold else "normal"}  # fmt: skip
-        place = self._place()
-        if strip:
-            mark["dy"] = -17
-            place["x"] = {"value": "width" if row["at"] == "w" else 0}
-        encoding = {"text": {"field": "text"}, "description": {"field": "d"}}
-        return {"data": {"values": [row]}, "mark": mark, "encoding": place | encoding}
+        bold = row["align"] == "left"
+        mark = {"type": "text", "align": row["align"], "baseline": "middle", "fontSize": 12, "dy": -17,
+                "color": self.looks[row["s"]].light if bold else TEXT, "fontWeight": "bold" if bold else "normal",
+                }  # fmt: skip
+        place = self._place() | {"x": {"value": "width" if row["at"] == "w" else 0}}
+        encoding = place | {"text": {"field": "text"}, "description": {"field": "d"}}
+        return {"data": {"values": [row]}, "mark": mark, "encoding": encoding}
+
+
+def strip_chart(
+    title: str, unit: str, rows: Sequence[Strip], looks: Mapping[str, Look], note: str = "",
+    rule: float | None = None, axis: Axis | None = None, width: int = 420,
+) -> Chart:  # fmt: skip
+    """Rows of intervals over one axis, with a reference line at `rule`. axis: in place of one that holds everything."""
+    ends = [end for row in rows for end in (row.mean, row.low, row.high, rule) if end is not None]
+    axis = axis or Axis.around([*ends, *(x for row in rows for x, _ in row.dots)], title=unit)
+    chart = Chart(title, axis, None, looks, note, width)
+    if rule is not None:
+        chart.rule(x=rule)
+    for row in rows:
+        chart.strip(row)
+    return chart
 
 
 def figure(charts: Sequence[Chart], caption: str = "", columns: int = 2) -> Spec:
     """Charts side by side as one figure for print: titles, one legend, the caption and what one sees below it."""
-    parts, beside = [], {series for chart in charts if chart.y for series in chart.shown}
+    parts, beside = [], {series for chart in charts if chart.y for series in chart.drawn}
     shared = share_looks([chart.looks for chart in charts])
     for chart in charts:
         chart = replace(chart, looks=shared)
@@ -263,19 +288,12 @@ def figure(charts: Sequence[Chart], caption: str = "", columns: int = 2) -> Spec
 
 
 def share_looks(each: Sequence[Mapping[str, Look]]) -> Mapping[str, Look]:
-    """One look for each series of all charts: their own, or others where two series would look alike. Charts of one
-    figure have one scale of colours, which would else be that of the first."""
-    found: dict[str, Look] = {}
-    for own in each:
-        for series, look in own.items():
-            found.setdefault(series, look)
-    apart = len({(look.light, look.dash) for look in found.values()}) == len(found)
-    return found if apart or all(own == found for own in each) else looks(list(found))
-
-
-def figure_specs(drawn: Mapping[str, Sequence[Chart]], caption: str, columns: int = 2) -> dict[str, Spec]:
-    """Each figure that has something to show, with the caption of everything."""
-    return {name: figure(charts, caption, columns) for name, charts in drawn.items() if charts}
+    """One look for each series of all charts: theirs, or new ones if two series would look alike. The charts of a
+    figure have one scale of colours, which would else be that of the first chart."""
+    joined = {series: look for one in reversed(each) for series, look in one.items()}
+    joined = {series: joined[series] for one in each for series in one}
+    distinct = len({(look.light, look.dash) for look in joined.values()}) == len(joined)
+    return joined if distinct or all(one == joined for one in each) else looks(list(joined))
 
 
 @dataclass(frozen=True, repr=False)
@@ -327,7 +345,7 @@ def svg(spec: Spec) -> str:
     text = str(vl_convert.vegalite_to_svg(spec))
     clips = {old: f"clip{new}" for new, old in enumerate(dict.fromkeys(re.findall(r'id="(clip\d+)"', text)))}
     # Vega counts on from the last figure
-    text = re.sub(r"\bclip\d+\b", lambda found: clips.get(found[0], found[0]), text)
+    text = re.sub(r"\bclip\d+\b", lambda match: clips.get(match[0], match[0]), text)
     return re.sub(r"\bclip(\d+)\b", rf"clip{zlib.crc32(text.encode()):x}-\1", text) if clips else text
 
 
@@ -336,11 +354,11 @@ def inline(chart: Chart, place: Mapping[str, int]) -> str:
     (`data-tip`) and to which entry of the page's legend its series belongs (`data-s`, from `place`), which hides it."""
     text = svg(chart.spec(legend=False) | {"config": CONFIG | {"background": "transparent"}})
 
-    def mark(found: re.Match[str]) -> str:
-        name, between, label = unescape(found[1]).partition(BETWEEN)
+    def mark(match: re.Match[str]) -> str:
+        name, between, label = unescape(match[1]).partition(BETWEEN)
         if not between:
             return ""
-        index = f' data-s="{place[name]}"' if name in place and not chart.own_legend else ""
+        index = f' data-s="{place[name]}"' if name in place and not chart.legend else ""
         return index + (f' data-tip="{escape(label)}"' if label else "")
 
     text = re.sub(r' aria-label="([^"]*)"', mark, text)

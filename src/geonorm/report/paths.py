@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import cos, pi, sin
 
+from .charts import Axis, Chart, Spec, figure
 from .style import GREYS, Look, ramp
-from .vega import Axis, Chart, Spec, figure
 
 Points = Sequence[tuple[float, float]]
 START, CIRCLE, UPDATE = "x", "|x'| = |x|", "towards x + u"
@@ -21,22 +21,22 @@ def draw_paths(
     name: str, equation: str, blocks: Mapping[int, Sequence[tuple[float, Points, bool]]], angle: float
 ) -> Spec:
     """A chart for each block t: its paths, each of an update (|u| / |x|, points from x to x' in lengths of x, whether
-    the token met a ceiling), beside the line x + u at `angle` to x and the sphere of x. Blocks that are alike to three
+    the token was clamped), beside the line x + u at `angle` to x and the sphere of x. Blocks that are alike to three
     decimals are one chart."""
     same = len({ends_of(paths) for paths in blocks.values()}) == 1
-    shown = dict(list(blocks.items())[:1]) if same else blocks
-    ends = [place for paths in shown.values() for _, points, _ in paths for place in (points[0], points[-1])]
+    drawn = dict(list(blocks.items())[:1]) if same else blocks
+    ends = [place for paths in drawn.values() for _, points, _ in paths for place in (points[0], points[-1])]
     low = min(0.0, *(value for place in ends for value in place)) - MARGIN
     span = max(1.0, *(value for place in ends for value in place)) + MARGIN - low
     charts = []
-    for t, paths in shown.items():
+    for t, paths in drawn.items():
         names = [f"|u| = {length:g} |x|" for length, _, _ in paths]
         greys = {name: Look(*GREYS[2], "", shape) for name, shape in FIXED.items()}
         x, y = (Axis(low, low + span, title=f"{way}, in lengths of x") for way in ("along x", "across x"))
         title = f"{name}: every block" if same else f"{name}: block {t} of 12"
         looks = {**ramp(names), **greys}
-        chart = Chart(title, x, y, looks, width=300, height=300, own_legend=True)
-        chart.note = f"{equation}. Lines: from x to x' as the step grows from 0 to 1; hollow: at the ceiling."
+        chart = Chart(title, x, y, looks, width=300, height=300, legend=True)
+        chart.note = f"{equation}. Lines: from x to x' as the step grows from 0 to 1; hollow: clamped."
         start = paths[0][1][0]
         arc = [pi / 2 * i / 32 for i in range(33)]
         chart.outline(CIRCLE, [(start[0] * cos(a), start[0] * sin(a)) for a in arc], "circle", kind="thin")
@@ -51,6 +51,6 @@ def draw_paths(
 
 
 def ends_of(paths: Sequence[tuple[float, Points, bool]]) -> str:
-    """Where paths begin and end, to three decimals, and whether at a ceiling, as a text that can be compared."""
+    """Where paths begin and end, to three decimals, and if clamped, as a text that can be compared."""
     places = [(*points[0], *points[-1]) for _, points, _ in paths]
     return " ".join(f"{value:.3f}" for place in places for value in place) + str([bound for *_, bound in paths])

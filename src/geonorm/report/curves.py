@@ -1,0 +1,161 @@
+"""Curves and profiles of runs: means over seeds with the range of the seeds."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..lab.statistics.comparison import paired_interval
+from ..lab.statistics.spikes import spikes
+from .runs import Run
+from .study import Record
+
+Array = NDArray[np.float64]
+Measured = tuple[float, float, float]
+"""Step, place on the axis, value."""
+
+
+class Curve(NamedTuple):
+    """A mean over seeds with the range of the seeds."""
+
+    x: Array
+    mean: Array
+    low: Array
+    high: Array
+
+    def thinned(self, bins: int) -> Curve:
+        """Means of at most `bins` neighbouring groups of points."""
+        if len(self.x) <= bins:
+            return self
+        edges = np.linspace(0, len(self.x), bins + 1).astype(int)[:-1]
+        sizes = np.diff(np.append(edges, len(self.x)))
+        return Curve(*(np.add.reduceat(values, edges) / sizes for values in self))
+
+
+def value_of(record: Record, key: str) -> float:
+    """A column as a float, NaN where it is missing or null; `1/speed` is the inverse of a column."""
+    if key.startswith("1/"):
+        return 1 / (value_of(record, key[2:]) or math.nan)
+    value = record.get(key)
+    return float(value) if isinstance(value, (int, float)) else math.nan
+
+
+def on_shared_text(record: Record, key: str) -> float:
+    """A measurement on the held-out text that every evaluation of a run reads; the last one may read more."""
+    return value_of(record, f"{key}_part" if f"{key}_part" in record else key)
+
+
+def metric_curve(runs: Sequence[Run], key: str) -> Curve | None:
+    """A column of metrics.jsonl over tokens; None where no run has it."""
+    rows = [row for run in runs for row in run.metrics]
+    return _summarise(_groups((value_of(r, "step"), value_of(r, "tokens"), on_shared_text(r, key)) for r in rows))
+
+
+def paired_gap(runs: Sequence[Run], base: Sequence[Run]) -> Curve | None:
+    """Mean difference of val_loss to the baseline over tokens, paired by seed at each step, with its 95 % interval."""
+    losses = {
+        run.summary.get("seed"): {value_of(r, "step"): on_shared_text(r, "val_loss") for r in run.metrics}
+        for run in base
+    }
+    points: list[Measured] = []
+    for run in runs:
+        other = losses.get(run.summary.get("seed"), {})
+        for record in run.metrics:
+            step = value_of(record, "step")
+            gap = on_shared_text(record, "val_loss") - other.get(step, math.nan)
+            points.append((step, value_of(record, "tokens"), gap))
+    groups = _groups(points)
+    mean = _summarise(groups)
+    if mean is None:
+        return None
+    intervals = [paired_interval(group[:, 1]) for group in groups]
+    low = [i.mean if i.low is None else i.low for i in intervals]
+    high = [i.mean if i.high is None else i.high for i in intervals]
+    return mean._replace(low=np.array(low), high=np.array(high))
+
+
+def trace_curve(runs: Sequence[Run], key: str, rows: Callable[[Run], Sequence[Record]]) -> Curve | None:
+    """The mean of a column over all rows of a step (sub-layers of the trace, or norms), over tokens."""
+    points: list[Measured] = []
+    for run in runs:
+        steps: dict[float, list[float]] = {}
+        for record in rows(run):
+            value = value_of(record, key)
+            if math.isfinite(value):
+                steps.setdefault(value_of(record, "step"), []).append(value)
+        points += [(step, step * _tokens_per_step(run), float(np.mean(values))) for step, values in steps.items()]
+    return _summarise(_groups(points))
+
+
+Profile = dict[tuple[float, str], tuple[float, float, float]]
+"""By layer and kind of sub-layer: mean, lowest and highest value over seeds."""
+
+
+def profile(runs: Sequence[Run], key: str) -> Profile:
+    """A column of the trace at each sub-layer, at the last evaluation of each run."""
+    values: dict[tuple[float, str], list[float]] = {}
+    for run in runs:
+        last = max((value_of(record, "step") for record in run.trace), default=0.0)
+        for record in run.trace:
+            value = value_of(record, key)
+            if value_of(record, "step") == last and math.isfinite(value):
+                values.setdefault((value_of(record, "layer"), str(record.get("kind"))), []).append(value)
+    return {place: (float(np.mean(v)), min(v), max(v)) for place, v in values.items()}
+
+
+def spread_evenly(layers: Sequence[float]) -> list[float]:
+    """Places on an axis of layers: the first of a layer at its number, the others evenly behind it."""
+    passed: Counter[float] = Counter()
+    places, counts = [], Counter(layers)
+    for layer in layers:
+        places.append(layer + passed[layer] / counts[layer])
+        passed[layer] += 1
+    return places
+
+
+def spike_events(runs: Sequence[Run], key: str) -> list[tuple[Run, float, float]]:
+    """Logged spikes of a column: the run, the tokens so far, and the value."""
+    events = []
+    for run in runs:
+        records = [record for record in run.metrics if key in record]
+        for index in spikes(value_of(record, key) for record in records):
+            events.append((run, value_of(records[index], "tokens"), value_of(records[index], key)))
+    return events
+
+
+def spans_decades(values: Iterable[float], factor: float = 30.0) -> bool:
+    """True if positive values span more than `factor`, so that a logarithmic scale reads better."""
+    finite = [value for value in values if math.isfinite(value)]
+    return bool(finite) and min(finite) > 0 and max(finite) / min(finite) > factor
+
+
+def _tokens_per_step(run: Run) -> float:
+    last = run.metrics[-1] if run.metrics else run.summary
+    steps = value_of(last, "step") if run.metrics else value_of(last, "steps")
+    tokens = value_of(last, "tokens")
+    return tokens / steps if steps and math.isfinite(tokens / steps) else 1.0
+
+
+def _groups(points: Iterable[Measured]) -> list[Array]:
+    """(x, value) of each run at the steps that as many runs as possible share, in order, so that no seed enters or
+    leaves on the way."""
+    groups: dict[float, list[tuple[float, float]]] = {}
+    for step, x, value in points:
+        if math.isfinite(x) and math.isfinite(value):
+            groups.setdefault(step, []).append((x, value))
+    most = max(map(len, groups.values()), default=0)
+    return [np.array(groups[step]) for step in sorted(groups) if len(groups[step]) == most]
+
+
+def _summarise(groups: Sequence[Array]) -> Curve | None:
+    """Mean, lowest and highest value of each group; None where there is none."""
+    if not groups:
+        return None
+    means = np.array([group.mean(0) for group in groups])
+    low, high = (np.array([end(group[:, 1]) for group in groups]) for end in (np.min, np.max))
+    return Curve(means[:, 0], means[:, 1], low, high)

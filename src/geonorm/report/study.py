@@ -1,0 +1,168 @@
+"""What the four kinds of study have in common: a folder becomes records, and these become a caption, findings, limits,
+tables, figures and the sections of a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ..errors import GeonormError
+from ..parsing import from_json
+from .charts import Chart, Spec, figure
+from .style import Look, looks
+from .tables import WIDTH, Table, align, fit_width, wrap_all
+
+Record = dict[str, Any]
+
+
+@dataclass
+class Section:
+    """A titled part of the page: HTML or charts, in a class of the style sheet."""
+
+    title: str
+    content: list[str | list[Chart]]
+    css: str = ""
+
+
+@dataclass(frozen=True)
+class Study:
+    """A comparison, ladder, simulation or probe, read from its folder."""
+
+    path: Path
+    chosen: Sequence[str] = field(default=(), kw_only=True)
+    """The series to show, in this order; all if empty."""
+    styles: Mapping[str, Look] = field(default_factory=dict, kw_only=True)
+    """Looks of all series of the page, of which these may be a part."""
+
+    what: ClassVar[str]
+    """The kind of study, in titles."""
+    columns: ClassVar[int] = 2
+    """Charts in a row of a figure."""
+    without_limits: ClassVar[str] = ""
+
+    @property
+    def series(self) -> list[str]:
+        """Every series: schemes, or the models of a probe."""
+        raise NotImplementedError
+
+    @property
+    def names(self) -> list[str]:
+        """The series to show, in order."""
+        return [name for name in self.chosen if name in self.series] if self.chosen else self.series
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """By series, its entry in the legend of the page."""
+        return {name: name for name in self.names}
+
+    @property
+    def looks(self) -> dict[str, Look]:
+        styles = self.styles or looks(list(self.keys.values()))
+        return {name: styles[key] for name, key in self.keys.items()}
+
+    @property
+    def source(self) -> str:
+        """The name of the folder."""
+        return self.path.resolve().name
+
+    @property
+    def title(self) -> str:
+        return f"{self.what}: {self.source}"
+
+    @property
+    def limits_title(self) -> str:
+        return f"What limits this {self.what.lower()}"
+
+    def caption(self) -> str:
+        """Size, seeds and data, for every section and figure."""
+        raise NotImplementedError
+
+    def findings(self) -> list[tuple[str, str]]:
+        """A sentence for each series."""
+        raise NotImplementedError
+
+    def limits(self) -> list[str]:
+        """What a reader must know before believing the numbers, as sentences."""
+        return []
+
+    def tables(self) -> dict[str, Table]:
+        """By title."""
+        raise NotImplementedError
+
+    def notes(self) -> list[str]:
+        """What the columns of the tables mean."""
+        return []
+
+    def charts(self) -> dict[str, list[Chart]]:
+        """The charts of each figure file."""
+        raise NotImplementedError
+
+    def sections(self, place: Mapping[str, int]) -> list[Section]:
+        """The page below the findings. place: by series, the index of its entry in the legend."""
+        raise NotImplementedError
+
+    def records(self) -> list[Record]:
+        """The rows of the CSV file."""
+        raise NotImplementedError
+
+    def figures(self) -> dict[str, Spec]:
+        """By the name of its file, each figure with something to show."""
+        return {name: figure(charts, self.figure_caption(name), self.columns)
+                for name, charts in self.charts().items() if charts}  # fmt: skip
+
+    def figure_caption(self, name: str) -> str:
+        return self.caption()
+
+    def text_tables(self, width: int) -> list[Table]:
+        """The tables of the terminal."""
+        return list(self.tables().values())
+
+    def text_lines(self, width: int = WIDTH) -> list[str]:
+        """The terminal's summary: tables, findings, limits and notes."""
+        lines = []
+        for titles, cells in self.text_tables(width):
+            head, *rows = align(fit_width([titles, *cells], width))
+            lines += [head, "-" * len(head), *rows, ""]
+        sentences = [sentence for _, sentence in self.findings()]
+        if limits := self.limits():
+            sentences += ["", f"{self.limits_title}:", *(f"- {limit}" for limit in limits)]
+        if notes := self.notes():
+            sentences += ["", *notes]
+        return lines + wrap_all(sentences, width)
+
+
+@contextmanager
+def refuse_damaged(folder: Path, command: str) -> Iterator[Path]:
+    """GeonormError if a file of the folder is cut, or is not what the others say; `command` writes them anew."""
+    try:
+        yield folder
+    except KeyError as error:
+        why = f"{error.args[0]} is missing"
+    except (ValueError, TypeError, AttributeError, IndexError) as error:
+        why = str(error)
+    else:
+        return
+    raise GeonormError(f"{folder} is damaged: {why}; the same geonorm {command} writes it anew")
+
+
+def read_rows_strictly(file: Path) -> list[Record]:
+    """The objects in a file of JSON lines. ValueError if a line is none, OSError if the file cannot be read."""
+    return [_object(line, file.name) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def read_object_strictly(file: Path) -> Record:
+    """The object in a JSON file. ValueError if it holds none, OSError if it cannot be read."""
+    return _object(file.read_text(encoding="utf-8"), file.name)
+
+
+def _object(text: str, name: str) -> Record:
+    try:
+        content = from_json(text)
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise ValueError(f"{name} holds no JSON object")
+    return content

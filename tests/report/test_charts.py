@@ -1,0 +1,121 @@
+"""Charts, numbers and names: what one sees of them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+from hypothesis import given, strategies as st
+
+from geonorm.report.charts import Axis, Chart, Point, Strip, figure, strip_chart
+from geonorm.report.curves import spans_decades
+from geonorm.report.paths import CIRCLE, START, UPDATE, draw_paths
+from geonorm.report.style import COLOURS, figures, looks, memory, rate, si, signed
+from geonorm.report.tables import cut_apart
+
+from ..rows import each
+
+OUT = [(1.0, 0.0), (1.5, 0.5)]
+
+
+def test_looks_are_distinct_and_stay_with_their_scheme() -> None:
+    names = ["pre", "geonorm", *(f"x{i}" for i in range(20))]
+    found = looks(names)
+    assert Counter(look.light for look in found.values())[found["pre"].light] == 1
+    assert found["pre"].light == COLOURS["ink"][0] and len({look.light for look in list(found.values())[:8]}) == 8
+    assert len({(look.light, look.dash) for look in found.values()}) == len(names)
+    assert looks(["geonorm", "pre"])["geonorm"].light == found["geonorm"].light
+
+
+def test_axes_hold_their_values() -> None:
+    """Also one that a scheme keeps: the numbers along it would all read alike."""
+    for log in (False, True):
+        axis = Axis.around([11.31370, 11.31371], log=log)
+        assert axis.high - axis.low >= 1 and axis.holds(11.3137)
+        axis = Axis.around([0.5, math.nan, 8.0], log=log)
+        assert axis.low < 0.5 < 8 < axis.high
+    assert spans_decades([1.0, 31.0]) and not any(map(spans_decades, ([1.0, 29.0], [0.0, 1e3], [])))
+
+
+def test_lines_break_where_a_value_is_missing_and_marks_outside_are_left_out() -> None:
+    chart = Chart("test", Axis(0, 4), Axis(0, 1), looks(["pre"]))
+    chart.line("pre", enumerate([0.1, 0.2, math.nan, 0.4, 0.5]))
+    chart.mark("pre", 1, 50.0, "far above")
+    chart.mark("pre", 1, math.nan, "nowhere")
+    assert len({row["part"] for row in chart.rows["line"]}) == 2 and list(chart.rows) == ["line"]
+    chart.curve("pre", [Point(1, 0.5), Point(2, 0.6, 0.5, 0.7)])
+    assert len(chart.rows["band"]) == 1 and len(chart.rows["mark"]) == 2
+    chart.outline("ring", OUT, "ring")
+    assert chart.drawn == ["pre"]  # the rim of a sphere is no series
+
+
+def test_a_series_looks_the_same_in_all_charts_of_a_figure_and_like_no_other() -> None:
+    """Vega has one scale of colours for all charts, that of the first: a series that is not in it took another's."""
+    charts = []
+    for names in (["pre", "a"], ["b", "a"]):
+        chart = Chart("", Axis(0, 1), Axis(0, 1), looks(names))
+        for name in names:
+            chart.line(name, [(0.0, 0.0), (1.0, 1.0)])
+        charts.append(chart)
+    scales = [part["layer"][0]["encoding"]["color"]["scale"] for part in figure(charts)["concat"]]
+    assert scales[0] == scales[1] and scales[0]["domain"] == ["pre", "a", "b"]
+    assert len(set(scales[0]["range"])) == 3 and looks(["pre", "a"])["a"].light == looks(["b", "a"])["b"].light
+
+
+@each(
+    "text, expected",
+    [
+        (si(1_050_000), "1.05M"), (si(999.9), "1k"), (si(None), "–"), (si(12), "12"),
+        (memory(3 * 2**30), "3 GiB"), (memory(None), "–"),
+        (rate(3e-4), "3e-4"), (rate(None), "–"), (rate(0.00125), "1.25e-3"),
+        (signed(-0.0210), "−0.021"), (signed(-1e-9), "0.000"), (signed(0.5), "+0.500"),
+        (figures(math.nan), "–"), (figures(0.0), "0"), (figures(1e-7), "1e−07"), (figures(3.14159), "3.142"),
+    ],
+)  # fmt: skip
+def test_numbers_read_well(text: str, expected: str) -> None:
+    assert text == expected
+
+
+@given(st.lists(st.text("ab(", max_size=60), unique=True, max_size=9), st.integers(6, 40))
+def test_names_stay_apart_within_their_room(names: list[str], room: int) -> None:
+    found = cut_apart(names, room)
+    assert list(found) == names and len(set(found.values())) == len(names)
+    assert all(len(text) <= room and (len(name) > room or text == name) for name, text in found.items())
+
+
+def test_strips_name_schemes_that_differ_at_their_end() -> None:
+    long = [f"geonorm(entry=embedding, update=unit, retraction=projection, decay={d})" for d in ("sqrt", 2)]
+    rows = [Strip(name, "3.0000 ± 0.0010, n = 3 (and more words)", [(0.5, "")], 0.5, 0.4, 2.0) for name in long]
+    chart = strip_chart("", "loss", rows, looks(long), rule=-1.0)
+    assert len({row["text"] for row in chart.texts}) == 3  # two names and one value
+    assert chart.x.holds(-1.0) and chart.x.holds(2.0) and chart.rules == [{"x": -1.0}]
+
+
+def series(spec: dict[str, Any]) -> set[str]:
+    return {row["s"] for layer in spec["layer"] for row in layer["data"]["values"]}
+
+
+def test_blocks_that_are_alike_are_one_picture_and_others_stand_side_by_side() -> None:
+    same = draw_paths("own", "x + u", {1: [(1.0, OUT, False)], 4: [(1.0, OUT, False)]}, 1.0)
+    assert same["title"]["text"] == "own: every block" and series(same) == {"|u| = 1 |x|", START, CIRCLE, UPDATE}
+    near = draw_paths("own", "", {1: [(1.0, OUT, False)], 4: [(1.0, [(1.0, 0.0), (1.5, 0.50001)], False)]}, 1.0)
+    assert near["title"]["text"] == "own: every block"
+    other = draw_paths("own", "x + u", {1: [(1.0, OUT, False)], 4: [(1.0, OUT[::-1], False)]}, 1.0)
+    assert [part["title"]["text"] for part in other["concat"]] == ["own: block 1 of 12", "own: block 4 of 12"]
+
+
+def test_both_axes_of_a_picture_have_one_scale_and_a_clamped_token_is_hollow() -> None:
+    far = [(1.0, 0.0), (-1.0, 3.0)]
+    spec = draw_paths("own", "", {1: [(1.0, OUT, False), (2.0, far, True)]}, 1.0)
+    for layer in spec["layer"]:
+        low, high = layer["encoding"]["x"]["scale"]["domain"]
+        assert layer["encoding"]["y"]["scale"]["domain"] == [low, high] and low < -1 and high > 3
+    assert spec["width"] == spec["height"]
+    filled = {layer["mark"]["filled"]: layer["data"]["values"] for layer in spec["layer"] if "filled" in layer["mark"]}
+    assert [row["s"] for row in filled[False]] == ["|u| = 2 |x|"]
+
+
+def test_values_are_those_of_the_axis_where_it_names_them() -> None:
+    assert Axis(0, 1, labels=[0.5]).channel("x")["axis"]["values"] == [0.5]
+    assert "values" not in Axis(0, 1).channel("x")["axis"] and Axis(0, 1, visible=False).channel("x")["axis"] is None

@@ -1,0 +1,327 @@
+"""A comparison: reading of runs, curves, sentences, and what limits it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from geonorm.lab.runs.folder import RunFolder
+from geonorm.lab.statistics.comparison import SEED_CAP, aggregate
+from geonorm.report import build, comparison_charts as charts, curves
+from geonorm.report.charts import BETWEEN, Chart
+from geonorm.report.comparison import headline, load_comparison, markdown
+from geonorm.report.runs import read_run
+from geonorm.report.tables import fitted_minimum, verdict
+
+from ..rows import each
+
+MakeRun = Callable[..., Path]
+BARE = {"metrics": False, "trace": False}
+NOISE = (-0.01, -0.005, 0.0, 0.005, 0.01)
+
+
+def rows(pre: list[float], other: list[float], scheme: str = "geonorm") -> list[dict[str, Any]]:
+    losses = {"pre": pre, scheme: other}
+    return aggregate(
+        [
+            {"scheme": name, "seed": seed, "lr": 1e-3, "status": "finished", "val_loss": loss}
+            for name, values in losses.items()
+            for seed, loss in enumerate(values)
+        ]
+    )
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def labels(chart: Chart, *kinds: str) -> list[str]:
+    return [row["d"].partition(BETWEEN)[2] for kind in kinds for row in chart.rows.get(kind, ())]
+
+
+def test_runs_are_read_as_they_are(make_run: MakeRun, tmp_path: Path) -> None:
+    """A last line that is cut is normal, an earlier one is counted; of a repeated step the last row stays."""
+    path = make_run("pre", parts={"cut": True})
+    run = read_run(path)
+    assert run.damaged == 0 and len(run.metrics) == 199
+    (path / "metrics.jsonl").write_text('{"step": 1, "lo\n{"step": 2, "loss": 3.0}\n{"step": 2, "loss": 4.0}\n{"st')
+    run = read_run(path)
+    assert run.damaged == 1 and [(row["step"], row["loss"]) for row in run.metrics] == [(2, 4.0)]
+    run = read_run(make_run("geonorm", seed=4, status="interrupted"))
+    assert run.summary["status"] == "interrupted"
+    assert (run.scheme, run.summary["seed"], run.summary["lr"]) == ("geonorm", 4, 0.003)
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "config.yaml").write_text("{unclosed: [")
+    (path / "summary.json").write_text('{"status": "fin')
+    (path / "metrics.jsonl").write_bytes(b'[1, 2]\n"text"\n\xff\xfe')
+    run = read_run(path)
+    assert run.config == {} and run.metrics == [] and run.scheme == "run"
+
+
+@each("wrong", [{"val_loss": "3.5"}, {"lr": [0.003]}, {"seed": True}, {"scheme": 7}, {"status": 1}])
+def test_a_summary_with_values_of_another_kind_is_damaged(make_run: MakeRun, wrong: dict[str, Any]) -> None:
+    path = make_run("geonorm", seed=4)
+    file = path / "summary.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | wrong))
+    run = read_run(path)
+    assert run.damaged == 1 and run.summary["status"] == "interrupted" and run.summary["seed"] == 4
+    assert RunFolder(path).summary() is None  # so that a comparison ends it again
+    assert "Unreadable lines or files were skipped" in "".join(load_comparison(path).limits())
+
+
+def test_order_and_baseline(comparison_dir: Path, make_run: MakeRun, tmp_path: Path) -> None:
+    comparison = load_comparison(comparison_dir)
+    assert comparison.names == ["pre", "geonorm", "post", "peri"] and comparison.baseline == "pre"
+    assert comparison.depth == 4 and [len(comparison.counted(scheme)) for scheme in comparison.names] == [5] * 4
+    assert len(comparison.runs_of("peri")) == 10
+    for scheme in ("geonorm", "pre", "deepnorm"):
+        make_run(scheme, parts=BARE)
+    assert load_comparison([tmp_path]).names == ["pre", "deepnorm", "geonorm"]  # where nothing is on record
+    both = load_comparison([tmp_path / "runs" / "000", tmp_path / "runs" / "001", tmp_path])
+    assert len(both.runs) == 3 and both.source == tmp_path.name
+
+
+def test_runs_named_one_by_one_have_the_baseline_of_their_comparison(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All differences would have the other sign."""
+    for scheme in ("geonorm", "pre"):
+        make_run(scheme, parts=BARE)
+    (tmp_path / "config.yaml").write_text("schemes: [geonorm, pre]\n")
+    rows = [{"scheme": scheme, "baseline": "geonorm"} for scheme in ("geonorm", "pre")]
+    (tmp_path / "results.json").write_text(json.dumps({"schemes": rows, "command": ["geonorm", "compare"]}))
+    study = load_comparison(sorted((tmp_path / "runs").iterdir()))
+    assert study.names == ["geonorm", "pre"] and study.baseline == "geonorm" and study.command is None
+    monkeypatch.chdir(tmp_path / "runs")
+    assert load_comparison(["001", "000"]).baseline == load_comparison(".").baseline == "geonorm"
+    (tmp_path / "config.yaml").unlink()  # a run's folder may lie in a folder runs that is no comparison's
+    (tmp_path / "results.json").write_text("[]")
+    assert load_comparison(["001", "000"]).baseline == "pre"
+
+
+def test_curves_are_means_over_the_steps_all_seeds_share_and_gaps_pair_the_seeds(make_run: MakeRun) -> None:
+    losses = {("pre", 0): 3.0, ("pre", 1): 5.0, ("geonorm", 0): 2.5, ("geonorm", 1): 4.4}
+    runs = {}
+    for (scheme, seed), loss in losses.items():
+        path = make_run(scheme, seed)
+        metrics = [{"step": step, "tokens": 10 * step, "val_loss": loss - step / 10} for step in (1, 2, 3)]
+        metrics[1] |= {"val_loss": 0.0, "val_loss_part": loss - 0.2}  # the text that every evaluation reads
+        write_rows(path / "metrics.jsonl", metrics[: 2 + seed])
+        runs[scheme, seed] = read_run(path)
+    curve = curves.metric_curve([runs["pre", 0], runs["pre", 1]], "val_loss")
+    assert curve is not None
+    np.testing.assert_allclose(curve, [[10, 20], [3.9, 3.8], [2.9, 2.8], [4.9, 4.8]])
+    gap = curves.paired_gap([runs["geonorm", 1], runs["geonorm", 0]], [runs["pre", 0], runs["pre", 1]])
+    assert gap is not None and gap.mean == pytest.approx([-0.55] * 2) and list(gap.x) == [10, 20]
+    assert gap.high[0] - gap.mean[0] == pytest.approx(12.7062 * 0.05, rel=1e-3)  # t(0.975, 1) * std / sqrt(2)
+    values = np.arange(1000.0)
+    thin = curves.Curve(values, values, values, values).thinned(10)
+    assert len(thin.x) == 10 and thin.mean.mean() == pytest.approx(values.mean())
+
+
+def test_profiles_take_the_last_evaluation_and_leave_nulls_out(make_run: MakeRun) -> None:
+    run = read_run(make_run("pre"))
+    radius = curves.profile([run], "radius")
+    assert list(radius) == [(layer, k) for layer in range(4) for k in ("attn", "mlp")]
+    assert radius[0, "attn"][0] == pytest.approx(11.3)
+    last = [row["radius"] for row in run.trace if (row["step"], row["layer"], row["kind"]) == (400, 3, "mlp")]
+    assert radius[3, "mlp"] == (last[0],) * 3 and curves.profile([run], "clamped") == {}
+    assert curves.value_of({"speed": -4.0}, "1/speed") == -0.25 and curves.value_of({"speed": 3}, "speed") == 3
+    assert all(math.isnan(curves.value_of(row, "1/speed")) for row in ({"speed": None}, {}, {"speed": 0.0}))
+
+
+def test_sentences_and_cells() -> None:
+    alone = rows([3.0, 3.1, 3.2], [2.98, 3.079, 3.178])[1]
+    assert headline(alone) == "geonorm is 0.0210 (0.0185 to 0.0235) nats below pre at 3 seeds"
+    unclear = headline(rows([3.0, 3.1, 3.2], [2.99, 3.11, 3.17])[1])
+    assert unclear.startswith("geonorm against pre is not resolved at 3 seeds: the interval of −0.010 (")
+    assert "seeds would resolve a difference of this size" in unclear and "holds 0" in unclear
+    assert "no interval" in headline(rows([3.0], [2.9])[1])
+    tiny = rows([3.0, 3.1], [3.1, 3.0001])[1]
+    assert tiny["seeds_needed"] == SEED_CAP + 1 and "more than 1000 seeds" in headline(tiny)
+    lost = alone | {"p_holm": 0.2, "family_size": 12}
+    assert verdict(alone) == "resolved" and verdict(lost) == "resolved, not after Holm"
+    assert "not among all 12 (Holm: p = 0.2)" in headline(lost) and "Holm" not in headline(alone)
+    same = rows([3.0, 3.0002, 3.0001, 3.0003], [3.0001, 3.0, 3.0003, 3.0002])[1]
+    assert verdict(same) == "equal within 0.01" and "equal within 0.01" in headline(same)
+    fit = {"loss": 3.1, "loss_error": 0.004, "lr": 0.0061, "problem": None}
+    assert fitted_minimum(alone | {"fit": fit}) == "3.1000 ± 0.0040 at 0.0061" and fitted_minimum(alone) == "–"
+    outside = fit | {"loss": None, "problem": "the minimum lies above the highest, 0.012"}
+    assert fitted_minimum(alone | {"fit": outside}) == "the minimum lies above the highest, 0.012"
+
+
+def test_markdown_cells_cannot_break_the_table() -> None:
+    table = markdown(rows([3.0, 3.1], [3.0, 3.2], "a|b<script>")).splitlines()
+    columns = table[0].count("|")
+    assert all(line.replace("\\|", "").count("|") == columns for line in table[:4])
+    assert "a\\|b&lt;script>" in table[3] and "bits/byte" not in table[0] and "tokens/s" not in table[0]
+    assert all(line.startswith("- ") for line in table[5:])
+
+
+def test_rates_tuned_on_another_length_are_a_limit(make_run: MakeRun, tmp_path: Path) -> None:
+    for seed in range(5):
+        make_run("pre", seed, phase="final", parts=BARE)
+    tuned = [make_run("pre", 9, lr=lr, phase="tune", tokens=409_600, parts=BARE) for lr in (1e-3, 3e-3, 1e-2)]
+    assert any("tuned on 410k of 819k tokens" in limit for limit in load_comparison([tmp_path]).limits())
+    for path in tuned:
+        file = path / "summary.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"tokens": 1_638_400}))
+    study = load_comparison([tmp_path])
+    assert any("tuned on 1.64M tokens, more than the 819k that are compared" in limit for limit in study.limits())
+    assert study.rows[0]["fit"] is None  # a minimum of twice the length stood beside the loss of the final runs
+
+
+def test_spikes_of_the_batch_stand_apart(make_run: MakeRun, tmp_path: Path) -> None:
+    """Step 9 is strange to both runs; nothing is said of what older runs do not know."""
+    for scheme, steps in (("pre", [9]), ("post", [9, 30])):
+        make_run(scheme, spikes=len(steps), spike_steps=steps, grad_spikes=0, grad_spike_steps=[], parts=BARE)
+    text = markdown(load_comparison([tmp_path]).rows)
+    assert "| 1 (0) / 0 (0) |" in text and "| 2 (1) / 0 (0) |" in text
+    make_run("peri", spikes=1, grad_spikes=0, parts=BARE)
+    assert "| 1 / 0 |" in markdown(load_comparison([tmp_path]).rows)
+
+
+def test_what_was_left_out_or_passed_over_is_a_limit(make_run: MakeRun, tmp_path: Path) -> None:
+    """Shorter runs, other numbers of parameters within a scheme, losses that were null, steps that were skipped; a
+    scheme that diverged early says nothing of the length."""
+    for seed in range(5):
+        folder = make_run("pre", seed, tokens=30_000_000)
+        make_run("post", seed, tokens=40_960, status="diverged", val_loss=None, parts=BARE)
+        summary = json.loads((folder / "summary.json").read_text())
+        if seed == 1:
+            summary |= {"parameters": 2 * summary["parameters"]}
+        if seed == 2:
+            summary["events"] = [{"step": 3, "action": "skip"}]
+            with (folder / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps({"step": 10**6, "loss": None}) + "\n")
+        (folder / "summary.json").write_text(json.dumps(summary))
+    make_run("pre", 7, tokens=409_600, parts=BARE)
+    limits = load_comparison([tmp_path]).limits()
+    assert "pre: 1 shorter run left out, for lengths do not mix in a mean." in limits
+    for start in ("The numbers of parameters differ by 100 %", "pre · seed 2 · lr 0.003: 1 step skipped or rewound",
+                  "The training loss was not finite at some step of pre · seed 2"):  # fmt: skip
+        assert any(limit.startswith(start) for limit in limits), start
+    assert not any("tokens per parameter" in limit for limit in limits)
+    longer = [make_run("peri", seed, tokens=60_000_000, matmul_parameters=900_000, parts=BARE) for seed in range(5)]
+    limits = load_comparison([tmp_path, *longer]).limits()
+    assert "The budgets differ, from 30M to 60M tokens: these are not one comparison." in limits
+    assert any(limit.startswith("The numbers of matmul parameters differ by 14.4 %") for limit in limits)
+
+
+def test_runs_that_were_not_trained_alike_are_a_limit(make_run: MakeRun, tmp_path: Path) -> None:
+    """Within a scheme, whose mean mixes them, and between schemes; not what changes no loss."""
+    for scheme, optimizer, decay in (("pre", "adamw", 0.1), ("pre", "muon", 0.1), ("post", "adamw", 0.0)):
+        folder = make_run(scheme, int(optimizer == "muon"), parts=BARE)
+        config = {"optim": {"name": optimizer, "weight_decay": decay}, "log": {"to": [optimizer]}}
+        (folder / "config.yaml").write_text(json.dumps({**config, "scheme": scheme}))
+    limits = [limit for limit in load_comparison([tmp_path]).limits() if "differ in" in limit]
+    assert limits == ["pre: its mean is over runs that differ in optim.name (adamw and muon): report them separately."]
+    for file in tmp_path.rglob("config.yaml"):
+        other = json.loads((file.parent / "summary.json").read_text())["scheme"] == "post"
+        file.write_text(json.dumps({"optim": {"weight_decay": float(other)}}))
+    limits = [limit for limit in load_comparison([tmp_path]).limits() if "differ in" in limit]
+    assert limits == ["The schemes were not trained alike: they differ in optim.weight_decay (0 and 1)."]
+
+
+def test_some_schemes_have_the_statistics_of_the_whole_and_the_limits_of_their_baseline(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    """Leaving schemes out makes no difference more significant; whether one scatters is a question to all."""
+    for lr, loss in ((3e-3, 3.0), (1e-3, 3.2)):
+        make_run("pre", 0, lr=lr, val_loss=loss, parameters=2_000_000, parts=BARE)
+    for scheme, width in (("peri", 1), ("post", 5), ("geonorm", 1)):
+        for seed, off in enumerate(NOISE):
+            make_run(scheme, seed, val_loss=3 + width * off, parts=BARE)
+    whole = load_comparison([tmp_path])
+    part = replace(whole, chosen=["post", "geonorm"])
+    assert part.rows == [whole.row("post"), whole.row("geonorm")] and part.baseline == "pre"
+    assert {run.scheme for run in part.runs} == {"pre", "post", "geonorm"}
+    limits = replace(whole, chosen=["post"]).limits()
+    for start in ("1 seed: a claim", "pre: the best learning rate, 3e-3, is an edge", "The numbers of parameters",
+                  "post: only 1 of 5 seeds", "post: its seeds scatter 5 times as far as those of"):  # fmt: skip
+        assert any(limit.startswith(start) for limit in limits), start
+    assert not any("geonorm" in limit or "peri" in limit for limit in limits)
+
+
+def test_losses_of_tuning_and_final_runs_are_not_on_one_axis(make_run: MakeRun, tmp_path: Path) -> None:
+    """Tuning runs may be shorter, so that a scheme which its recipe gave a rate would lie far below the others."""
+    for lr, loss in ((1e-3, 4.3), (3e-3, 4.2), (1e-2, 4.4)):
+        make_run("pre", 9, lr=lr, phase="tune", val_loss=loss, parts=BARE)
+    for seed in range(3):
+        make_run("pre", seed, lr=3e-3, phase="final", val_loss=3.5, parts=BARE)
+        make_run("ngpt", seed, lr=15e-3, phase="final", val_loss=3.6, parts=BARE)
+    make_run("pre", 3, lr=3e-3, phase="final", status="diverged", val_loss=None, parts=BARE)
+    (chart,) = charts.learning_rates(load_comparison(tmp_path))
+    assert chart.y and chart.y.title == "validation loss of the tuning runs (nats per token)"
+    assert labels(chart, "mark", "best") == [
+        "pre · lr 1e-3: 4.3000, 1 run", "pre · lr 1e-2: 4.4000, 1 run", "pre · lr 3e-3: 4.2000, 1 run",
+    ]  # fmt: skip
+    assert labels(chart, "fail") == ["pre · lr 3e-3: 1 of 5 runs did not finish"]
+    assert "Schemes that other runs decided on are not here: ngpt." in chart.note
+
+
+def test_a_rate_added_after_the_tuning_is_judged_by_final_runs(make_run: MakeRun, tmp_path: Path) -> None:
+    for lr in (3e-3, 6e-3):
+        make_run("pre", 9, lr=lr, phase="tune", val_loss=4.2, parts=BARE)
+    for seed in range(3):
+        make_run("pre", seed, lr=6e-3, phase="final", val_loss=3.5 + seed / 100, parts=BARE)
+        make_run("pre", seed, lr=12e-3, phase="final", val_loss=3.4 + seed / 100, parts=BARE)
+    (chart,) = charts.learning_rates(load_comparison(tmp_path))
+    assert chart.y and chart.y.title.startswith("final validation loss")
+    assert labels(chart, "mark", "best") == ["pre · lr 6e-3: 3.5100, 3 runs", "pre · lr 1.2e-2: 3.4100, 3 runs"]
+
+
+def test_what_leaves_a_frame_is_named(make_run: MakeRun, tmp_path: Path) -> None:
+    for scheme, best in {"pre": 3.5, "geonorm": 3.55, "post": 6.9}.items():
+        for lr, more in ((1e-3, 0.1), (3e-3, 0.0), (1e-2, 0.2)):
+            make_run(scheme, lr=lr, val_loss=best + more, parts=BARE)
+    (chart,) = charts.learning_rates(load_comparison(tmp_path))
+    assert len(labels(chart, "best")) == 2
+    assert chart.note.endswith("Higher losses leave the frame, with the rings of post (6.9000).")
+    for start in (0.0, 9.0):
+        for scheme in ("pre", "geonorm"):
+            metrics = [{"step": step, "tokens": step, "val_loss": 3.0 + step / 1000} for step in range(1, 21)]
+            metrics[0]["val_loss"] += start * (scheme == "geonorm")
+            write_rows(make_run(scheme, parts=BARE) / "metrics.jsonl", metrics)
+        (chart,) = charts.gaps(load_comparison(sorted((tmp_path / "runs").iterdir())[-2:]))
+        assert ("The start leaves the frame." in chart.note) is (start > 0)
+
+
+def test_crosses_are_spikes_of_the_runs_that_the_table_counts(make_run: MakeRun, tmp_path: Path) -> None:
+    """Seed 1 has a spike of the gradient norm."""
+    make_run("pre", 1, phase="tune", parts={"trace": False})
+    make_run("pre", 0, phase="final", parts={"trace": False})
+    (chart,) = charts.gradient_course(load_comparison(tmp_path))
+    assert not labels(chart, "fail")
+    make_run("pre", 1, phase="final", parts={"trace": False})
+    (chart,) = charts.gradient_course(load_comparison(tmp_path))
+    assert len(labels(chart, "fail")) == 1
+
+
+def test_the_cosine_to_the_uniform_vector_is_the_mean_over_norms_beside_random_directions(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    plain = make_run("post")
+    assert charts.towards_uniform(load_comparison(plain)) == []
+    norms = [(0, "attn", "input"), (0, "mlp", "input"), (1, "attn", "input"), (1, "exit", "norm")]
+    for seed in range(2):
+        path = make_run("pre", seed)
+        write_rows(path / "norms.jsonl", [
+            {"step": step, "scheme": "pre", "layer": layer, "kind": kind, "t": layer + 1, "norm": norm,
+             "cos_ones_before": seed + place + step / 1000, "cos_null_before": 0.07}
+            for step in (100, 200) for place, (layer, kind, norm) in enumerate(norms)
+        ])  # fmt: skip
+    (chart,) = charts.towards_uniform(load_comparison(tmp_path / "runs"))
+    assert "Level lines: random directions, 0.07 to 0.07 by scheme" in chart.note and chart.rules == [{"y": 0.07}]
+    assert [row["y"] for row in chart.rows["mark"]] == pytest.approx([2.1, 2.2])
+    assert chart.rows["band"][0]["y"] == pytest.approx(1.6) and chart.rows["band"][0]["y2"] == pytest.approx(2.6)
+    page = build(path, tmp_path / "report.html").read_text()
+    assert "Towards the uniform vector" in page

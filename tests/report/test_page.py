@@ -1,0 +1,198 @@
+"""The page and the other formats: complete, self-contained, escaped, and honest about what is missing."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from geonorm.errors import GeonormError
+from geonorm.report import build, summarize, write_figures
+from geonorm.report.comparison import load_comparison
+
+MakeRun = Callable[..., Path]
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+
+class Page(HTMLParser):
+    """Checks that tags balance, and collects text, tags and attributes."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(path.read_text(encoding="utf-8"))
+        assert not self.stack, f"left open: {self.stack}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.stack.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not {"script", "style"} & set(self.stack):
+            self.text += data + " "
+
+    def values(self, name: str) -> list[str]:
+        return [attrs[name] or "" for _, attrs in self.tags if name in attrs]
+
+
+@pytest.fixture(scope="module")
+def file(comparison_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(comparison_dir, tmp_path_factory.mktemp("page") / "sub" / "report.html")
+
+
+@pytest.fixture(scope="module")
+def full(file: Path) -> Page:
+    return Page(file)
+
+
+def test_the_page_fetches_nothing_has_no_nan_and_is_the_same_every_time(
+    file: Path, comparison_dir: Path, tmp_path: Path
+) -> None:
+    text = file.read_text(encoding="utf-8")
+    assert not re.search(r"https?://(?!www\.w3\.org/)|@import|url\((?!#)|<link|<img|\bsrc=|fetch\(", text)
+    assert "default-src 'none'" in text and len(text) < 2e6
+    assert not re.search(r'(?:d|transform|x|y|points)="[^"]*(?:nan|inf)', text, re.IGNORECASE)
+    assert build([comparison_dir], tmp_path / "again.html").read_bytes() == file.read_bytes()
+
+
+def test_the_noise_between_seeds_comes_first_and_every_section_has_the_caption(full: Page) -> None:
+    titles = ["Noise between seeds", "Paired differences", "Table", "Loss during training", "Learning rates",
+              "Radius of the stream", "Angle of each write", "Share of clamped updates", "Gradient per sub-layer",
+              "Gradient norm during training", "Recipe", "Repeat it"]  # fmt: skip
+    places = [full.text.index(title) for title in titles]
+    assert places == sorted(places)
+    assert "validation loss of the tuning runs" in full.text  # which are shorter than those that are judged
+    caption = "1.05M parameters · 4 layers · 819k tokens per run · 5 seeds · data books-small"
+    assert full.text.count(caption) == 1 + sum(tag == "section" for tag, _ in full.tags) == 8
+
+
+def test_the_page_states_findings_limits_recipe_and_commands(full: Page) -> None:
+    for text in (
+        r"geonorm is 0\.0\d\d \(0\.0\d\d to 0\.0\d\d\) nats below pre at 5 seeds",
+        "pre: 1 diverged run at another learning rate",
+        "peri: the mean leaves out 1 interrupted run at the same learning rate",
+        "post: the best learning rate, 1e-3, is an edge of the grid",
+        r"optim\.warmup", "geonorm compare --schemes pre geonorm post peri", "data_sha256", r"weight_decay: 0\.1",
+        r"post: its paper asks for warmup 0(\.0)? \(not applied here\)",
+    ):  # fmt: skip
+        assert re.search(text, full.text), text
+
+
+def test_each_counted_run_is_a_mark_of_the_first_chart_and_each_scheme_can_be_hidden(full: Page) -> None:
+    tips = full.values("data-tip")
+    assert sum(bool(re.fullmatch(r"geonorm · seed \d · lr 0\.003: 3\.\d{4}", tip)) for tip in tips) == 5
+    assert full.values("data-toggle") == ["0", "1", "2", "3"] and {"0", "1", "2", "3"} == set(full.values("data-s"))
+    charts = [attrs for tag, attrs in full.tags if tag == "svg" and attrs.get("class") == "chart"]
+    assert len(charts) >= 12 and all(chart["tabindex"] == "0" and chart["aria-label"] for chart in charts)
+
+
+def test_a_hostile_scheme_stays_text(make_run: MakeRun, tmp_path: Path) -> None:
+    hostile = '</title><script>alert("1")</script><svg onload=alert(2)>\'|$x$'
+    for seed in range(2):
+        make_run("pre", seed)
+        make_run(hostile, seed)
+    page = Page(build(tmp_path, tmp_path / "report.html", figures=tmp_path / "figures"))
+    assert [tag for tag, _ in page.tags].count("script") == 1
+    assert not any("onload" in attrs for _, attrs in page.tags)
+    assert hostile in page.text and any(hostile in tip for tip in page.values("data-tip"))
+    assert (tmp_path / "figures" / "final_loss.svg").exists()
+
+
+def test_what_is_missing_is_stated(make_run: MakeRun, tmp_path: Path) -> None:
+    """One seed, no trace, no metrics; then runs of which none finished."""
+    runs = [make_run(scheme, parts={"trace": False, "metrics": False}) for scheme in ("pre", "geonorm")]
+    text = Page(build(runs, tmp_path / "report.html")).text
+    for sentence in ("not resolved, one seed gives no interval", "No trace was recorded", "No metrics were recorded",
+                     "1 seed: a claim needs at least 5. One seed shows no spread",
+                     "The learning rate was not tuned for pre, geonorm"):  # fmt: skip
+        assert sentence in text, sentence
+    lost = [make_run("post", status="diverged", val_loss=None), make_run("peri", status="failed", val_loss=None)]
+    text = Page(build(lost, tmp_path / "report.html")).text
+    assert "post: no run finished (1 diverged)" in text and "nothing to compare yet" in text
+    assert {path.stem for path in write_figures(lost, tmp_path / "fig")} == {"loss_curves", "geometry", "law"}
+    with pytest.raises(FileNotFoundError, match=r"no run directory in .*gone$"):
+        build([runs[0], tmp_path / "gone"], tmp_path / "none.html")
+    assert not (tmp_path / "none.html").exists()
+
+
+def test_figures_come_as_png_svg_and_pdf_and_are_the_same_every_time(comparison_dir: Path, tmp_path: Path) -> None:
+    first = write_figures(comparison_dir, tmp_path / "a")
+    names = ["final_loss", "loss_curves", "geometry", "law", "learning_rates"]
+    assert [path.name for path in first] == [f"{name}.{suffix}" for name in names for suffix in ("png", "svg", "pdf")]
+    for path, again in zip(first, write_figures(comparison_dir, tmp_path / "b"), strict=True):
+        assert path.suffix == ".pdf" or path.read_bytes() == again.read_bytes()
+    law = load_comparison(comparison_dir).figures()["law"]  # in print one legend names the series
+    keys = [layer["encoding"]["color"]["legend"] for part in law["concat"] for layer in part["layer"]]
+    assert keys and all(key["values"] for key in keys)
+
+
+def test_a_trace_without_the_law_still_builds(make_run: MakeRun, tmp_path: Path) -> None:
+    """Without the prediction of the definition: no figure of it, and no word."""
+    new = {"radius_after", "law_radius", "law_angle", "law_start", "speed"}
+    for with_law in (True, False):
+        path = make_run("pre") / "trace.jsonl"
+        if not with_law:
+            rows = [json.loads(line) for line in path.read_text().splitlines()]
+            path.write_text("".join(json.dumps({k: v for k, v in row.items() if k not in new}) + "\n" for row in rows))
+        text = Page(build(path.parent, tmp_path / "report.html")).text
+        figures = load_comparison(path.parent).figures()
+        assert ("law" in figures) is with_law and "geometry" in figures
+        assert ("Lines: what the scheme's definition predicts" in text) is with_law
+        assert ("Turning per update" in text) is with_law and "Angle of each write" in text
+
+
+def test_a_report_never_imports_torch(comparison_dir: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys, geonorm.report as report\n"
+        f"report.build({str(comparison_dir)!r}, {str(tmp_path / 'r.html')!r}, {str(tmp_path)!r})\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_latex_csv_and_pdf(comparison_dir: Path, tmp_path: Path) -> None:
+    order = ["geonorm", "peri", "pre", "post"]
+    tex = build(comparison_dir, tmp_path / "r.tex", format="latex", schemes=order).read_text()
+    rows = [line.split(" & ")[0] for line in tex.splitlines() if line.endswith(r"\\")]
+    assert rows == ["scheme", *order] and r"\toprule" in tex and r" $\pm$ " in tex
+    with open(build(comparison_dir, tmp_path / "r.csv", format="csv")) as file:
+        records = list(csv.DictReader(file))
+    assert [record["scheme"] for record in records] == ["pre", "geonorm", "post", "peri"]
+    assert float(records[1]["difference"]) < 0 and records[0]["n"] == "5"
+    limits = load_comparison(comparison_dir).limits()
+    assert limits and all(record["limits"] == " ".join(limits) for record in records)
+    assert all(f"% What limits this comparison: {limit}" in tex.splitlines() for limit in limits)
+    assert build(comparison_dir, tmp_path / "r.pdf", format="pdf").read_bytes().startswith(b"%PDF")
+    with pytest.raises(GeonormError, match=r"r\.tex does not end in \.csv"):
+        build(comparison_dir, tmp_path / "r.tex", format="csv")
+    with pytest.raises(GeonormError, match="unknown scheme 'perry': did you mean 'peri'"):
+        build(comparison_dir, tmp_path / "none.html", schemes=["perry"])
+
+
+def test_the_terminal_has_the_table_the_sentences_and_the_limits_of_the_page(comparison_dir: Path) -> None:
+    comparison = load_comparison(comparison_dir)
+    limits = comparison.limits()
+    for width in (100, 80):
+        lines = summarize(comparison_dir, width)
+        text = " ".join(line.strip() for line in lines)
+        assert "What limits this comparison:" in lines and len(limits) >= 4 and max(map(len, lines)) <= width
+        assert all(f"- {limit}" in text for limit in limits)
+        assert all(sentence in text for _, sentence in comparison.findings())
+        assert ("p, Holm" in lines[0]) is (width == 100) and "difference (95 %)" in lines[0]
+    assert any("0.78 tokens per parameter" in limit for limit in limits)
