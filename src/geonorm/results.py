@@ -52,7 +52,7 @@ class Result:
         return pandas.DataFrame(list(tables[name]))
 
     def plot(self, figure: str | None = None) -> Any:
-        """A figure of the report (`report.vega.Figure`: shown by notebooks, .save("name.pdf")), the first if none is
+        """A figure of the report (`report.charts.Figure`: shown by notebooks, .save("name.pdf")), the first if none is
         named. Raises GeonormError for a figure that is not there, or without what draws it."""
         with self.folder() as place:
             try:
