@@ -33,7 +33,7 @@ WITHOUT_EXAMPLE = """
     hf.apply hf.card hf.export hf.layout_of hf.load_stock hf.restore hf.to_stock measure.NormMeasure
     measure.SiteMeasure measure.SiteMoments measure.step_measures models.Decoder models.DecoderConfig
     models.VisionConfig models.VisionTransformer models.generate models.preset ops.AngleMap ops.backends
-    ops.geodesic_step ops.geodesic_step_read ops.geodesic_update report.build report.draw report.write_figures
+    ops.geodesic_step ops.geodesic_step_read ops.geodesic_update
     residual.Residual schemes.About schemes.AnGPT schemes.AttentionResiduals schemes.DeepNorm schemes.First
     schemes.GPAS schemes.GeoNorm schemes.Hybrid schemes.Hyper schemes.Keel schemes.Lambdas schemes.LayerNormScaling
     schemes.LayerScale schemes.ManifoldHyper schemes.Mix schemes.NAG schemes.NGPT schemes.NormPreserving

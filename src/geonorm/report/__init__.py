@@ -33,8 +33,9 @@ def build(
     order. Raises FileNotFoundError where there is no run at all, GeonormError for a scheme that no directory has, where
     files of a study are damaged, or where `out` does not end as the format does.
 
-    >>> build("runs/mine", "page.html", schemes=["pre", "geonorm"])  # doctest: +SKIP
-    PosixPath('page.html')
+    >>> with geonorm.simulate(schemes="pre", tokens=3, dim=3, time=2.0, points=9, seeds=1).folder() as folder:
+    ...     geonorm.report.build(folder, "page.html").name
+    'page.html'
     """
     from ..errors import GeonormError
     from . import formats
@@ -59,19 +60,33 @@ def write_figures(dirs: Sequence[AnyPath] | AnyPath, out_dir: AnyPath) -> list[P
     difference; of a simulation: cosine, collapse, speed, sphere; of a probe: those of `report.probe_charts`. A figure
     with nothing to show (no trace, one learning rate) is left out. Each of several sources has a folder with its name,
     numbered where two have the same.
+
+    >>> with geonorm.simulate(schemes="pre", tokens=3, dim=3, time=2.0, points=9, seeds=1).folder() as folder:
+    ...     [file.name for file in geonorm.report.write_figures(folder, "figures")][:3]
+    ['cosine.png', 'cosine.svg', 'cosine.pdf']
     """
     return _save(_read(dirs)[1], Path(out_dir))
 
 
 def draw(directory: AnyPath) -> dict[str, Figure]:
-    """The figures that `write_figures` writes of one directory, by name, for notebooks. Writes nothing."""
+    """The figures that `write_figures` writes of one directory, by name, for notebooks. Writes nothing.
+
+    >>> with geonorm.simulate(schemes="pre", tokens=3, dim=3, time=2.0, points=9, seeds=1).folder() as folder:
+    ...     list(geonorm.report.draw(folder))
+    ['cosine', 'collapse', 'speed', 'sphere']
+    """
     from .charts import Figure
 
     return {name: Figure(spec) for study in _read(directory)[1] for name, spec in study.figures().items()}
 
 
 def summarize(directory: AnyPath, width: int = 100) -> list[str]:
-    """The study in a directory as lines of text: tables, findings and limits."""
+    """The study in a directory as lines of text: tables, findings and limits.
+
+    >>> with geonorm.simulate(schemes="pre", tokens=3, dim=3, time=2.0, points=9, seeds=1).folder() as folder:
+    ...     geonorm.report.summarize(folder)[2].split()[0]
+    'pre'
+    """
     (study,) = _read(directory)[1]
     return study.text_lines(width)
 

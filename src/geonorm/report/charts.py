@@ -258,12 +258,12 @@ class Chart:
 
 def strip_chart(
     title: str, unit: str, rows: Sequence[Strip], looks: Mapping[str, Look], note: str = "",
-    rule: float | None = None, axis: Axis | None = None, width: int = 420,
+    rule: float | None = None, axis: Axis | None = None,
 ) -> Chart:  # fmt: skip
     """Rows of intervals over one axis, with a reference line at `rule`. axis: in place of one that holds everything."""
     ends = [end for row in rows for end in (row.mean, row.low, row.high, rule) if end is not None]
     axis = axis or Axis.around([*ends, *(x for row in rows for x, _ in row.dots)], title=unit)
-    chart = Chart(title, axis, None, looks, note, width)
+    chart = Chart(title, axis, None, looks, note)
     if rule is not None:
         chart.rule(x=rule)
     for row in rows:
