@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .errors import ConfigError, DataError, UntrustedCode
+from .errors import ConfigError, UntrustedCode
 
 
 class Stored(str):
@@ -263,11 +263,3 @@ def text_of(path: Path) -> str:
 def digest(text: str) -> str:
     """sha256 of a source."""
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def cache_folder() -> Path:
-    """``$GEONORM_CACHE``, or ``~/.cache/geonorm`` where it is not set. DataError where there is no home either."""
-    try:
-        return Path(os.environ.get("GEONORM_CACHE") or Path.home() / ".cache" / "geonorm")
-    except RuntimeError:  # neither $HOME nor an entry in the list of users
-        raise DataError("there is no home directory for the cache: set GEONORM_CACHE to a writable folder") from None

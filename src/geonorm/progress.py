@@ -30,7 +30,7 @@ def shorten(name: str, room: int = NAME) -> str:
     """The name, of a long one beginning and end: schemes begin alike and seeds stand last.
 
     >>> shorten("geonorm-decay-sqrt-seed11", 16)
-    'geono…rt-seed11'
+    'geono…qrt-seed11'
     """
     if len(name) <= room:
         return name

@@ -16,7 +16,7 @@ import geonorm
 from geonorm.cli import main as cli
 from geonorm.errors import ConfigError, DataError
 from geonorm.lab import probe as lab, probe_inputs as reading
-from geonorm.lab.data.objectives import MaskedTokens
+from geonorm.lab.data.batches import MaskedTokens
 from geonorm.measure.anatomy import Stack
 from geonorm.measure.subject import Subject, ablation, measure_gradients
 

@@ -19,7 +19,7 @@ from ..schemes import parse, stored
 from . import checkpoint
 from .config import TrainConfig
 from .data import NO_TEXT, Tokenizer, load_tokenizer
-from .data.objectives import NEXT, MaskedTokens, Objective, pick_objective
+from .data.batches import NEXT, MaskedTokens, Objective, pick_objective
 from .data.tokenizer import FileTokenizer
 from .distributed import parallel
 from .runs.folder import RunFolder, read_rows

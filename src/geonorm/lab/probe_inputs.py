@@ -17,8 +17,8 @@ from ..measure.config import ProbeConfig
 from ..measure.subject import Inputs, Subject, tokens_of_image
 from ..models.trunk import IGNORED
 from .data import Tokenizer, open_source
+from .data.batches import HELD_OUT
 from .data.files import import_extra
-from .data.objectives import HELD_OUT
 from .open import Opened, OpenedClassifier, OpenedRun, open_model
 
 WINDOWS, IMAGE_TOKENS = 8, 4096

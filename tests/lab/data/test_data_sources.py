@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 
 from geonorm.errors import DataError
 from geonorm.lab.data import corpora, files, inspect_source, open_source, stdlib
-from geonorm.lab.data.split import hold_out, hold_out_stream
+from geonorm.lab.data.source import hold_out, hold_out_stream
 
 from ...rows import each
 
@@ -133,17 +133,6 @@ def test_folder_reads_all_text_below_sorted(tmp_path):
     assert sorted(both(source)) == ["four", "one", "three", "two"]
 
 
-def test_linked_folders_are_read_once(tmp_path):
-    text, disk = tmp_path / "text", tmp_path / "disk"
-    for path in (text / "a" / "one.txt", disk / "two.txt"):
-        path.parent.mkdir(parents=True)
-        path.write_text(path.stem)
-    for name, target in (("b", disk), ("c", disk), ("d", text), ("a/up", text), ("e", tmp_path / "gone")):
-        (text / name).symlink_to(target)
-    assert open_source(str(text)).files == (text / "a" / "one.txt", text / "b" / "two.txt")
-    assert sorted(both(open_source(str(text)))) == ["one", "two"]
-
-
 @pytest.mark.parametrize("sharded", [False, True])
 def test_split_folder_and_corpus_names(tmp_path, monkeypatch, sharded):
     folder = tmp_path / "data" / "my-corpus"
@@ -162,16 +151,6 @@ def test_split_folder_and_corpus_names(tmp_path, monkeypatch, sharded):
     assert "".join(both(open_source("novel"))) == "text\n" * 500
     with pytest.raises(DataError, match=r"'my-corpsu': did you mean 'my-corpus'\?"):
         open_source("my-corpsu")
-
-
-def test_validation_source_of_its_own(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(jsonl(DOCUMENTS[:30]))
-    (tmp_path / "b.jsonl").write_bytes(jsonl(DOCUMENTS[30:]))
-    source = open_source(str(tmp_path / "a.jsonl"), validation=str(tmp_path / "b.jsonl"))
-    assert list(source.documents("train")) == DOCUMENTS[:30]
-    assert list(source.documents("validation")) == DOCUMENTS[30:]
-    with pytest.raises(DataError, match="both train and validation"):
-        open_source(str(tmp_path / "a.jsonl"), validation=str(tmp_path / "a.jsonl"))
 
 
 def test_stdlib_needs_nothing_and_is_split_by_module():
@@ -251,17 +230,17 @@ def test_tail_of_one_text(text, fraction, size):
     assert "".join(train + validation) == text
 
 
-def test_fingerprint_follows_content_and_options_only(tmp_path):
-    def fingerprint(name, content, **options):
+def test_fingerprint_follows_content_only(tmp_path):
+    def fingerprint(name, content):
         path = tmp_path / name
         path.write_bytes(content)
-        return open_source(str(path), **options).fingerprint
+        return open_source(str(path)).fingerprint
 
     base = fingerprint("a.jsonl", jsonl())
     assert fingerprint("b.jsonl", jsonl()) == base
     assert len(base) == 64
     others = fingerprint("c.jsonl", jsonl(DOCUMENTS[1:])), fingerprint("e.txt", jsonl())
-    assert len({base, *others, fingerprint("d.jsonl", jsonl(), validation_fraction=0.1)}) == 4
+    assert len({base, *others}) == 3
 
 
 def test_documents_are_lazy(tmp_path):
@@ -335,10 +314,6 @@ def test_bad_places_are_one_line(tmp_path):
         with pytest.raises(DataError, match=message) as caught:
             open_source(spec)
         assert "\n" not in str(caught.value)
-    with pytest.raises(DataError, match="between 0 and 1"):
-        open_source("stdlib", validation_fraction=1.5)
-    with pytest.raises(DataError, match="no split 'test'"):
-        open_source("stdlib").documents("test")
 
 
 def test_permission_denied_is_one_line(tmp_path, monkeypatch):

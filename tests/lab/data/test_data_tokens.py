@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from geonorm.elsewhere import cache_folder
 from geonorm.errors import DataError
 from geonorm.lab.data import inspect_source, load_tokenizer, open_source, tokenize, tokens
+from geonorm.lab.data.cache import cache_folder
 from geonorm.lab.data.tokenizer import ByteTokenizer, FileTokenizer
 
 from ...rows import each

@@ -11,9 +11,9 @@ import torch
 
 from geonorm import parse
 from geonorm.cli.arguments import read
-from geonorm.elsewhere import cache_folder
 from geonorm.errors import ConfigError, DataError
 from geonorm.lab.data import files
+from geonorm.lab.data.cache import cache_folder
 from geonorm.lab.data.files import open_zstandard
 from geonorm.lab.distributed.ranks import from_bytes, to_bytes
 from geonorm.models.sampling import sample

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from geonorm.errors import DataError
-from geonorm.lab.data import open_source, sources
+from geonorm.lab.data import open_source, source as sources
 
 DOCUMENTS = [f"Document {n}: grüße, 世界, 🌍!\n" + "line\n" * n for n in range(40)]
 
@@ -30,12 +30,11 @@ def test_hub_dataset(monkeypatch):
     assert list(source.documents("train")) == DOCUMENTS[:30]
     assert list(source.documents("validation")) == DOCUMENTS[30:]
     assert source.files == ()
-    # `geonorm eval` knows by this that the text has a held-out part of its own
-    assert open_source("owner/name:config", validation_fraction=0.5).fingerprint == source.fingerprint
+    assert source.own_split
     fake_hub(monkeypatch, {"train": [{"text": None, "url": "x"}, *rows]}, sha="newer")
     newer = open_source("owner/name:config")
     assert sorted([*newer.documents("train"), *newer.documents("validation")]) == sorted(DOCUMENTS)
-    assert open_source("owner/name:config", validation_fraction=0.5).fingerprint != newer.fingerprint
+    assert not newer.own_split
     assert len({source.fingerprint, newer.fingerprint, open_source("owner/name").fingerprint}) == 3
 
 

@@ -10,8 +10,7 @@ import torch
 
 from geonorm.errors import DataError
 from geonorm.lab.data import load_tokenizer, open_source
-from geonorm.lab.data.batches import Batches, validation_batches
-from geonorm.lab.data.objectives import MaskedTokens, NextToken, pick_objective
+from geonorm.lab.data.batches import Batches, MaskedTokens, NextToken, pick_objective, validation_batches
 from geonorm.lab.data.tokenizer import MASK, ByteTokenizer
 from geonorm.models.trunk import IGNORED
 

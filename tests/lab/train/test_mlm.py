@@ -13,7 +13,7 @@ import torch
 import geonorm
 from geonorm.errors import ConfigError
 from geonorm.lab.config import TrainConfig
-from geonorm.lab.data.objectives import MaskedTokens
+from geonorm.lab.data.batches import MaskedTokens
 from geonorm.lab.open import Opened, open_run
 from geonorm.lab.runs.folder import read_rows
 from geonorm.lab.train.evaluate import evaluate_held_out

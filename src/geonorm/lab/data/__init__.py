@@ -1,6 +1,6 @@
 """Data: text sources, tokenizers, cached tokens; `geonorm.lab.data.batches`, which needs torch, is apart."""
 
-from .sources import NO_TEXT, Source, corpora, open_source
+from .source import NO_TEXT, Source, corpora, open_source
 from .tokenizer import Tokenizer, load_tokenizer
 from .tokens import TokenData, inspect_source, tokenize
 

@@ -72,18 +72,6 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def content_sha256_of(path: Path) -> str:
-    """SHA-256 of what the file holds, whatever its compression."""
-    with one_line_errors(path), open_file(path) as file:
-        return hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
-
-
-def head_of(path: Path) -> bytes:
-    """The first 4 KiB of what the file holds."""
-    with one_line_errors(path), open_file(path) as file:
-        return file.read(4096)
-
-
 def read_documents(path: Path) -> Iterator[str]:
     """The non-empty documents of one file, lazily and in order."""
     readers = {"jsonl": read_json_lines, "parquet": read_parquet, "text": read_plain_text}
@@ -101,7 +89,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def import_extra(module: str, what: str, extra: str) -> Any:
-    """A library that only some sources need, or a `DataError` saying that `what` needs the pip extra `extra`."""
+    """A library that only some sources need. `DataError` where it is missing: `what` needs the pip extra `extra`."""
     try:
         return import_module(module)
     except ImportError as error:
@@ -166,6 +154,8 @@ def not_utf8(path: Path, offset: int) -> DataError:
 
 
 def read_json_lines(path: Path) -> Iterator[str]:
+    """The texts of one object a line. pyarrow's reader takes a type for each column from a block of lines, and does not
+    name the line that is wrong."""
     field: str | None = None
     offset = 0
     with open_file(path) as file:

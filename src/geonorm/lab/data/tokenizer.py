@@ -1,4 +1,4 @@
-"""Text to token ids and back: bytes, an own byte-level BPE, or any ``tokenizer.json``, the Hub's too."""
+"""Text to token ids and back: bytes, a byte-level BPE trained on the text, or any ``tokenizer.json``, the Hub's too."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...elsewhere import cache_folder
 from ...errors import DataError, cause, nearest
+from .cache import cache_folder, discard, new_folder, write_errors
 from .files import import_extra, read_bytes
-from .sources import Source
-from .store import discard, new_folder, write_errors
+from .source import Source
 
 END = "<|endoftext|>"
 MASK = "<|mask|>"
@@ -168,16 +167,16 @@ def load_tokenizer(
         tokenizer = ByteTokenizer()
     elif spec == "bpe":
         special = [END, *([MASK] if mask else [])]
-        told = " ".join([f"bpe {BPE_FORMAT} {source.fingerprint} {vocab_size}", *special[1:]])
-        key = hashlib.sha256(told.encode()).hexdigest()
+        parts = " ".join([f"bpe {BPE_FORMAT} {source.fingerprint} {vocab_size}", *special[1:]])
+        key = hashlib.sha256(parts.encode()).hexdigest()
         cache = cache or cache_folder()
         path = cache / "tokenizers" / key / "tokenizer.json"
-        found = read_own(path, f"bpe-{vocab_size}")
-        if found is None:
+        cached = read_cached(path, f"bpe-{vocab_size}")
+        if cached is None:
             text = train_bpe(source, vocab_size, special)
             with write_errors(cache), new_folder(path.parent) as temporary:
                 (temporary / "tokenizer.json").write_text(text, encoding="utf-8")
-        tokenizer = found or parse_file(path, f"bpe-{vocab_size}")
+        tokenizer = cached or parse_file(path, f"bpe-{vocab_size}")
     else:
         path = Path(os.path.expanduser(spec))
         on_hub = HUB_NAME.fullmatch(spec) and not path.exists()
@@ -192,7 +191,7 @@ def load_tokenizer(
     return tokenizer
 
 
-def read_own(path: Path, name: str) -> Tokenizer | None:
+def read_cached(path: Path, name: str) -> Tokenizer | None:
     """The tokenizer of a file in the cache; None where there is none, or a damaged one, which goes."""
     if not path.is_file():
         return None
@@ -223,17 +222,16 @@ def read_hub(name: str) -> Tokenizer:
     """The tokenizer.json of a model on the Hub, from the Hub's own cache where it is there."""
     hub = import_extra("huggingface_hub", f"'{name}' is no file; a tokenizer of the Hugging Face Hub", "hf")
     try:
-        found = hub.try_to_load_from_cache(name, "tokenizer.json")
-        if not isinstance(found, str):
+        path = hub.try_to_load_from_cache(name, "tokenizer.json")
+        if not isinstance(path, str):
             hub.HfApi().model_info(name, timeout=PATIENCE)  # a download tries a Hub out of reach for half a minute
-            found = hub.hf_hub_download(name, "tokenizer.json", etag_timeout=PATIENCE)
-        path = Path(found)
+            path = hub.hf_hub_download(name, "tokenizer.json", etag_timeout=PATIENCE)
     except Exception as error:  # the library raises a dozen kinds for network, names and permissions
         raise DataError(
             f"no tokenizer '{name}' here, and the Hugging Face Hub gave none ({type(error).__name__}: "
             f"{cause(error)[:160]}): check the name and the network, or give the path of a tokenizer.json"
         ) from error
-    return parse_file(path, name.partition("/")[2])
+    return parse_file(Path(path), name.partition("/")[2])
 
 
 def parse_file(path: Path, name: str) -> FileTokenizer:
@@ -290,11 +288,10 @@ def train_bpe(source: Source, vocab_size: int, special: list[str]) -> str:
                 return
 
     tokenizer.train_from_iterator(beginning(), trainer)
-    found = tokenizer.get_vocab_size()
-    if found != vocab_size:
+    if (size := tokenizer.get_vocab_size()) != vocab_size:
         raise DataError(
-            f"{source.name}: too little text for {vocab_size} BPE ids (it gives {found}): "
-            f"set --model.vocab_size {found} or give more text"
+            f"{source.name}: too little text for {vocab_size} BPE ids (it gives {size}): "
+            f"set --model.vocab_size {size} or give more text"
         )
     return str(tokenizer.to_str())
 

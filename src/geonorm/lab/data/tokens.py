@@ -15,11 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...elsewhere import cache_folder
 from ...errors import DataError
-from .sources import Source
-from .split import SPLITS, Split
-from .store import discard, new_folder, write_errors
+from .cache import cache_folder, discard, new_folder, write_errors
+from .source import SPLITS, Source, Split
 from .tokenizer import Tokenizer
 
 FORMAT = 1
@@ -57,13 +55,12 @@ def tokenize(
     where the source cannot be read, a split holds no text, or the cache cannot be written.
     """
     cache = cache or cache_folder()
-    told = [source.fingerprint, tokenizer.fingerprint, str(FORMAT), *filter(None, [tokenizer.own_end])]
-    key = hashlib.sha256(" ".join(told).encode()).hexdigest()
+    parts = [source.fingerprint, tokenizer.fingerprint, str(FORMAT), *filter(None, [tokenizer.own_end])]
+    key = hashlib.sha256(" ".join(parts).encode()).hexdigest()
     folder = cache / "tokens" / key
     for _ in range(3):  # a second round where another process removed what it took for damaged
-        found = load_tokens(folder, tokenizer)
-        if found is not None:
-            return found
+        if (data := load_tokens(folder, tokenizer)) is not None:
+            return data
         with write_errors(cache):
             if folder.exists():
                 discard(folder)

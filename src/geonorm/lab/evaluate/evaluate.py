@@ -20,10 +20,9 @@ from ...measure.load import predicts_masked
 from ...models.sampling import NOT_CAUSAL, generate, sample
 from ...progress import Pace, show_progress
 from ..data import Tokenizer, open_source, tokenize
-from ..data.batches import validation_batches
+from ..data.batches import Pair, validation_batches
 from ..data.files import sha256_of
-from ..data.objectives import Pair
-from ..data.sources import find_local
+from ..data.source import find_local
 from ..open import Opened, OpenedRun, open_model
 from ..runs.folder import check_writable
 from ..runs.provenance import seen_data

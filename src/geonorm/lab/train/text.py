@@ -10,8 +10,7 @@ import torch
 from ...models.config import DecoderConfig
 from ..config import Recipe, TrainConfig
 from ..data import TokenData, Tokenizer, load_tokenizer, open_source, tokenize
-from ..data.batches import Batches, validation_batches
-from ..data.objectives import Objective, pick_objective
+from ..data.batches import Batches, Objective, pick_objective, validation_batches
 from ..distributed.ranks import World
 from .validation import Validation
 

@@ -14,8 +14,7 @@ from ...models.trunk import IGNORED
 from ...modes import evaluating
 from ..config import TrainConfig
 from ..data import TokenData
-from ..data.batches import validation_batches
-from ..data.objectives import NEXT, About, Objective
+from ..data.batches import NEXT, About, Objective, validation_batches
 from ..distributed.ranks import ALONE, World
 from .evaluate import evaluate_held_out, share_batches, token_losses
 

@@ -1,4 +1,8 @@
-"""Where text comes from: a string names a `Source`, which streams train and validation documents."""
+"""Where text comes from: a string names a `Source`, which streams train and validation documents.
+
+Validation text is held out where a source has none. Of several documents: those with a low hash of their text, so that
+neither order nor file names matter and equal documents land on the same side. Of one text: its end.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +11,17 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ...errors import DataError, cause, nearest
 from . import stdlib
 from .files import (
-    COMPRESSIONS,
     STRINGS,
-    content_sha256_of,
     field_of,
     format_of,
-    head_of,
     import_extra,
     is_data,
     is_readable_in_folder,
@@ -28,8 +29,16 @@ from .files import (
     sha256_of,
     text_field,
 )
-from .split import HELD_OUT_NAMES, SPLITS, TRAIN_NAMES, Documents, Split, hold_out, hold_out_stream
 
+Split = Literal["train", "validation"]
+SPLITS: tuple[Split, Split] = ("train", "validation")
+TRAIN_NAMES = ("train", "training")
+HELD_OUT_NAMES = ("validation", "valid", "val", "dev", "test")
+"""What a part to validate on may be called: of several in one folder, the first of these is meant."""
+HELD_OUT_SHARE = 0.05
+"""Of a source without a part to validate on."""
+HASH_RANGE = 1 << 64
+Documents = Callable[[], Iterator[str]]
 FORMAT = 1  # of the fingerprint: raise it whenever the same files would give other documents or splits
 HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*(:[\w.-]+)?")
 
@@ -53,8 +62,6 @@ class Source:
 
     def documents(self, split: Split) -> Iterator[str]:
         """A fresh lazy iterator over the documents (non-empty strings) of a split."""
-        if split not in SPLITS:
-            raise DataError(f"no split '{split}': choose train or validation")
         return self.splits[split]()
 
 
@@ -71,69 +78,40 @@ class LocalFiles(NamedTuple):
     left_out: tuple[Path, ...] = ()
 
 
-def open_source(spec: str, *, validation: str | None = None, validation_fraction: float = 0.05) -> Source:
+def open_source(spec: str) -> Source:
     """Open ``stdlib``, a file, a folder, a corpus of ``$GEONORM_DATA`` or a Hub name ``owner/name[:config]``.
 
-    `validation` names a second source to validate on (its validation split if it has one, else all of it);
-    then the first is not split. Otherwise a source without a validation split has `validation_fraction` of it
-    held out. Raises `DataError` where the source does not exist, holds no text, its first document cannot be read,
-    or a validation file is among the training files, by path or by content.
+    A source without a validation split has 5 % of it held out. Raises `DataError` where the source does not exist,
+    holds no text, its first document cannot be read, or a validation file has the content of a training file.
+
+    >>> source = open_source("stdlib")
+    >>> source.own_split, len(next(source.documents("validation"))) > 1000
+    (True, True)
     """
-    if not 0 < validation_fraction < 1:
-        raise DataError(f"validation_fraction is {validation_fraction}: give a number between 0 and 1")
     parts = find_local(spec)
     if parts is None:
-        if validation is None:
-            return open_hub(spec, validation_fraction)
-        raise DataError("validation text beside a Hugging Face dataset is not supported: use the dataset's own split")
-    name, train, held_out, left_out = parts
-    if validation is not None:
-        other = find_local(validation)
-        if other is None:
-            raise DataError(f"validation source '{validation}' must be local: give a file, folder or corpus name")
-        held_out = other.validation or other.train
-    if shared := sorted(set(train) & set(held_out)):
-        raise DataError(f"{shared[0]}: is both train and validation text: give another validation source")
+        return open_hub(spec)
     lines = [f"geonorm source {FORMAT}"]
     splits: dict[Split, Documents] = {}
-    sums: dict[Split, list[str]] = {}
-    for split, files in zip(SPLITS, (train, held_out), strict=True):
+    known: dict[str, Path] = {}
+    for split, files in zip(SPLITS, (parts.train, parts.validation), strict=True):
         splits[split] = partial(read_all, files)
         if files and next(splits[split](), None) is None:
-            raise DataError(f"{files[0] if len(files) == 1 else name}: empty: give a file with text in it")
-        sums[split] = [sha256_of(path) for path in files]
-        lines += [f"{split} {format_of(path)} {sha256}" for path, sha256 in zip(files, sums[split], strict=True)]
-    check_copies(train, held_out, sums)
-    if not held_out:
-        lines.append(f"held out {validation_fraction!r}")
-        one_text = len(train) == 1 and format_of(train[0]) == "text"
-        splits = hold_out(name, splits["train"], validation_fraction, one_text=one_text)
+            raise DataError(f"{files[0] if len(files) == 1 else parts.name}: empty: give a file with text in it")
+        for path in files:
+            sha256 = sha256_of(path)
+            lines.append(f"{split} {format_of(path)} {sha256}")
+            if split == "train":
+                known[sha256] = path
+            elif sha256 in known and next(read_documents(path), None) is not None:
+                raise DataError(f"{path}: its content is that of {known[sha256]}, training text: take one of them out")
+    if not parts.validation:
+        lines.append(f"held out {HELD_OUT_SHARE!r}")
+        one_text = len(parts.train) == 1 and format_of(parts.train[0]) == "text"
+        splits = hold_out(parts.name, splits["train"], HELD_OUT_SHARE, one_text=one_text)
     fingerprint = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    return Source(name, fingerprint, train + held_out, splits, left_out, bool(held_out))
-
-
-def check_copies(train: tuple[Path, ...], held_out: tuple[Path, ...], sums: Mapping[Split, list[str]]) -> None:
-    """DataError for validation files with text whose content is that of a training file, compressed or not: what was
-    learned by heart would count as foretold."""
-
-    known, heads = set(sums["train"]), dict[bytes, list[Path]]()
-    if any(path.suffix.lower() in COMPRESSIONS for path in (*train, *held_out)):
-        for path in train if held_out else ():
-            heads.setdefault(head_of(path), []).append(path)
-
-    def is_copy(path: Path, sha256: str) -> bool:
-        alike = heads.get(head_of(path), []) if heads else []  # the whole content of a corpus takes long to unpack
-        return sha256 in known or (bool(alike) and content_sha256_of(path) in map(content_sha256_of, alike))
-
-    same = [path for path, sha256 in zip(held_out, sums["validation"], strict=True) if is_copy(path, sha256)]
-    if copies := [path for path in same if next(read_documents(path), None) is not None]:
-        more = f" and {len(copies) - 3} more" if len(copies) > 3 else ""
-        whose, what = ("its", "it") if len(copies) == 1 else ("their", "them")
-        some = "" if len(same) == len(held_out) else f", or take {what} out of one of the two"
-        raise DataError(
-            f"{', '.join(map(str, copies[:3]))}{more}: {whose} content is training text too: give another validation "
-            f"source{some}"
-        )
+    files = parts.train + parts.validation
+    return Source(parts.name, fingerprint, files, splits, parts.left_out, bool(parts.validation))
 
 
 def read_all(files: tuple[Path, ...]) -> Iterator[str]:
@@ -155,9 +133,9 @@ def find_local(spec: str) -> LocalFiles | None:
     if not spec or "\0" in spec:
         raise DataError("the data source is empty: give stdlib, a file, a folder or a corpus name")
     if spec == "stdlib":
-        found = stdlib.find_modules()
-        train = tuple(path for module, path in found.items() if module not in stdlib.VALIDATION)
-        validation = tuple(path for module, path in found.items() if module in stdlib.VALIDATION)
+        modules = stdlib.find_modules()
+        train = tuple(path for module, path in modules.items() if module not in stdlib.VALIDATION)
+        validation = tuple(path for module, path in modules.items() if module in stdlib.VALIDATION)
         if train and validation:
             return LocalFiles("stdlib", train, validation)
         raise DataError("this Python has no source files of its standard library: give a text file instead of stdlib")
@@ -176,7 +154,12 @@ def find_local(spec: str) -> LocalFiles | None:
         train, validation = (tuple(chain.from_iterable(map(files_at, split[part]))) for part in SPLITS)
         taken = [*split["train"], *split["validation"]]
         places = dict.fromkeys([path, taken[0].parent])
-        left_out = [entry for place in places for entry in readable(place) if entry not in [*taken, *places]]
+        left_out = [
+            entry
+            for place in places
+            for entry in entries(place)
+            if (entry.is_dir() or is_readable_in_folder(entry)) and entry not in [*taken, *places]
+        ]
         return LocalFiles(name, train, validation, tuple(left_out))
     if not path.is_file():
         raise DataError(f"{path}: not a regular file: give a file or a folder")
@@ -202,25 +185,16 @@ def split_folder(folder: Path) -> dict[Split, list[Path]]:
 
 
 def split_by_name(folder: Path) -> dict[Split, list[Path]]:
-    """The parts of a folder by the names of its entries: ``train.*`` and ``validation.*``, exactly one of each, or all
-    of one of `TRAIN_NAMES` and one of `HELD_OUT_NAMES`, up to the first dot or dash of their names, as in the Hub's
-    ``train-00000-of-00002.parquet``. Else nothing."""
-    inside = readable(folder)
-    data = [path for path in inside if path.is_dir() or is_data(path)]  # a program's train.py and test.py are no parts
-    pair = {split: [path for path in inside if path.name.split(".")[0] == split] for split in SPLITS}
-    if all(len(paths) == 1 for paths in pair.values()) and any(path in data for (path,) in pair.values()):
-        return pair
+    """The parts of a folder: the entries called like one of `TRAIN_NAMES` and one of `HELD_OUT_NAMES`, up to the first
+    dot or dash of their names, as in the Hub's ``train-00000-of-00002.parquet``. Else nothing."""
     named: dict[str, list[Path]] = {}
-    for path in data:
-        named.setdefault(re.split("[.-]", path.name)[0], []).append(path)
+    for path in entries(folder):
+        if path.is_dir() or is_data(path):  # a program's train.py and test.py are no parts
+            named.setdefault(re.split("[.-]", path.name)[0], []).append(path)
     train, held_out = (
         next((named[name] for name in names if name in named), []) for names in (TRAIN_NAMES, HELD_OUT_NAMES)
     )
     return {"train": train, "validation": held_out} if train and held_out else {}
-
-
-def readable(folder: Path) -> list[Path]:
-    return [path for path in entries(folder) if path.is_dir() or is_readable_in_folder(path)]
 
 
 def entries(folder: Path) -> list[Path]:
@@ -231,32 +205,25 @@ def entries(folder: Path) -> list[Path]:
 
 
 def files_at(path: Path) -> tuple[Path, ...]:
-    """The file itself, or all readable files below a folder, sorted, hidden ones left out."""
-    files = tuple(walk(path, is_readable_in_folder)) if path.is_dir() else (path,)
+    """The file itself, or all readable files below a folder, sorted; hidden ones and linked folders are left out."""
+    if not path.is_dir():
+        return (path,)
+    below = [Path(place, name) for place, _, names in os.walk(path) for name in names]
+    files = tuple(
+        file
+        for file in sorted(below)
+        if not any(part.startswith(".") for part in file.relative_to(path).parts)
+        and file.is_file()
+        and is_readable_in_folder(file)
+    )
     if not files:
         raise DataError(f"{path}: no text, JSONL or Parquet files below this folder: give another folder or a file")
     return files
 
 
-def walk(folder: Path, wanted: Callable[[Path], bool], seen: set[tuple[int, int]] | None = None) -> Iterator[Path]:
-    """The wanted files below a folder, sorted by path, hidden ones left out. Linked folders are read too, but none a
-    second time, such as one that holds the link."""
-    seen, here = set() if seen is None else seen, folder.stat()
-    if (here.st_dev, here.st_ino) in seen:
-        return
-    seen.add((here.st_dev, here.st_ino))
-    for path in entries(folder):
-        if path.is_dir():
-            yield from walk(path, wanted, seen)
-        elif path.is_file() and wanted(path):
-            yield path
-
-
-def open_hub(spec: str, fraction: float) -> Source:
-    """Open a dataset of the Hugging Face Hub, streamed, at its newest revision, which the fingerprint names.
-
-    Without a validation split, `fraction` of the train documents is held out by hash of their text. Needs network.
-    """
+def open_hub(spec: str) -> Source:
+    """Open a dataset of the Hugging Face Hub, streamed, at its newest revision, which the fingerprint names. Without a
+    validation split, some train documents are held out by hash of their text. Needs network."""
     what = f"'{spec}' is no file or corpus; a Hugging Face dataset"
     datasets, hub = import_extra("datasets", what, "hf"), import_extra("huggingface_hub", what, "hf")
     name, _, config = spec.partition(":")
@@ -284,10 +251,12 @@ def open_hub(spec: str, fraction: float) -> Source:
         except Exception as error:
             raise no_dataset(spec, error) from error
 
-    own = "validation" in dataset
-    splits = {s: partial(read, s) for s in SPLITS} if own else hold_out_stream(partial(read, "train"), fraction)
-    identity = f"geonorm hub 1\n{name}\n{config}\n{revision}\n{field}\n{'own split' if own else repr(fraction)}"
-    return Source(spec, hashlib.sha256(identity.encode()).hexdigest(), (), splits, own_split=own)
+    splits: dict[Split, Documents] = {split: partial(read, split) for split in SPLITS}
+    if not (has_split := "validation" in dataset):
+        splits = hold_out_stream(splits["train"], HELD_OUT_SHARE)
+    part = "own split" if has_split else repr(HELD_OUT_SHARE)
+    identity = f"geonorm hub 1\n{name}\n{config}\n{revision}\n{field}\n{part}"
+    return Source(spec, hashlib.sha256(identity.encode()).hexdigest(), (), splits, own_split=has_split)
 
 
 def no_dataset(spec: str, error: Exception) -> DataError:
@@ -295,3 +264,73 @@ def no_dataset(spec: str, error: Exception) -> DataError:
         f"no file or corpus '{spec}', and it could not be read as a Hugging Face dataset "
         f"({type(error).__name__}: {cause(error)[:160]}): check the name and the network"
     )
+
+
+def hold_out(name: str, documents: Documents, fraction: float, *, one_text: bool) -> dict[Split, Documents]:
+    """Split `documents` into train and validation; `one_text`: they are the pieces of one text, in order.
+
+    Both splits are lazy; the first use of either reads all documents once, to make sure that neither will be
+    empty.
+    """
+
+    @cache
+    def place() -> tuple[bool, int]:
+        """Whether it is one text, and the character at which its tail begins; else the hash below which a document is
+        held out: at least one document, and never all."""
+        count, characters, smallest, largest = 0, 0, HASH_RANGE, -1
+        for text in documents():
+            value = hash_of(text.encode())
+            count, characters = count + 1, characters + len(text)
+            smallest, largest = min(smallest, value), max(largest, value)
+        if count == 0:
+            raise DataError(f"{name}: no text in it: give a source with at least one document")
+        if one_text or count == 1:
+            tail = max(round(fraction * characters), min(256, characters // 2))
+            if tail == 0:
+                raise DataError(f"{name}: too short to hold out validation text: give a longer text")
+            return True, max(characters - tail, 1)
+        if smallest == largest:
+            raise DataError(f"{name}: all {count} documents are equal: give validation text of its own")
+        return False, border_of(fraction, smallest, largest)
+
+    def part(split: Split) -> Iterator[str]:
+        whole, start = place()
+        return cut_text(documents(), start, split) if whole else pick_documents(documents(), start, split)
+
+    return {split: partial(part, split) for split in SPLITS}
+
+
+def hold_out_stream(documents: Documents, fraction: float) -> dict[Split, Documents]:
+    """Like `hold_out` by document, without the reading in advance: for sources that come over the network."""
+
+    def part(split: Split) -> Iterator[str]:
+        return pick_documents(documents(), int(fraction * HASH_RANGE), split)
+
+    return {split: partial(part, split) for split in SPLITS}
+
+
+def hash_of(content: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "big")
+
+
+def border_of(fraction: float, smallest: int, largest: int) -> int:
+    """The hash below which an item is held out: of items with hashes between these two at least one, never all."""
+    return min(max(int(fraction * HASH_RANGE), smallest + 1), largest)
+
+
+def pick_documents(documents: Iterator[str], threshold: int, split: Split) -> Iterator[str]:
+    return (text for text in documents if (hash_of(text.encode()) < threshold) == (split == "validation"))
+
+
+def cut_text(pieces: Iterator[str], start: int, split: Split) -> Iterator[str]:
+    """What lies before (train) or after (validation) character `start`, or a line break near it."""
+    offset = 0
+    for piece in pieces:
+        cut = start - offset
+        offset += len(piece)
+        if 0 < cut < len(piece):
+            line = piece.rfind("\n", max(cut - 4096, cut // 2), cut)
+            cut = line + 1 if line >= 0 else cut
+            yield piece[:cut] if split == "train" else piece[cut:]
+        elif (cut > 0) == (split == "train"):
+            yield piece

@@ -12,6 +12,14 @@ from pathlib import Path
 from ...errors import DataError, cause
 
 
+def cache_folder() -> Path:
+    """``$GEONORM_CACHE``, or ``~/.cache/geonorm`` where it is not set. DataError where there is no home either."""
+    try:
+        return Path(os.environ.get("GEONORM_CACHE") or Path.home() / ".cache" / "geonorm")
+    except RuntimeError:  # neither $HOME nor an entry in the list of users
+        raise DataError("there is no home directory for the cache: set GEONORM_CACHE to a writable folder") from None
+
+
 @contextmanager
 def write_errors(cache: Path) -> Iterator[None]:
     """Turn a failure to write (no permission, disk full) into one `DataError`."""
