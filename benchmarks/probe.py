@@ -22,7 +22,7 @@ import transformers
 
 from geonorm.lab.runs import environment
 from geonorm.lab.statistics.comparison import ratio_interval
-from geonorm.measure.subject import Subject
+from geonorm.measure.probe import ProbedModel
 
 
 def seconds(run: Callable[[], Any]) -> float:
@@ -42,7 +42,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config()).eval()
-    subject = Subject(model)
+    subject = ProbedModel(model)
     ids = torch.randint(0, model.config.vocab_size, (options.batch, options.context))
     programs = {
         "model": lambda: subject.run({"input_ids": ids}, head=True),

@@ -12,7 +12,7 @@ import torch
 
 from geonorm.lab import probe_inputs
 from geonorm.lab.open import OpenedClassifier
-from geonorm.lab.probe_inputs import images_of, open_probed
+from geonorm.lab.probe_inputs import image_batches, open_probed
 from geonorm.lab.runs.folder import read_rows
 from geonorm.measure.config import ProbeConfig
 
@@ -75,7 +75,9 @@ def test_a_pass_over_images_is_filled(vit: Path, images: Path, monkeypatch: pyte
     assert isinstance(opened, OpenedClassifier)
 
     def sizes(batch: int | None, tokens: int = 150) -> list[int]:
-        return [len(given["pixel_values"]) for given in images_of(opened, str(images), tokens, batch, losses=False)[0]]
+        return [
+            len(inputs["pixel_values"]) for inputs in image_batches(opened, str(images), tokens, batch, losses=False)[0]
+        ]
 
     assert sizes(None) == [15] and sizes(4) == [4, 4, 4, 3] and sizes(None, 40) == [4] and sizes(None, 1) == [1]
     monkeypatch.setattr(probe_inputs, "IMAGE_TOKENS", 59)
@@ -92,11 +94,9 @@ def test_what_is_refused_is_one_line(call: Any, vit: Path, images: Path, tmp_pat
     out = ["--out", tmp_path / "out"]
     for words, said in (
         (["probe", vit, "--data", others, "--gradients", *out], "class 'black' is none of"),
-        (["probe", vit, "--data", broken, *out], "a.png: cannot be decoded"),
+        (["probe", vit, "--data", broken, *out], "cannot read these images (cannot identify image file"),
         (["probe", vit, "--data", tmp_path / "nowhere", *out], "holds no images"),
         (["probe", bare, "--data", images, *out], "no preprocessor_config.json in"),
-        (["probe", vit, "--data", images, "--bos", *out], "--bos is of text"),
-        (["probe", vit, "--data", images, "--tokenizer", vit, *out], "it has no tokenizer, leave out --tokenizer"),
         (["eval", vit, "--data", images], "is a model of images: this needs a model of the next token"),
         (["generate", vit], "is a model of images: this needs a model of the next token"),
     ):

@@ -1,4 +1,4 @@
-"""What the hooks see is the model: on every family, against its own hidden states and a plain computation in fp64."""
+"""The hooks see the model: in every family, against its own hidden states and a plain computation in fp64."""
 
 from __future__ import annotations
 
@@ -14,145 +14,149 @@ import torch
 from torch import Tensor, nn
 
 import geonorm
-from geonorm import Decoder, DecoderConfig
+from geonorm import Decoder, DecoderConfig, Residual, Site
 from geonorm.errors import ConfigError
 from geonorm.measure.accumulate import SiteMeasure
 from geonorm.measure.anatomy import Stack, anatomy, blocks_of, join_path
 from geonorm.measure.capture import Capture
+from geonorm.measure.metrics import likeness
 from geonorm.measure.norms import examine, norms_of
+from geonorm.measure.observe import sites_of, watch, watch_calls
 
 from ..conftest import CASES
 from ..rows import each
 
 Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
+SMALL = {"layers": 2, "width": 24, "heads": 2, "vocab_size": 31, "context": 16}
+TABLE = {"attn": "attn:norm=ln_1,branch=attn", "mlp": "mlp:norm=ln_2,branch=mlp"}
 
 
 class Keeping(SiteMeasure):
-    """Keeps what it is given."""
+    """Keeps the tensors that it measures."""
 
-    def update(
-        self, x: Tensor, after: Tensor, u: Tensor | None = None, mask: Tensor | None = None
-    ) -> dict[str, Tensor]:
-        self.kept = (x.clone(), after.clone(), None if u is None else u.clone())
+    def update(self, x: Tensor, after: Tensor, u: Tensor | None = None, mask: Tensor | None = None) -> bool:
+        self.tensors = (x.clone(), after.clone(), None if u is None else u.clone())
         return super().update(x, after, u, mask)
+
+
+def measures(capture: Capture) -> list[Any]:
+    return [record.measure for record in capture.records.values()]
 
 
 @torch.no_grad()
 def captured(model: nn.Module, inputs: dict[str, Any]) -> tuple[Capture, Any]:
     capture = Capture(model)
-    capture.sites = {place: Keeping() for place in capture.sites}
+    for record in capture.records.values():
+        record.measure = Keeping()
     with capture.watching():
         out = model(**inputs, output_hidden_states=True) if "ids" not in inputs else model(**inputs)
     return capture, out
 
 
 @torch.no_grad()
-def watched(capture: Capture, *inputs: Tensor, masks: dict[str, Tensor] | None = None, **given: Any) -> Capture:
+def watched(capture: Capture, *inputs: Tensor, masks: dict[str, Tensor] | None = None, **named: Any) -> Capture:
     """After one more forward pass of its model."""
     with capture.watching(**masks or {}):
-        capture.model(*inputs, **given)
+        capture.model(*inputs, **named)
     return capture
 
 
 @each("family", CASES)
-def test_sites_follow_each_other_and_the_models_own_hidden_states(family: str, tiny_model: Tiny) -> None:
-    """x' of a site is x of the next one; x of block k is hidden state k; and x' is what norms and sum make of x, u."""
+def test_rows_are_those_of_the_models_own_states_in_fp64(family: str, tiny_model: Tiny) -> None:
+    """x' of a sub-layer is x of the next one; x of block k is hidden state k; x' is the sum of x and u with the norms
+    of the table; and rows are a plain computation from these."""
     model, inputs = tiny_model(family)
     capture, out = captured(model, inputs)
-    assert len(capture.rows()) == len(capture.sites)
+    assert len(capture.rows()) == len(capture.records)
     for stack, base in capture.stacks:
         states = getattr(out, "hidden_states", None)
         if states is None:
             states = getattr(out, f"{stack.name}_hidden_states")
-        sites = [measure for place, measure in capture.sites.items() if place.stack == stack.name]
-        blocks = blocks_of(model, stack, base)
-        assert len(sites) == len(blocks) * len(stack.sublayers)
-        for site, following in pairwise(sites):
-            torch.testing.assert_close(site.kept[1], following.kept[0], rtol=0, atol=0)
-        for k in range(len(blocks)):
-            assert torch.equal(sites[k * len(stack.sublayers)].kept[0], states[k])
+        sites = [record.measure for place, record in capture.records.items() if place.stack == stack.name]
+        blocks, width = blocks_of(model, stack, base), len(stack.sublayers)
+        assert len(sites) == len(blocks) * width
+        assert all(torch.equal(one.tensors[1], other.tensors[0]) for one, other in pairwise(sites))
+        assert all(torch.equal(sites[k * width].tensors[0], states[k]) for k in range(len(blocks)))
         for number, site in enumerate(sites):
-            block, place = blocks[number // len(stack.sublayers)], stack.sublayers[number % len(stack.sublayers)]
-            x, after, u = site.kept
+            block, place = blocks[number // width], stack.sublayers[number % width]
+            x, after, u = site.tensors
             scale = place.branches[0].scale  # u is the raw output, before the block's own number
             u = u if scale is None else u * getattr(block, scale)
             with torch.no_grad():
                 moved = x + (u if place.output is None else block.get_submodule(place.output)(u))
                 moved = moved if place.after is None else block.get_submodule(place.after)(moved)
             torch.testing.assert_close(after, moved, rtol=1e-5, atol=1e-5)
+            check_row(site.row(), *(part.double() for part in site.tensors))
 
 
-@each("family", CASES)
-def test_rows_are_a_plain_computation_in_fp64(family: str, tiny_model: Tiny) -> None:
-    model, inputs = tiny_model(family)
-    capture, _ = captured(model, inputs)
-    for site in capture.sites.values():
-        x, after, u = (part.double() for part in site.kept)
-        row = site.row()
-        step = after - x
-        radius = x.norm(dim=-1)
-        radial = (step * x).sum(-1) / radius
-        tangential = (step - (radial / radius)[..., None] * x).norm(dim=-1)
-        cosine = (x * after).sum(-1) / radius / after.norm(dim=-1)
-        ones = x.sum(-1) / radius / sqrt(x.shape[-1])
-        wanted = {
-            "radius": radius.mean(),
-            "radius_std": radius.std(correction=0),
-            "step_norm": step.norm(dim=-1).mean(),
-            "radial": radial.mean(),
-            "tangential": tangential.mean(),
-            "ratio": (tangential / radius).mean(),
-            "radius_after": after.norm(dim=-1).mean(),
-            "update_norm": u.norm(dim=-1).mean(),
-            "angle": cosine.clamp(-1, 1).acos().mean(),
-            "cos_ones": ones.abs().mean(),
-            "angle_ones": ones.acos().mean(),
-            "share_ones": ones.square().mean(),
-            "peak": (x.abs().amax(-1) / x.square().mean(-1).sqrt()).mean(),
-            "abs_max": x.abs().max(),
-            "resultant": (x / radius[..., None]).flatten(0, 1).mean(0).norm(),
-            "abs_median": x.abs().median(),
-        }
-        for name, value in wanted.items():
-            assert row[name] == pytest.approx(value.item(), rel=2e-5, abs=2e-6), name
-        assert row["tokens"] == radius.numel()
-        unit = x / radius[..., None]
-        n = x.shape[1]
-        pairs = (unit @ unit.mT).sum((1, 2)) - n
-        assert row["cos_pair"] == pytest.approx((pairs / (n * (n - 1))).mean().item(), abs=1e-6)
+def check_row(row: dict[str, Any], x: Tensor, after: Tensor, u: Tensor) -> None:
+    step, radius, n = after - x, x.norm(dim=-1), x.shape[1]
+    radial = (step * x).sum(-1) / radius
+    unit = x / radius[..., None]
+    tangential = (step - radial[..., None] * unit).norm(dim=-1)
+    ones = unit.sum(-1) / sqrt(x.shape[-1])
+    wanted = {
+        "radius": radius.mean(),
+        "radius_std": radius.std(correction=0),
+        "step_norm": step.norm(dim=-1).mean(),
+        "radial": radial.mean(),
+        "tangential": tangential.mean(),
+        "ratio": (tangential / radius).mean(),
+        "radius_after": after.norm(dim=-1).mean(),
+        "update_norm": u.norm(dim=-1).mean(),
+        "angle": torch.cosine_similarity(x, after, dim=-1).clamp(-1, 1).acos().mean(),
+        "cos_ones": ones.abs().mean(),
+        "angle_ones": ones.acos().mean(),
+        "share_ones": ones.square().mean(),
+        "peak": (x.abs().amax(-1) / x.square().mean(-1).sqrt()).mean(),
+        "abs_max": x.abs().max(),
+        "resultant": unit.flatten(0, 1).mean(0).norm(),
+        "abs_median": x.abs().median(),
+        "cos_pair": (((unit @ unit.mT).sum((1, 2)) - n) / (n * (n - 1))).mean(),
+    }
+    for name, value in wanted.items():
+        assert row[name] == pytest.approx(value.item(), rel=2e-5, abs=2e-6), name
+    assert row["tokens"] == radius.numel()
 
 
 @each("family", CASES)
 def test_norm_rows_are_a_plain_computation_in_fp64(family: str, tiny_model: Tiny) -> None:
     model, inputs = tiny_model(family)
-    seen: dict[str, tuple[Tensor, Tensor]] = {}
+    calls: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def keep(name: str) -> Any:
-        def hook(_: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
-            seen[name] = (args[0].double().flatten(0, -2), out.double().flatten(0, -2))
+    def look(name: str, x: Tensor, y: Tensor) -> None:
+        calls[name] = x.double().flatten(0, -2), y.double().flatten(0, -2)
 
-        return hook
-
-    handles = [module.register_forward_hook(keep(name)) for name, module in norms_of(model).items()]
-    capture, _ = captured(model, inputs)
-    for handle in handles:
-        handle.remove()
+    with watch_calls(norms_of(model), look):
+        capture, _ = captured(model, inputs)
     rows = capture.norm_rows()
-    assert {row["norm"] for row in rows} == set(seen)
-    (first, *_) = [stack for stack, _ in capture.stacks]
+    assert {row["norm"] for row in rows} == set(calls)
+    layer = capture.stacks[0][0].norm == "layer"
     for row in rows:
-        x, y = seen[row["norm"]]
-        rotation = torch.nn.functional.cosine_similarity(x, y, dim=-1).clamp(-1, 1).acos()
-        plain = torch.nn.functional.cosine_similarity(x, x - x.mean(-1, keepdim=True), dim=-1).clamp(-1, 1).acos()
-        assert row["norm_kind"] == first.norm, row["norm"]
-        assert row["norm_before"] == pytest.approx(x.norm(dim=-1).mean().item(), rel=1e-5)
-        assert row["norm_after"] == pytest.approx(y.norm(dim=-1).mean().item(), rel=1e-5)
-        assert row["rotation"] == pytest.approx(rotation.mean().item(), abs=1e-5)
-        assert row["rotation_plain"] == pytest.approx(plain.mean().item() if first.norm == "layer" else 0.0, abs=1e-5)
-        for end, rows_of in (("before", x), ("after", y)):
-            cosine = rows_of.sum(-1) / rows_of.norm(dim=-1) / sqrt(rows_of.shape[-1])
+        x, y = calls[row["norm"]]
+        rotation = torch.cosine_similarity(x, y, dim=-1).clamp(-1, 1).acos().mean().item()
+        plain = torch.cosine_similarity(x, x - x.mean(-1, keepdim=True), dim=-1).clamp(-1, 1).acos().mean().item()
+        assert row["norm_kind"] == ("layer" if layer else "rms"), row["norm"]
+        assert row["rotation"] == pytest.approx(rotation, abs=1e-5)
+        assert row["rotation_plain"] == pytest.approx(plain if layer else 0.0, abs=1e-5)
+        for end, vectors in (("before", x), ("after", y)):
+            cosine = vectors.sum(-1) / vectors.norm(dim=-1) / sqrt(vectors.shape[-1])
+            assert row[f"norm_{end}"] == pytest.approx(vectors.norm(dim=-1).mean().item(), rel=1e-5)
             assert row[f"cos_ones_{end}"] == pytest.approx(cosine.abs().mean().item(), abs=1e-5)
             assert row[f"share_ones_{end}"] == pytest.approx(cosine.square().mean().item(), abs=1e-5)
+
+
+@each("family", CASES)
+def test_the_kind_and_the_gain_of_a_norm(family: str, tiny_model: Tiny) -> None:
+    model, _ = tiny_model(family)
+    for stack, base in Capture(model).stacks:
+        for path in (path for place in stack.sublayers for path in place.norms):
+            norm = model.get_submodule(join_path(base, stack.blocks, "1", path))  # some first blocks lack one
+            weight = getattr(norm, "weight", None)
+            facts = examine(norm, torch.zeros(1, model.config.hidden_size if weight is None else len(weight)))
+            assert facts.kind == stack.norm and (facts.gain is None) == (weight is None)
+            if weight is not None:
+                torch.testing.assert_close(facts.gain, weight.detach() + stack.gain_offset)
 
 
 @each("family", ["llama", "t5", "vit"])
@@ -166,85 +170,116 @@ def test_weights_that_stay_on_disk_give_the_same_rows(family: str, tiny_model: T
 
 
 def test_bf16_models_are_measured_in_fp32(tiny_model: Tiny) -> None:
-    import copy
-
     model, inputs = tiny_model("llama")
-    half = copy.deepcopy(model).bfloat16()
-    capture, _ = captured(half, inputs)
-    for site in capture.sites.values():
-        x = site.kept[0]
+    capture, _ = captured(copy.deepcopy(model).bfloat16(), inputs)
+    for site in measures(capture):
+        x = site.tensors[0]
         assert x.dtype == torch.bfloat16
         assert site.row()["radius"] == pytest.approx(x.double().norm(dim=-1).mean().item(), rel=1e-6)
     assert {row["norm_kind"] for row in capture.norm_rows()} == {"rms"}
 
 
-@each("scheme", ["pre", "post", "geonorm", "ngpt", "mix(post, pre, share=0.5)", "residual"])
+STREAMS = "pre post geonorm ngpt peri(max_step=0.3) geonorm(update=norm) prores(geonorm(update=norm)) mhc attnres"
+
+
+@each("scheme", [*STREAMS.split(), "siamese", "nag", "mix(post, pre, share=0.5)"])
 @each("norm", ["rms", "layer"])
 def test_our_own_models(scheme: str, norm: str) -> None:
-    if scheme == "residual":
-        scheme = "siamese" if norm == "rms" else "deepnorm"
+    """One stream or several, with a clamp or without. Norms that the question for clamped tokens runs count once."""
+    if norm == "layer" and scheme not in ("pre", "post", "geonorm"):
+        return
     torch.manual_seed(0)
-    model = Decoder(DecoderConfig(scheme=scheme, layers=3, width=24, heads=2, vocab_size=31, context=16, norm=norm))
+    model = Decoder(DecoderConfig(scheme=scheme, norm=norm, **{**SMALL, "layers": 3}))
     capture, _ = captured(model, {"ids": torch.randint(0, 31, (2, 7))})
     rows = capture.rows()
     assert [(row["layer"], row["kind"]) for row in rows] == [(n, k) for n in range(3) for k in ("attn", "mlp")]
-    sites = list(capture.sites.values())
-    for site, following in pairwise(sites):
-        assert torch.equal(site.kept[1], following.kept[0])
+    assert all(torch.equal(one.tensors[1], other.tensors[0]) for one, other in pairwise(measures(capture)))
     for row in capture.norm_rows():
-        assert row["norm_kind"] in (norm, "rms") and row["tokens"] >= 14
-    if scheme == "geonorm":
-        assert all(row["radius_after"] == pytest.approx(row["radius"], rel=1e-6) for row in rows)
+        assert row["norm_kind"] in (norm, "rms")
+        assert row["tokens"] == 14 or not scheme.startswith(("peri", "geonorm", "prores"))
+    for row in rows:
+        assert row["tokens"] == 14 and row["radius"] > 0 and (row["attn_first"] is None) == (row["kind"] == "mlp")
+        assert row["clamped"] is None or 0 <= row["clamped"] <= 1
+        assert scheme != "geonorm" or row["radius_after"] == pytest.approx(row["radius"], rel=1e-6)
+    assert [(row["first"], row["second"]) for row in capture.layer_rows()][-1] == (2, 3)
 
 
-@pytest.mark.parametrize(
-    "scheme", ["peri", "peri(max_step=0.3)", "geonorm(update=norm)", "prores(geonorm(update=norm))"]
-)
-def test_norms_that_a_ceiling_is_asked_with_count_once(scheme: str) -> None:
-    model = Decoder(DecoderConfig(scheme=scheme, layers=2, width=16, heads=2, vocab_size=31, context=16))
-    capture = watched(Capture(model), torch.randint(0, 31, (2, 6)))
-    assert {row["tokens"] for row in capture.norm_rows() + capture.rows()} == {12}
-
-
-@pytest.mark.parametrize("case", ["llama", "opt-post", "t5"])
-def test_ends_are_called_what_they_are_wherever_they_stand(case: str, tiny_model: Tiny) -> None:
-    """In an applied model the entry is in the first block and the exit where the stock norm was."""
-    hf = pytest.importorskip("geonorm.hf")
+@each("case", ["llama", "opt-post", "t5"])
+def test_a_stock_model_under_a_scheme(case: str, tiny_model: Tiny) -> None:
+    """Its sub-layers stand where they stood. The entry is in the first block, the exit where the stock norm was."""
     model, inputs = copy.deepcopy(tiny_model(case)[0]), tiny_model(case)[1]
-    hf.apply(model, "peri")
+    before = sites_of(model)
+    geonorm.hf.apply(model, "peri")
+    after = sites_of(model)
+    assert [place.key for place in after] == [place.key for place in before]
+    assert {place.scheme for place in after} == {"peri"}
     capture, _ = captured(model, inputs)
     roles = {(row["stack"], row["role"]) for row in capture.norm_rows()}
     assert roles == {(stack.name, role) for stack, _ in capture.stacks for role in ("input", "output", "entry", "exit")}
-    ours = hf.GeoNormForCausalLM(hf.GeoNormConfig(scheme="pre", hidden_size=8, num_hidden_layers=1, vocab_size=99))
-    capture, _ = captured(ours.eval(), {"input_ids": inputs["input_ids"]})
-    assert {row["role"] for row in capture.norm_rows()} == {"input", "entry", "exit"}
+    assert [(row["stack"], row["layer"], row["kind"]) for row in capture.rows()] == [
+        (place.stack, place.site.layer, place.site.kind) for place in before
+    ]
 
 
 def test_gated_norms_are_norms_of_no_fixed_gain() -> None:
-    """As many as RMSNorms in their place; what they do beside a gain is not taken for one."""
-    found = {}
+    """As many as RMSNorms in their place; their gate is not taken for a gain. Modules that do nothing are no norms."""
+    rows = {}
     for norm in ("rms", "gated"):
-        shape = DecoderConfig(scheme="pre", layers=2, width=24, heads=2, vocab_size=31, context=16, norm=norm)
-        found[norm] = captured(Decoder(shape), {"ids": torch.randint(0, 31, (2, 7))})[0].norm_rows()
-    assert [row["norm"] for row in found["gated"]] == [row["norm"] for row in found["rms"]]
-    gated = [row for row in found["gated"] if row["role"] != "entry"]  # that one has no gains, and no gate
+        model = Decoder(DecoderConfig(scheme="pre", norm=norm, **SMALL))
+        rows[norm] = captured(model, {"ids": torch.randint(0, 31, (2, 7))})[0].norm_rows()
+    assert [row["norm"] for row in rows["gated"]] == [row["norm"] for row in rows["rms"]]
+    gated = [row for row in rows["gated"] if row["role"] != "entry"]  # that one has no gains, and no gate
     assert {row["norm_kind"] for row in gated} == {"other"} and all(row["removal"] is None for row in gated)
-    assert all(row["rotation"] is not None for row in gated)
+    assert not norms_of(Decoder(DecoderConfig(scheme="pre", norm="none", **SMALL)))
 
 
 def test_by_hand_is_the_table(tiny_model: Tiny) -> None:
     model, inputs = tiny_model("gpt2")
-    (stack,) = anatomy(model.config)
-    by_hand = Stack.by_hand("h", ["attn:norm=ln_1,branch=attn", "mlp:norm=ln_2,branch=mlp"], exit="ln_f")
-    one, other = Capture(model, [stack]), Capture(model, [by_hand])
+    one, other = (
+        Capture(model, anatomy(model.config)),
+        Capture(model, [Stack.by_hand("h", TABLE.values(), exit="ln_f")]),
+    )
     with torch.no_grad(), one.watching(), other.watching():
         model(**inputs)
     assert one.rows() == other.rows() and one.norm_rows() == other.norm_rows()
-    wrong = Stack.by_hand("h", ["attn:norm=ln_9,branch=attn"])
-    with pytest.raises(ConfigError, match=r"no module ln_9 in transformer.h.0 \(GPT2Block\); .*--blocks"):
-        Capture(model, [wrong])
-    with pytest.raises(ConfigError, match="no residual site found in GPT2LMHeadModel"):
-        Capture(model, [Stack.by_hand("g", ["attn:branch=attn"])])
+    ours = Decoder(DecoderConfig(**SMALL))
+    for target, stack, message in (
+        (model, Stack.by_hand("h", ["attn:norm=ln_9,branch=attn"]), r"no module ln_9 in transformer.h.0 .*--blocks"),
+        (model, Stack.by_hand("g", ["attn:branch=attn"]), "no residual sub-layer in GPT2LMHeadModel"),
+        (
+            ours,
+            Stack.by_hand("blocks", ["mlp:branch=b"]),
+            "blocks.0 has its own residual sub-layers: leave out --blocks",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Capture(target, [stack])
+
+
+class Own(nn.Module):
+    """Two Residuals that stand in no list of blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = Residual(nn.Linear(8, 8), "pre", Site(0, "mlp", 2), 8)
+        self.two = Residual(nn.Linear(8, 8), "geonorm", Site(1, "mlp", 2), 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.one(x))
+
+
+def test_a_module_of_ones_own_is_watched_at_its_residuals() -> None:
+    model, x = Own(), torch.randn(2, 3, 8)
+    calls: list[Any] = []
+    with watch(model, lambda *call: calls.append(call)):
+        out = model(x)
+    (one, *first), (two, *second) = calls
+    assert [(one.scheme, one.site), (two.scheme, two.site)] == [
+        ("pre", Site(0, "mlp", 2)), ("geonorm", Site(1, "mlp", 2))
+    ]  # fmt: skip
+    assert first[0] is x and first[2] is second[0] and second[2] is out
+    assert torch.equal(first[0] + first[1], first[2])
+    assert len(geonorm.probe(model, x).sites) == 2
 
 
 class Recurrent(nn.Module):
@@ -261,34 +296,25 @@ class Recurrent(nn.Module):
 
 def test_norms_of_any_model() -> None:
     transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
     convolution = transformers.ConvNextModel(
         transformers.ConvNextConfig(hidden_sizes=[8, 8, 8, 8], depths=[1, 1, 1, 1])
     )
     mamba = transformers.MambaModel(
         transformers.MambaConfig(vocab_size=31, hidden_size=16, num_hidden_layers=2, state_size=4)
     )
-    cases = [
+    for model, inputs, count, kind, tokens in (
         (Recurrent(), torch.randn(2, 5, 8), 1, "layer", 10),
-        (convolution, torch.randn(1, 3, 64, 64), 9, "layer", None),
+        (convolution, torch.randn(1, 3, 64, 64), 9, "layer", 256),
         (mamba, torch.randint(0, 31, (2, 5)), 3, "rms", 10),
-    ]
-    for model, inputs, count, kind, tokens in cases:
+    ):
         with pytest.raises(ConfigError):
             Capture(model)
         capture = watched(Capture(model.eval(), sites=False), inputs)
         rows = capture.norm_rows()
         assert not capture.rows() and len(rows) == count, type(model).__name__
-        assert {row["norm_kind"] for row in rows} == {kind}
-        assert tokens is None or {row["tokens"] for row in rows} == {tokens}
-    with pytest.raises(ConfigError, match="no LayerNorm or RMSNorm found in Linear"):
+        assert {row["norm_kind"] for row in rows} == {kind} and capture.tokens() == tokens
+    with pytest.raises(ConfigError, match="no LayerNorm or RMSNorm in Linear"):
         Capture(nn.Linear(2, 2), sites=False)
-
-
-def test_norms_alone_keep_nothing_of_attention() -> None:
-    """What attention finds is handed to sites; where none are measured it would be kept to the end."""
-    model = Decoder(DecoderConfig(layers=1, width=8, heads=2, vocab_size=11, context=4))
-    assert not watched(Capture(model.eval(), sites=False), torch.zeros(1, 4, dtype=torch.long)).attended
 
 
 def test_hooks_are_gone_afterwards_also_after_an_error(tiny_model: Tiny) -> None:
@@ -308,14 +334,12 @@ def test_hooks_are_gone_afterwards_also_after_an_error(tiny_model: Tiny) -> None
     assert capture.rows() == []
 
 
-def test_a_uniform_component_of_known_size_and_an_outlier_dimension_are_found() -> None:
-    """Planted in the embedding of a real model, both are what its first norm and site report."""
+def test_a_planted_uniform_component_and_an_outlier_dimension() -> None:
+    """Planted in the embedding of a real model, its first norm and sub-layer report both."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    model = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(vocab_size=61, n_embd=64, n_layer=1, n_head=4, n_positions=16)
-    ).eval()
-    share = 0.3
+    config = transformers.GPT2Config(vocab_size=61, n_embd=64, n_layer=1, n_head=4, n_positions=16)
+    model, share = transformers.GPT2LMHeadModel(config).eval(), 0.3
     with torch.no_grad():
         model.transformer.wpe.weight.zero_()
         rows = torch.randn(61, 64)
@@ -340,15 +364,89 @@ def test_a_uniform_component_of_known_size_and_an_outlier_dimension_are_found() 
     assert site["peak"] == pytest.approx(8.0, rel=1e-3)
 
 
-@each("family", CASES)
-def test_what_a_norm_is_is_asked(family: str, tiny_model: Tiny) -> None:
-    model, _ = tiny_model(family)
-    for stack, base in Capture(model).stacks:
-        for place in stack.sublayers:
-            for path in place.norms:
-                norm = model.get_submodule(join_path(base, stack.blocks, "1", path))  # some first blocks lack one
-                weight = getattr(norm, "weight", None)
-                facts = examine(norm, torch.zeros(1, model.config.hidden_size if weight is None else len(weight)))
-                assert facts.kind == stack.norm and (facts.gain is None) == (weight is None)
-                if weight is not None:
-                    torch.testing.assert_close(facts.gain, weight.detach() + stack.gain_offset)
+def compare(some: list[dict[str, Any]], others: list[dict[str, Any]]) -> None:
+    assert some and len(some) == len(others)
+    for one, other in zip(some, others, strict=True):
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            loose = 2e-2 if "_p" in name else 1e-4
+            wanted = pytest.approx(other[name], rel=loose, abs=1e-5) if isinstance(value, float) else other[name]
+            assert value == wanted, name
+
+
+@each("case", ["llama", "attnres", "hyper"])
+def test_a_padded_batch_has_the_rows_of_its_sequences_alone(case: str, tiny_model: Tiny) -> None:
+    """Norms that read all streams of a token at once are measured of its streams, and of no padding."""
+    torch.manual_seed(0)
+    stock = case == "llama"
+    model = tiny_model("llama")[0] if stock else Decoder(DecoderConfig(scheme=case, **SMALL))
+    ids, mask = torch.randint(3, 31, (2, 9)), torch.ones(2, 9, dtype=torch.int64)
+    mask[1, 5:] = 0
+    padded = watched(Capture(model), ids, masks={"decoder": mask}, **({"attention_mask": mask} if stock else {}))
+    apart = watched(watched(Capture(model), ids[:1]), ids[1:, :5])
+    compare(padded.rows(), apart.rows())
+    compare(padded.norm_rows(), apart.norm_rows())
+    assert {row["tokens"] for row in padded.rows()} == {14}
+
+
+@each("padded", [False, True])
+def test_slots_that_nothing_is_written_to_are_not_averaged(padded: bool) -> None:
+    model = Decoder(DecoderConfig(scheme="attnres", **{**SMALL, "layers": 1}))
+    mask = torch.ones(2, 6, dtype=torch.int64)
+    mask[1, 4:] = not padded
+    seen: list[Tensor] = []
+    key = model.get_submodule("exit.own.recall.key")
+    key.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
+    capture = watched(Capture(model), torch.randint(0, 31, (2, 6)), masks={"decoder": mask} if padded else None)
+    (row,) = [row for row in capture.norm_rows() if row["norm"] == "exit.own.recall.key"]
+    lengths = seen[0][:, :, :3][mask.bool()].norm(dim=-1)  # the embedding, and the updates of two sub-layers
+    assert seen[0][:, :, 3:].eq(0).all() and row["tokens"] == lengths.numel() == 3 * int(mask.sum())
+    assert row["norm_before"] == pytest.approx(lengths.mean().item(), rel=1e-5)
+
+
+def test_masks_of_flat_tokens_of_two_stacks_and_of_queries(tiny_model: Tiny) -> None:
+    """OPT's MLP reads (batch x tokens, dim). Norms of queries and keys have no row where tokens are padded."""
+    model, inputs = tiny_model("opt")
+    mask = torch.ones_like(inputs["input_ids"])
+    mask[0, 6:] = 0
+    capture = watched(Capture(model), masks={"decoder": mask}, **inputs, attention_mask=mask)
+    assert {row["tokens"] for row in capture.rows() + capture.norm_rows()} == {int(mask.sum())}
+    model, inputs = tiny_model("t5")
+    masks = {"encoder": torch.ones_like(inputs["input_ids"]), "decoder": torch.ones_like(inputs["decoder_input_ids"])}
+    masks["encoder"][0, 4:], masks["decoder"][1, 3:] = 0, 0
+    both = {"attention_mask": masks["encoder"], "decoder_attention_mask": masks["decoder"]}
+    capture = watched(Capture(model), masks=masks, **inputs, **both)
+    for row in capture.rows() + capture.norm_rows():
+        assert row["tokens"] == int(masks[row["stack"]].sum())
+    with pytest.raises(ConfigError, match="probe without padding"), capture.watching(decoder=torch.zeros(1, 2)):
+        model(**inputs)
+    model, inputs = tiny_model("qwen3")
+    mask = torch.ones_like(inputs["input_ids"])
+    names = {row["norm"] for row in watched(Capture(model), masks={"decoder": mask}, **inputs).norm_rows()}
+    mask[0, 6:] = 0
+    left = {row["norm"] for row in watched(Capture(model), masks={"decoder": mask}, **inputs).norm_rows()}
+    assert names - left == {name for name in names if "q_norm" in name or "k_norm" in name} != set()
+
+
+def test_depths_are_compared_on_the_same_tokens(tiny_model: Tiny) -> None:
+    """Against the hidden states themselves, whole, in two batches, one padded."""
+    model, _ = tiny_model("llama")
+    ids = torch.randint(3, 60, (5, 9), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[4, 6:] = 0
+    capture, states = Capture(model), list[list[Tensor]]()
+    for part in (slice(0, 3), slice(3, 5)):
+        ends: dict[int, Tensor] = {}
+        with (
+            torch.no_grad(),
+            watch_calls(dict(enumerate(model.model.layers)), lambda k, _, y, e=ends: e.update({k: y})),
+        ):
+            out = model(ids[part], attention_mask=mask[part], output_hidden_states=True)
+        watched(capture, ids[part], attention_mask=mask[part], masks={"decoder": mask[part]})
+        states.append([end[mask[part].bool()] for end in (out.hidden_states[0], *ends.values())])
+    whole = likeness([torch.cat(pair) for pair in zip(*states, strict=True)])
+    rows = capture.layer_rows()
+    assert len(rows) == len(whole)
+    for row, wanted in zip(rows, whole, strict=True):
+        assert row["cos"] == pytest.approx(wanted["cos"], abs=1e-5)
+        assert row["cka"] == pytest.approx(wanted["cka"], abs=1e-4)

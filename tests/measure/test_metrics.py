@@ -3,58 +3,57 @@
 from __future__ import annotations
 
 from math import acos, cos, pi, sin, sqrt
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from geonorm.measure import SiteMoments, step_measures
-from geonorm.measure.metrics import null_directions, pair_cosine
+from geonorm.measure import NormMeasure, SiteMeasure
+from geonorm.measure.metrics import concentration, effective_rank, likeness, null_directions, pool_spreads, principal
 
 from ..rows import each
 
 DIM, BATCH, TOKENS = 24, 3, 7
 
 
-def frame(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def frame() -> tuple[Tensor, Tensor, Tensor]:
     """Three orthonormal directions per token, (batch, tokens, dim) each, in fp64."""
-    generator = torch.Generator().manual_seed(seed)
-    raw = torch.randn(BATCH, TOKENS, DIM, 3, generator=generator, dtype=torch.float64)
-    a, b, c = torch.linalg.qr(raw).Q.unbind(-1)
+    a, b, c = torch.linalg.qr(draw(BATCH, TOKENS, DIM, 3)).Q.unbind(-1)
     return a, b, c
 
 
-def close(value: float | None, wanted: float, tolerance: float = 1e-12) -> bool:
-    return value is not None and abs(value - wanted) < tolerance
+def measured(x: Tensor, after: Tensor, u: Tensor | None = None) -> dict[str, Any]:
+    measure = SiteMeasure()
+    measure.update(x, after, u)
+    return measure.row()
+
+
+def agree(row: dict[str, Any], tolerance: float = 1e-12, **wanted: float) -> None:
+    assert {name: row[name] for name in wanted} == pytest.approx(wanted, rel=0, abs=tolerance)
 
 
 @each("angle", [0.0, 1e-7, 0.3, pi / 2, 3.0])
 def test_planted_rotation(angle: float) -> None:
     x, side, _ = frame()
-    radius = 5.0
-    after = radius * (cos(angle) * x + sin(angle) * side)
-    row = step_measures(radius * x, after, u=2.0 * x + 3.0 * side)
-    assert close(row["angle"], angle) and close(row["radius"], radius) and close(row["radius_cv"], 0.0)
-    assert close(row["radial"], radius * (cos(angle) - 1)) and close(row["tangential"], radius * sin(angle))
-    assert close(row["ratio"], sin(angle)) and close(row["ratio_p99"], sin(angle))
-    assert close(row["step_norm"], 2 * radius * sin(angle / 2))
-    assert close(row["off_plane"], 0.0) and close(row["update_norm"], sqrt(13.0))
+    row = measured(5.0 * x, 5.0 * (cos(angle) * x + sin(angle) * side), u=2.0 * x + 3.0 * side)
+    agree(row, angle=angle, radius=5.0, radius_cv=0.0, radius_after=5.0, off_plane=0.0, update_norm=sqrt(13.0))
+    agree(row, radial=5 * (cos(angle) - 1), tangential=5 * sin(angle), step_norm=10 * sin(angle / 2), ratio=sin(angle))
+    agree(row, tolerance=0.01 * sin(angle) + 1e-12, ratio_p99=sin(angle))
 
 
-@pytest.mark.parametrize("lift", [0.0, 0.25, 2.0])
+@each("lift", [0.0, 0.25, 2.0])
 def test_planted_part_outside_the_plane(lift: float) -> None:
     x, side, off = frame()
-    after = 2.0 * x + 1.0 * side + lift * off
-    row = step_measures(3.0 * x, after, u=0.5 * side - 4.0 * x)
-    assert close(row["off_plane"], lift / sqrt(5 + lift**2))
-    assert close(row["radial"], -1.0) and close(row["tangential"], sqrt(1 + lift**2))
-    assert close(row["ratio"], sqrt(1 + lift**2) / 3)
-
-
-def test_update_that_is_not_seen_is_unknown() -> None:
-    x, side, _ = frame()
-    row = step_measures(x, x + side)
-    assert row["off_plane"] is None and row["update_norm"] is None
+    row = measured(3.0 * x, 2.0 * x + 1.0 * side + lift * off, u=0.5 * side - 4.0 * x)
+    agree(row, off_plane=lift / sqrt(5 + lift**2), radial=-1.0, tangential=sqrt(1 + lift**2))
+    agree(row, ratio=sqrt(1 + lift**2) / 3)
+    row = measured(x, x + side)
+    assert row["off_plane"] is None and row["update_norm"] is None  # the update is unknown
 
 
 def test_spread_of_radii_and_of_ratios() -> None:
@@ -63,10 +62,7 @@ def test_spread_of_radii_and_of_ratios() -> None:
     scale[0, 0] = 3.0
     mean = 1 + 2 / (BATCH * TOKENS)
     variance = (1 / 21) * (3 - mean) ** 2 + (20 / 21) * (1 - mean) ** 2
-    row = step_measures(scale * x, scale * x + side)
-    assert close(row["radius_cv"], sqrt(variance) / mean)
-    assert close(row["ratio"], (20 + 1 / 3) / 21)
-    assert close(row["ratio_p99"], 1.0)
+    agree(measured(scale * x, scale * x + side), radius_cv=sqrt(variance) / mean, ratio=(20 + 1 / 3) / 21)
 
 
 @each("cosine", [-1.0, -0.4, 0.0, 0.7, 1.0])
@@ -76,58 +72,114 @@ def test_angle_to_the_uniform_vector(cosine: float) -> None:
     side = side - (side * ones).sum(-1, keepdim=True) * ones
     side = side / side.norm(dim=-1, keepdim=True)
     x = 7.0 * (cosine * ones + sqrt(1 - cosine**2) * side)
-    row = step_measures(x, x)
-    assert close(row["cos_ones"], abs(cosine)) and close(row["angle_ones"], acos(cosine), 1e-7)
+    row = measured(x, x)
+    agree(row, cos_ones=abs(cosine), share_ones=cosine**2)
+    agree(row, tolerance=1e-7, angle_ones=acos(cosine))
 
 
-@pytest.mark.parametrize("cosine", [0.0, 0.3, 1.0])
+@each("cosine", [0.0, 0.3, 1.0])
 def test_cosine_between_tokens_of_one_sequence(cosine: float) -> None:
     basis = torch.eye(DIM, dtype=torch.float64)
-    shared, own = basis[0], basis[1 : TOKENS + 1]
-    x = sqrt(cosine) * shared + sqrt(1 - cosine) * own  # every pair of tokens has this cosine
+    x = sqrt(cosine) * basis[0] + sqrt(1 - cosine) * basis[1 : TOKENS + 1]  # every pair of tokens has this cosine
     batch = torch.stack((x, -4.0 * x, 0.1 * x))  # signs and radii of whole sequences do not matter
-    assert close(step_measures(batch, batch)["cos_pair"], cosine)
+    agree(measured(batch, batch), cos_pair=cosine)
+    assert measured(x[:1, None], x[:1, None])["cos_pair"] is None  # one token has no pair
 
 
-def test_one_token_has_no_pair() -> None:
-    assert pair_cosine(torch.ones(2, 1, 4, dtype=torch.float64) / 2).tolist() == [0.0, 0.0]
-
-
-def test_null_is_what_chance_gives() -> None:
+def test_the_null_is_that_of_chance() -> None:
     """E|cos| to a random direction is sqrt(2 / (pi d)) for large d."""
-    dim = 512
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(4, 64, dim, generator=generator, dtype=torch.float64)
-    row = step_measures(x, x)
-    assert row["cos_null"] == pytest.approx(sqrt(2 / (pi * dim)), rel=0.03)
-    assert row["cos_ones"] == pytest.approx(sqrt(2 / (pi * dim)), rel=0.15)
-    lengths = null_directions(dim, x.device, x.dtype).norm(dim=0)
+    x, chance = draw(4, 64, 512), sqrt(2 / (pi * 512))
+    row = measured(x, x)
+    assert row["cos_null"] == pytest.approx(chance, rel=0.03) and row["cos_null_analytic"] == pytest.approx(chance)
+    assert row["cos_ones"] == pytest.approx(chance, rel=0.15)
+    lengths = null_directions(512, x.device, x.dtype).norm(dim=0)
     assert torch.allclose(lengths, torch.ones(64, dtype=torch.float64))
 
 
 def test_low_precision_is_measured_in_high() -> None:
-    x, side, _ = frame()
-    x, side = x.float(), side.float()
-    after = x + 1e-6 * side
-    row = step_measures(x.bfloat16().float(), x.bfloat16().float() + 1e-3 * side, side.bfloat16())
+    x, side, _ = (part.float() for part in frame())
+    row = measured(x.bfloat16().float(), x.bfloat16().float() + 1e-3 * side, side.bfloat16())
     assert row["angle"] == pytest.approx(1e-3, rel=0.01)
-    assert step_measures(x, after)["angle"] == pytest.approx(1e-6, rel=0.05)
+    assert measured(x, x + 1e-6 * side)["angle"] == pytest.approx(1e-6, rel=0.05)
 
 
-def test_what_is_not_finite_is_unknown_and_zero_is_fine() -> None:
+@each("bad", [float("nan"), float("inf")])
+def test_measures_that_are_not_finite_are_none_and_zero_is_fine(bad: float) -> None:
     x, side, _ = frame()
-    broken = x.clone()
-    broken[0, 0, 0] = float("nan")
-    assert step_measures(broken, broken)["radius"] is None
-    row = step_measures(torch.zeros_like(x), side, side)
+    row = measured(torch.zeros_like(x), side, side)
     assert row["radius"] == 0 and row["ratio"] == 0 and row["cos_pair"] == 0 and row["radius_cv"] is None
+    x[0, 1, 2] = bad
+    row = measured(x, x + 1)
+    assert row["radius"] is None and row["effective_rank"] is None and not row["massive"]
 
 
-def test_moments_find_what_a_diagnosis_names() -> None:
-    x, side, _ = frame()
-    x[1, 2] *= 1e-3
-    u = side.clone()
-    u[0, 0] *= 50
-    moments = SiteMoments.of(x, u, x)
-    assert moments.largest_update == pytest.approx(50) and moments.smallest_radius == pytest.approx(1e-3)
-    assert moments.finite and not SiteMoments.of(x, u, x / 0).finite
+def test_effective_rank_is_that_of_the_singular_values() -> None:
+    u = torch.linalg.qr(torch.cat((torch.ones(50, 1, dtype=torch.float64), draw(50, 4)), 1)).Q[:, 1:]
+    weights = torch.tensor([5.0, 3.0, 2.0, 0.0], dtype=torch.float64)
+    share = weights[:3] / 10
+    wanted = float((-(share * share.log()).sum()).exp())
+    assert effective_rank((u * weights) @ torch.linalg.qr(draw(20, 4, seed=1)).Q.mT) == pytest.approx(wanted, rel=1e-6)
+    assert effective_rank(torch.ones(5, 3)) == 0.0
+
+
+@each("tokens, dim", [(60, 90), (90, 60), (512, 768)])
+def test_the_principal_direction_is_that_of_the_singular_values(tokens: int, dim: int) -> None:
+    """Also where the largest two are close, as among directions without a common one."""
+    rows = draw(tokens, dim, seed=3)
+    unit = rows / rows.norm(dim=-1, keepdim=True)
+    top = torch.linalg.svd(unit, full_matrices=False).Vh[0]
+    row = principal(7 * rows)
+    assert row["cos_principal"] == pytest.approx((unit @ top).abs().mean().item(), rel=1e-9)
+    assert row["cos_ones_principal"] == pytest.approx(abs(top.sum().item()) / dim**0.5, rel=1e-7)
+    assert principal(torch.zeros(3, 5)) == {"cos_principal": 0.0, "cos_ones_principal": 0.0}
+    assert principal(torch.empty(0, 3))["cos_principal"] is None
+
+
+def test_concentration_of_von_mises_fisher() -> None:
+    """Tokens in 3 dimensions, where the law of cos is exp(kappa cos): kappa comes back."""
+    kappa, share = 5.0, torch.rand(40000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    cosine = 1 + torch.log(share + (1 - share) * torch.exp(torch.tensor(-2 * kappa))) / kappa
+    assert concentration(cosine.mean().item(), 3) == pytest.approx(kappa, rel=0.08)  # the approximation errs by 6 %
+    assert concentration(1.0, 3) is None
+
+
+def test_the_removal_of_the_mean_is_the_angle_between_rms_and_layer_norm() -> None:
+    x, gain = draw(2, 30, 12) + 0.5, draw(12, seed=1).abs() + 0.5
+    rms = torch.nn.functional.rms_norm(x, (12,), gain, eps=1e-300)
+    layer = torch.nn.functional.layer_norm(x, (12,), gain, eps=1e-300)
+    angle = torch.nn.functional.cosine_similarity(rms, layer, dim=-1).acos().mean().item()
+    rows = []
+    for centred, y in ((False, rms), (True, layer), (None, torch.tanh(x))):
+        measure = NormMeasure(centred)
+        measure.update(x, y, gain)
+        rows.append(measure.row())
+    assert rows[0]["removal"] == pytest.approx(angle, rel=1e-9) and rows[0]["rotation_plain"] == 0.0
+    assert rows[1]["removal"] == pytest.approx(angle, rel=1e-9)
+    assert rows[2]["removal"] is None and rows[2]["rotation"] > 0
+
+
+def test_cka_and_cosine_of_planted_streams() -> None:
+    """A rotation and a scale leave CKA at 1 and take the cosine; streams without anything in common have 0 of both,
+    even where dimensions outnumber tokens, and where the plain CKA would be near 1."""
+    x, turn = draw(64, 512), torch.linalg.qr(draw(512, 512, seed=1))[0]
+    pairs = {(row["first"], row["second"]): row for row in likeness([x, 3 * x @ turn, draw(64, 512, seed=2), 2 * x])}
+    assert pairs[0, 1]["cka"] == pytest.approx(1) and abs(pairs[0, 1]["cos"]) < 0.06
+    assert pairs[0, 3]["cka"] == pytest.approx(1) and pairs[0, 3]["cos"] == pytest.approx(1)
+    assert abs(pairs[0, 2]["cka"]) < 0.1 and abs(pairs[0, 2]["cos"]) < 0.02
+    shared = draw(400, 4, seed=3)
+    one, other = (torch.cat([shared, 0.1 * draw(400, 4, seed=seed)], 1) for seed in (4, 5))
+    assert likeness([one, other])[0]["cka"] > 0.98
+    noise = [likeness([draw(32, 256, seed=s), draw(32, 256, seed=100 + s)])[0]["cka"] for s in range(40)]
+    assert abs(sum(noise) / 40) < 0.02
+    assert likeness([x[:3], x[:3]])[0]["cka"] is None
+    assert likeness([x, torch.full_like(x, torch.nan)])[0] == {"first": 0, "second": 1, "cos": None, "cka": None}
+
+
+def test_spread_before_and_after_norms_is_pooled() -> None:
+    """Geometric means; a norm behind which all lengths are one has no factor."""
+    row = {"kind": "attn", "norm_before": 10.0, "norm_after": 5.0}
+    stds = ((4.0, 0.1, "attn"), (1.0, 0.1, "attn"), (1.0, 1e-7, "attn"), (9.0, 1.0, None))
+    rows = [row | {"norm_before_std": one, "norm_after_std": other, "kind": kind} for one, other, kind in stds]
+    wanted = {"norms": 2, "before": 2.0, "after": 0.1, "factor": 20.0, "low": 10.0, "high": 40.0}
+    assert pool_spreads(rows) == pytest.approx(wanted)
+    assert pool_spreads(rows[2:]) is None and pool_spreads([]) is None

@@ -1,4 +1,7 @@
-"""Probes of models on text: `geonorm probe` and geonorm.probe.
+"""Probes of models on text or images: `geonorm probe` and geonorm.probe.
+
+A model is opened and its data become batches (`probe_inputs`), the batches run under hooks (`measure_model`), the
+measures become the rows of a `ProbeResult`, and these the files of a folder (`probe_files`):
 
 DIR/config.yaml  environment.json  trace.jsonl  norms.jsonl  [ablation.jsonl]  [layers.jsonl]
 summary.json  report.html  figures/
@@ -10,49 +13,53 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
-from itertools import accumulate, count
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..devices import pick_device
 from ..errors import CheckpointError, ConfigError
-from ..measure import load
+from ..measure.ablation import ablation
 from ..measure.anatomy import Stack
-from ..measure.config import ProbeConfig, check_norms_only
+from ..measure.config import ProbeConfig
+from ..measure.load import context_of
 from ..measure.metrics import pool_spreads
+from ..measure.probe import Inputs, ProbedModel
 from ..measure.schedule import implied
-from ..measure.subject import Inputs, Subject, ablation, given_batches, measure_gradients
 from ..parsing import finite_row
 from ..results import Result, Rows
 from ..schemes import parse
-from .config import TrainConfig
-from .data import open_source
-from .open import encode_running, read_settings, run_of
-from .probe_inputs import WINDOWS, beginning, find_images, open_probed, read_data, text, vocabulary
+from .open import Opened, read_settings, run_of
+from .probe_inputs import open_probed, read_data
 from .runs import environment
 from .runs.folder import check_writable, first_difference, is_unused, stored_settings
 from .simulate import save
 
-Told = Callable[[str, float], None]
+Progress = Callable[[str, float], None]
 ABLATION_TOKENS = 4096
-"""The depth use is measured on the first batches that have as many."""
-VOLATILE = ("out", "device", "batch")
-"""Settings under which a probe measures the same, the batch unless something is measured on the first batches alone."""
-OPTIONAL = {"ablation.jsonl": "ablation", "layers.jsonl": "layers"}
-"""Files that are there only where something was measured for them, and what they hold of a Probe."""
+"""Blocks are left out on the first batches with as many tokens."""
+VOLATILE = ("out", "device")
+"""Settings under which a probe measures the same."""
 
 
 @dataclass(frozen=True, repr=False)
-class Probe(Result):
-    """What was measured of one model. Rows are dictionaries: probe.frame("norms") is a table of them.
+class ProbeResult(Result):
+    """The measures of one model.
 
-    sites: one row per residual site (columns of trace.jsonl); norms: one per norm; schedule: laws of the implied step
-    size by stack and kind of site; layers: likeness of depths; ablation: rows of the depth use; loss: of the
-    whole model on those tokens, in nats.
+    sites: one row per sub-layer (columns of trace.jsonl); norms: one per norm; schedule: laws of the implied step size
+    by stack and kind of sub-layer; layers: likeness of depths; ablation: the loss without blocks; loss: of the whole
+    model on the same tokens, in nats. `frame("norms")` is a table of rows, `plot()` a figure of the report.
+
+    >>> import torch, geonorm
+    >>> model = geonorm.Decoder(geonorm.DecoderConfig(scheme="geonorm", layers=2, width=8, heads=2, vocab_size=5))
+    >>> result = geonorm.probe(model, torch.tensor([[0, 1, 2, 3]]))
+    >>> [(row["layer"], row["kind"]) for row in result.sites]
+    [(0, 'attn'), (0, 'mlp'), (1, 'attn'), (1, 'mlp')]
+    >>> all(abs(row["radius_after"] - row["radius"]) < 1e-5 for row in result.sites)  # GeoNorm rotates the stream
+    True
     """
 
     name: str
@@ -66,16 +73,17 @@ class Probe(Result):
     loss: float | None = None
     layers: list[dict[str, Any]] = field(default_factory=list)
 
+    @property
+    def not_finite(self) -> str | None:
+        """The first sub-layer behind which the stream holds NaN or infinity; None where there is none."""
+        row = next((row for row in self.sites if row["radius_after"] is None), None)
+        return None if row is None else f"{row['stack']} layer {row['layer']} {row['kind']}"
+
     def __repr__(self) -> str:
         """A line: the rows themselves are hundreds of numbers each."""
-        counts = ", ".join(
-            f"{len(rows)} {name}"
-            for name, rows in (("sites", self.sites), ("norms", self.norms), ("ablation rows", self.ablation))
-            if rows
-        )
-        laws = [kinds["all"]["best"] for kinds in self.schedule.values() if kinds and kinds.get("all")]
-        law = f", step law {' / '.join(laws)}" if laws else ""
-        return f"Probe({self.name!r}, {self.tokens:,} tokens, {counts or 'no rows'}{law}, {self.seconds:.1f} s)"
+        counts = ", ".join(f"{len(rows)} rows of {name}" for name, rows in self.tables().items() if rows)
+        broken = f", not finite from {self.not_finite} on" if self.not_finite else ""
+        return f"ProbeResult({self.name!r}, {self.tokens:,} tokens, {counts or 'no rows'}{broken})"
 
     def tables(self) -> dict[str, Rows]:
         return {"sites": self.sites, "norms": self.norms, "ablation": self.ablation, "layers": self.layers}
@@ -85,17 +93,19 @@ class Probe(Result):
 
     def summary(self) -> dict[str, Any]:
         """The model in summary.json."""
-        found = {
+        row = {
             "model": self.name, **self.about, "tokens": self.tokens, "seconds": self.seconds, "sites": len(self.sites),
             "norms": len(self.norms), "schedule": self.schedule,
             "norm_spread": pool_spreads(self.norms), "loss": self.loss,
         }  # fmt: skip
+        if self.not_finite:
+            row["not_finite"] = self.not_finite
         if single := [row for row in self.ablation if row["blocks"] == 1]:
             # of the loss that single blocks are worth: near 0, depth is not used
             total, depths = sum(row["increase"] for row in single), Counter(row["stack"] for row in single)
             late = sum(row["increase"] for row in single if row["first"] >= depths[row["stack"]] / 2)
-            found["second_half_share"] = late / total if total > 0 else None
-        return found
+            row["second_half_share"] = late / total if total > 0 else None
+        return finite_row(row)
 
 
 def probe(
@@ -114,167 +124,137 @@ def probe(
     scheme: str | None = None,
     device: str = "auto",
     name: str | None = None,
-    progress: Told | None = None,
-) -> Probe:
+    progress: Progress | None = None,
+) -> ProbeResult:
     """Measures the hidden states of a model; nothing is written.
-
-        found = geonorm.probe("runs/geonorm", "my.txt")
-        found = geonorm.probe(model, ids)                       # a model in memory, ids (batch, tokens)
-        found = geonorm.probe(vit, {"pixel_values": images})    # keyword arguments of its forward pass
-        [row["ratio"] for row in found.sites if row["kind"] == "mlp"]
 
     model: a run of ours, a Hugging Face directory or hub name, or a module: our Decoder, a transformers model, or with
     sites=False any module with LayerNorm or RMSNorm. data: text as for --data (a model in memory needs `tokenizer`, a
-    transformers one), ids, keyword arguments (attention_mask marks padding), or several of these. stacks: sites by hand
-    (anatomy.Stack.by_hand). bos: windows of text begin with the token that begins a text. scheme: with a comparison's
-    folder, its best finished run of that scheme. batch: windows of a pass, 8, or images, as many as are 4,096 tokens. A
-    model in memory stays on its device. Raises ConfigError or DataError with one line.
+    transformers one), ids (batch, tokens), keyword arguments of a forward pass (attention_mask marks padding), or
+    several of these. stacks: sub-layers by hand (anatomy.Stack.by_hand). bos: windows of text begin with the token that
+    begins a text. scheme: with a comparison's folder, its best finished run of that scheme. batch: windows of a pass,
+    8, or images, as many as are 4,096 tokens. A model in memory stays on its device. Raises ConfigError or DataError
+    with one line.
+
+    >>> import torch, geonorm
+    >>> model = geonorm.Decoder(geonorm.DecoderConfig(scheme="pre", layers=2, width=8, heads=2, vocab_size=5))
+    >>> result = geonorm.probe(model, torch.tensor([[0, 1, 2, 3]]))
+    >>> result
+    ProbeResult('Decoder', 4 tokens, 4 rows of sites, 6 rows of norms, 3 rows of layers)
     """
-    batches: Sequence[Any]
-    asked: Sequence[Inputs | Tensor] | None = None
-    if not sites:
-        check_norms_only(gradients, ablate_blocks, by_hand=stacks is not None)
-    if not isinstance(model, str | nn.Module):
-        raise ConfigError(f"a model is a folder or hub name, or a torch module, not {type(model).__name__}")
-    if isinstance(model, str):
-        config = ProbeConfig(
-            [model], tokens=tokens, context=context, batch=batch, bos=bos, device=device, gradients=gradients,
-            ablate_blocks=ablate_blocks,
-        )  # fmt: skip
-        opened = open_probed(run_of(model, scheme), config)
-        subject, name = Subject(opened.model, stacks, sites=sites), name or opened.name
-        if isinstance(data, str):
-            batches, asked = read_data(opened, subject, data, config)
-    else:
-        subject, name = Subject(model, stacks, sites=sites), name or type(model).__name__
-        if isinstance(data, str):
-            if tokenizer is None:
-                raise ConfigError("a model in memory needs its tokenizer to read text: tokenizer=..., or give ids")
-            begin = beginning(tokenizer, name) if bos else None
-            encode = partial(encode_running, tokenizer)
-            own = getattr(model, "config", None)
-            longest = getattr(own, "context", None) or load.context_of(own)
-            context = min(context, longest or context)
-            batches = text(data, encode, tokens, context, vocabulary(subject), begin).split(batch or WINDOWS)
-    if not isinstance(data, str):
-        batches = given_batches(data)
-    return measure_model(
-        subject, name, batches, asked, gradients=gradients, ablate_blocks=ablate_blocks, progress=progress,
+    config = ProbeConfig(
+        [model if isinstance(model, str) else "module"], tokens=tokens, context=context, batch=batch, bos=bos,
+        device=device, gradients=gradients, ablate_blocks=ablate_blocks, norms_only=not sites,
     )  # fmt: skip
+    if isinstance(model, str):
+        opened = open_probed(run_of(model, scheme), config)
+    elif isinstance(model, nn.Module):
+        settings = getattr(model, "config", None)
+        longest = getattr(settings, "context", None) or context_of(settings)
+        opened = Opened(type(model).__name__, model, tokenizer, longest, torch.device("cpu"))
+    else:
+        raise ConfigError(f"a model is a folder or hub name, or a torch module, not {type(model).__name__}")
+    probed = ProbedModel(opened.model, stacks, sites=sites)
+    if isinstance(data, str):
+        batches, loss_batches = read_data(opened, data, config)
+    else:
+        batches = loss_batches = list_batches(data)
+    return measure_model(probed, name or opened.name, batches, loss_batches, config, progress)
 
 
-def measure_model(
-    subject: Subject,
-    name: str,
-    batches: Sequence[Tensor | Inputs],
-    asked: Sequence[Tensor | Inputs] | None,
-    *,
-    gradients: bool,
-    ablate_blocks: bool,
-    progress: Told | None,
-) -> Probe:
-    """batches: what hidden states are measured on; asked: what losses are, where that is something else."""
-    started = time.perf_counter()
-    asked = batches if asked is None else asked
-    told = progress or (lambda what, share: None)
-    if not batches:
-        raise ConfigError("no data: give at least one batch")
-    done = count(1)
-    tokens = subject.measure(batches, lambda _: told(name, next(done) / len(batches)))
-    if not tokens:
-        raise ConfigError("no token is counted: the attention mask is 0 everywhere")
-    sites, norms = subject.capture.rows(), subject.capture.norm_rows()
-    if not sites and not norms:
-        raise ConfigError("no norm reads tokens as the attention mask has them; probe without padding")
-    if gradients:
-        found = {
-            (stack, site.layer, site.kind): row for (stack, site), row in measure_gradients(subject, asked[0]).items()
-        }
-        for row in sites:  # not of every place: attention to a second stack may never have run
-            row.update(found[row["stack"], row["layer"], row["kind"]])
-    known = (isinstance(batch, Tensor) or "pixel_values" in batch for batch in batches)
-    sizes = (subject.size(batch) if counted else ABLATION_TOKENS for batch, counted in zip(batches, known, strict=True))
-    most = next((i for i, size in enumerate(accumulate(sizes), start=1) if size >= ABLATION_TOKENS), len(batches))
-    some, loss, ablated = asked[:most], None, list[dict[str, Any]]()
-    if ablate_blocks:
-        loss, ablated = ablation(subject, some, lambda share: told(f"{name}: without blocks", share))
-    place = itemgetter("stack", "layer", "kind")
-    rotations: dict[Any, Any] = {}
-    for norm in {row["norm"]: row for row in norms}.values():
-        rotations.setdefault(place(norm), norm.get("rotation"))
-    for row in sites:
-        row["rotation"] = rotations.get(place(row))
-        row.setdefault("grad_norm", None)
-    about = {
-        "class": type(subject.model).__name__,
-        "model_type": getattr(subject.config, "model_type", None),
-        "parameters": sum(p.numel() for p in subject.model.parameters()),
-        "scheme": scheme_of(subject, sites),
-        "depth": sites[0]["depth"] if sites else None,
-    }
-    seconds = time.perf_counter() - started
-    laws, layers = implied(sites), subject.capture.layer_rows()
-    return Probe(name, tokens, seconds, about, sites, norms, laws, ablated, loss, layers)
-
-
-def scheme_of(subject: Subject, sites: Sequence[Mapping[str, Any]]) -> str | None:
-    """The one that the model names, as of a combinator each site has a part alone; else that of all sites; None where
-    there is neither."""
-    named = getattr(getattr(subject.model, "config", None), "scheme", None)
-    own, *others = {row["scheme"] for row in sites} or {None}
-    return str(parse(named)) if isinstance(named, str) else own if not others else None
-
-
-def probe_models(config: ProbeConfig, progress: Told | None = None) -> list[Probe]:
+def probe_models(config: ProbeConfig, progress: Progress | None = None) -> list[ProbeResult]:
     """Probes every model of a command and writes its directory. Nothing is written before all of them are measured.
     CheckpointError if that cannot be written or holds something else, another probe too."""
     out = Path(config.out)
-    check_writable(out)
-    probed = (out / "norms.jsonl").exists() and not (out / "metrics.jsonl").exists()  # a run has norms too
-    if not probed and not is_unused(out):
-        raise CheckpointError(f"{out} is not empty and holds no probe; choose another --out")
-    if probed:
-        before = stored_settings(out)
-        first = config.gradients or config.ablate_blocks
-        but = [name for name in VOLATILE if name != "batch" or not first]
-        if differs := first_difference(before, asdict(config), but):
-            raise CheckpointError(f"{out} holds a probe with {differs}; choose another --out")
+    check_probe_folder(out, config)
     models = [run_of(name, config.scheme) for name in config.models]
-    check_different(models)
-    kinds = set[bool]()
-    for name in models:  # what can be known to be wrong without loading is known first
-        known = read_settings(name, causal=False, revision=config.revision, trust_remote_code=config.trust_remote_code)
-        kinds.add(not isinstance(known, TrainConfig) and load.tells_images(known))
-    if len(kinds) > 1:
-        raise ConfigError("some of these models read images, others text: probe them apart")
-    find_images(config.data) if kinds == {True} else open_source(config.data)
-    found = []
+    for name in models:  # a wrong name is an error before minutes of work on the others
+        read_settings(name, causal=False, revision=config.revision, trust_remote_code=config.trust_remote_code)
+    results = []
     for name, label in zip(models, short_names(models), strict=True):
         opened = open_probed(name, config)
-        subject = Subject(opened.model, config.stacks(), sites=not config.norms_only)
-        batches, asked = read_data(opened, subject, config.data, config)
-        found.append(
-            measure_model(
-                subject, label, batches, asked, gradients=config.gradients, ablate_blocks=config.ablate_blocks,
-                progress=progress,
-            )
+        probed = ProbedModel(opened.model, config.stacks(), sites=not config.norms_only)
+        batches, loss_batches = read_data(opened, config.data, config)
+        results.append(measure_model(probed, label, batches, loss_batches, config, progress))
+        del opened, probed
+    machine = environment.collect(pick_device(config.device))
+    machine["transformers"] = environment.installed_version("transformers")
+    save(out, asdict(config), machine, probe_files(results, config.data))
+    return results
+
+
+def measure_model(
+    probed: ProbedModel,
+    name: str,
+    batches: Sequence[Tensor | Inputs],
+    loss_batches: Sequence[Tensor | Inputs],
+    config: ProbeConfig,
+    progress: Progress | None,
+) -> ProbeResult:
+    """Runs the batches under the hooks. loss_batches: the same with labels, where a loss is of labels."""
+    started = time.perf_counter()
+    report = progress or (lambda what, share: None)
+    if not batches:
+        raise ConfigError("no data: give at least one batch")
+    tokens = probed.measure(batches, lambda done: report(name, done / len(batches)))
+    if not tokens[-1]:
+        raise ConfigError("no token is counted: the attention mask is 0 everywhere")
+    sites, norms = probed.capture.rows(), probed.capture.norm_rows()
+    place = itemgetter("stack", "layer", "kind")
+    rotations = {place(row): row["rotation"] for row in reversed(norms)}  # of the first norm of each sub-layer
+    gradients = probed.gradients(loss_batches[0]) if config.gradients else {}
+    by_place = {(stack, site.layer, site.kind): lengths for (stack, site), lengths in gradients.items()}
+    for row in sites:
+        row["rotation"] = rotations.get(place(row))
+        row.update(by_place.get(place(row), {"grad_norm": None}))
+    loss, ablated = None, list[dict[str, Any]]()
+    if config.ablate_blocks:
+        enough = next((i for i, count in enumerate(tokens, 1) if count >= ABLATION_TOKENS), len(batches))
+        loss, ablated = ablation(
+            probed, loss_batches[:enough], lambda share: report(f"{name}: without blocks", share)
         )  # fmt: skip
-        del opened, subject
-    files = probe_files(found, config.data)
-    described = environment.collect(pick_device(config.device))
-    described["transformers"] = environment.installed_version("transformers")
-    save(out, asdict(config), described, files)
-    return found
+    about = {
+        "class": type(probed.model).__name__,
+        "model_type": getattr(probed.config, "model_type", None),
+        "parameters": sum(p.numel() for p in probed.model.parameters()),
+        "scheme": scheme_of(probed, sites),
+        "depth": sites[0]["depth"] if sites else None,
+    }
+    layers, seconds = probed.capture.layer_rows(), time.perf_counter() - started
+    return ProbeResult(name, tokens[-1], seconds, about, sites, norms, implied(sites), ablated, loss, layers)
 
 
-def check_different(models: Sequence[str]) -> None:
-    """ConfigError for a model that is named twice, in whatever way: its rows would stand twice under one name."""
-    known: dict[str, str] = {}
-    for name in models:
-        place = str(Path(name).resolve()) if Path(name).exists() else name
-        if place in known:
-            raise ConfigError(f"{name} is {known[place]} once more: name each model once")
-        known[place] = name
+def scheme_of(probed: ProbedModel, sites: Sequence[Mapping[str, Any]]) -> str | None:
+    """The scheme in the model's configuration (of a combinator each sub-layer has only a part); else that of all
+    sub-layers; None where there is neither."""
+    named = getattr(getattr(probed.model, "config", None), "scheme", None)
+    if isinstance(named, str):
+        return str(parse(named))
+    schemes = {row["scheme"] for row in sites}
+    return schemes.pop() if len(schemes) == 1 else None
+
+
+def list_batches(data: Any) -> list[Tensor | Inputs]:
+    """Ids or keyword arguments, one or several of them. ConfigError for anything else."""
+    batches = [data] if isinstance(data, Tensor | Mapping) or not isinstance(data, Iterable) else list(data)
+    for batch in batches:
+        if not isinstance(batch, Tensor | Mapping):
+            raise ConfigError(
+                "data is text, a tensor of ids (batch, tokens), keyword arguments of a forward pass, or several of "
+                f"these, not {type(batch).__name__}: torch.tensor(...) makes ids of a list of lists"
+            )
+    return batches
+
+
+def check_probe_folder(out: Path, config: ProbeConfig) -> None:
+    """CheckpointError unless the folder can be written and is new, or holds the same probe."""
+    check_writable(out)
+    if is_unused(out):
+        return
+    if not (out / "norms.jsonl").exists() or (out / "metrics.jsonl").exists():  # a run has norms too
+        raise CheckpointError(f"{out} is not empty and holds no probe; choose another --out")
+    if differs := first_difference(stored_settings(out), asdict(config), VOLATILE):
+        raise CheckpointError(f"{out} holds a probe with {differs}; choose another --out")
 
 
 def short_names(models: Sequence[str]) -> list[str]:
@@ -283,13 +263,13 @@ def short_names(models: Sequence[str]) -> list[str]:
     return [name if short.count(one) > 1 or not one else one for name, one in zip(models, short, strict=True)]
 
 
-def probe_files(found: Sequence[Probe], data: str | None = None) -> dict[str, Any]:
+def probe_files(results: Sequence[ProbeResult], data: str | None = None) -> dict[str, Any]:
     """Content of the files of a probe's folder, by name."""
-    named = {"trace.jsonl": "sites", "norms.jsonl": "norms", **OPTIONAL}
+    tables = {"trace": "sites", "norms": "norms", "ablation": "ablation", "layers": "layers"}
     files: dict[str, Any] = {
-        file: [{"model": one.name, **finite_row(row)} for one in found for row in getattr(one, rows)]
-        for file, rows in named.items()
-        if file not in OPTIONAL or any(getattr(one, rows) for one in found)
+        f"{file}.jsonl": [{"model": one.name, **finite_row(row)} for one in results for row in one.tables()[table]]
+        for file, table in tables.items()
+        if table in ("sites", "norms") or any(one.tables()[table] for one in results)
     }
-    summaries = [one.summary() for one in found]
-    return files | {"summary.json": {"kind": "probe", "status": "finished", "data": data, "models": summaries}}
+    models = [one.summary() for one in results]
+    return files | {"summary.json": {"kind": "probe", "status": "finished", "data": data, "models": models}}

@@ -1,7 +1,8 @@
-"""The geometry of hidden states: measures of a stream before and after a site, and of norms, on any model.
+"""The geometry of hidden states: what sub-layers and norms do to the residual stream, in any model.
 
-To be read in this order: `metrics` (the definitions), `accumulate` (over any number of tokens), `capture` (while a
-model runs), `subject` (whatever the model is). Names load on first use; `config` needs no torch."""
+To be read in this order: `metrics` (the definitions), `accumulate` (over any number of tokens), `anatomy` and `observe`
+(the sub-layers of a model, watched while it runs), `capture` (their measures), `probe` (a model, its inputs and loss).
+Names load on first use; `config` needs no torch."""
 
 from __future__ import annotations
 
@@ -10,8 +11,6 @@ from ..lazy import load_on_use
 PUBLIC = {
     "NormMeasure": "accumulate",
     "SiteMeasure": "accumulate",
-    "SiteMoments": "metrics",
-    "step_measures": "metrics",
 }
 
 __all__ = list(PUBLIC)

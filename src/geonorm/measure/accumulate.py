@@ -1,9 +1,10 @@
-"""Measures of sites and norms over any number of batches: nothing is kept but sums, bins and a sample of tokens."""
+"""Measures of sub-layers and norms over any number of tokens, batch by batch: only sums, bins and a sample of tokens
+stay in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import sqrt
+from math import ceil, log, sqrt
 from typing import Any
 
 import torch
@@ -11,15 +12,123 @@ from torch import Tensor
 
 from ..parsing import finite_or_none
 from ..sphere import safe_divide
-from .metrics import analytic_null, norm_tokens, null_cosines, ones_tokens, site_tokens, uniform_cosine
-from .sample import SAMPLE, concentration, many, principal
-from .streaming import SEED, Moments, Sample, single
+from .metrics import (
+    SAMPLE,
+    analytic_null,
+    concentration,
+    norm_per_token,
+    null_cosines,
+    ones_per_token,
+    principal,
+    sample_measures,
+    step_per_token,
+)
 
+QUANTILES = {"p01": 0.01, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p99": 0.99}
+RELATIVE_ERROR = 0.01
+"""Of a quantile: it is within 1 % of the exact one (logarithmic bins: DDSketch, arXiv:1908.10693)."""
+SMALLEST, LARGEST = 1e-12, 1e12
+"""Magnitudes that the bins tell apart; smaller ones count as 0, larger ones as the largest."""
+GAMMA = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
+BINS = ceil(log(LARGEST / SMALLEST) / log(GAMMA))
+SEED = 0
 CHUNK = 1 << 17
 """Numbers of one tensor that are worked on at a time, so that they stay in a processor's cache."""
 NULL_SHARE = 0.25
-"""Of the tokens, at random, that the 64 random directions are compared with: their mean needs no more, and 64 products
-are dear. A fixed stride would meet the same positions of every window, the first token among them."""
+"""A random quarter of the tokens: 64 dot products per token are expensive, and the mean over a quarter is accurate
+enough. A fixed stride would meet the same positions of every window, the first token among them."""
+
+
+def single(x: Tensor) -> Tensor:
+    """x in the precision of the streaming measures: fp64 stays, everything else becomes fp32."""
+    return x.detach() if x.dtype in (torch.float32, torch.float64) else x.detach().float()
+
+
+class Moments:
+    """Mean, standard deviation, quantiles and extremes of several quantities at once.
+
+    update takes (quantities, tokens) with one row per name, in any floating dtype; sums are kept in fp64 about the
+    first value of each row, so that a spread far below the mean survives. A quantity of which one value was not finite
+    has no statistics (None), so that JSON stays JSON.
+    """
+
+    def __init__(self, names: tuple[str, ...], device: torch.device) -> None:
+        self.names, self.count = names, 0
+        zeros = torch.zeros(len(names), dtype=torch.float64, device=device)
+        self.shift, self.sum, self.squares = zeros.clone(), zeros.clone(), zeros.clone()
+        self.low, self.high = zeros + torch.inf, zeros - torch.inf
+        # bins: -largest .. -smallest, 0, smallest .. largest
+        self.counts = torch.zeros(len(names), 2 * BINS + 1, dtype=torch.int64, device=device)
+
+    def update(self, values: Tensor) -> None:
+        tokens = values.shape[1]
+        if tokens == 0:
+            return
+        values = values.double()
+        if self.count == 0:
+            self.shift = values[:, 0].clone()
+        centred = values - self.shift[:, None]
+        self.sum += centred.sum(1)
+        self.squares += centred.square().sum(1)
+        self.low = torch.minimum(self.low, values.amin(1))
+        self.high = torch.maximum(self.high, values.amax(1))
+        place = torch.ceil(torch.log(values.abs().nan_to_num(0.0) / SMALLEST) / log(GAMMA)).clamp(0, BINS)
+        index = (place * values.sign().nan_to_num(0.0)).long() + BINS
+        index += torch.arange(len(self.names), device=index.device)[:, None] * self.counts.shape[1]
+        self.counts.view(-1).index_add_(0, index.flatten(), torch.ones_like(index).flatten())
+        self.count += tokens
+
+    def row(self, *, short: tuple[str, ...] = ()) -> dict[str, float | None]:
+        """NAME, NAME_std, NAME_p01 ... for every quantity; those named in `short` have their mean alone."""
+        n = max(1, self.count)
+        mean = self.shift + self.sum / n
+        std = (self.squares / n - (self.sum / n).square()).clamp(min=0).sqrt()
+        table = torch.cat((mean[:, None], std[:, None], self.quantiles()), 1)
+        row: dict[str, float | None] = {}
+        for name, values, finite in zip(self.names, table.tolist(), torch.isfinite(self.squares).tolist(), strict=True):
+            keys = [name] if name in short else [name, f"{name}_std", *(f"{name}_{key}" for key in QUANTILES)]
+            row |= {key: value if finite else None for key, value in zip(keys, values, strict=False)}
+        return row
+
+    def quantiles(self) -> Tensor:
+        """(quantities, quantiles): the value whose rank is at least q n, to RELATIVE_ERROR."""
+        wanted = torch.tensor(list(QUANTILES.values()), dtype=torch.float64, device=self.counts.device)
+        rank = (wanted * self.count).ceil().clamp(min=1).long()
+        reached = self.counts.cumsum(1)
+        place = torch.searchsorted(reached, rank.expand(len(self.names), -1).contiguous()) - BINS
+        size = SMALLEST * 2 * GAMMA ** place.abs().double() / (GAMMA + 1)
+        value = torch.where(place == 0, 0.0, size * place.sign())
+        return torch.minimum(torch.maximum(value, self.low[:, None]), self.high[:, None])
+
+
+class Sample:
+    """A uniform random sample of tokens, at most `size` of them, for measures that need many tokens at a time.
+
+    The draw depends on the number of the token alone, so that samples fed with the same tokens hold the same ones. Rows
+    are in fp32 (fp64 for fp64).
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.generator = torch.Generator().manual_seed(SEED)
+        self.keys = torch.empty(0)
+        self.rows: tuple[Tensor, ...] = ()
+
+    def update(self, *rows: Tensor) -> None:
+        """rows: one or more (tokens, dim), token by token the same; they are copied only where drawn."""
+        keys = torch.rand(rows[0].shape[0], generator=self.generator)
+        full = self.keys.numel() == self.size
+        chosen = (keys < self.keys.max()).nonzero().flatten() if full else torch.arange(keys.numel())
+        if chosen.numel() > self.size:
+            chosen = chosen[keys[chosen].topk(self.size, largest=False).indices]
+        if chosen.numel() == 0:
+            return
+        new = tuple(single(row[chosen.to(row.device)]) for row in rows)
+        self.keys = torch.cat([self.keys, keys[chosen]])
+        self.rows = tuple(torch.cat(pair) for pair in zip(self.rows, new, strict=True)) if self.rows else new
+        if self.keys.numel() > self.size:
+            best = self.keys.topk(self.size, largest=False).indices
+            self.keys, self.rows = self.keys[best], tuple(row[best.to(row.device)] for row in self.rows)
 
 
 def flat(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -28,8 +137,8 @@ def flat(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def filled(x: Tensor, mask: Tensor | None) -> Tensor | None:
-    """Finds which vectors of x (batch, tokens, slots, dim) count: those of the mask but for slots that are 0, to which
-    nothing is written yet. The mask itself where no slot is."""
+    """Mask of the vectors of x (batch, tokens, slots, dim) that count: those of the given mask without slots that are
+    0, to which nothing is written yet. The given mask itself where no slot is."""
     if x.dim() != 4 or bool((some := x.detach().ne(0).any(-1)).all()):
         return mask
     return some if mask is None else some & mask.unsqueeze(-1)
@@ -41,8 +150,8 @@ def chunks(rows: Tensor) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, tokens, size))
 
 
-class Null:
-    """|cos| to each of 64 random directions, averaged over tokens: what |cos| to the uniform vector stands beside."""
+class NullCosines:
+    """|cos| to each of 64 random directions, averaged over tokens: the null of |cos| to the uniform vector."""
 
     def __init__(self) -> None:
         self.sum: Tensor | float = 0.0
@@ -51,10 +160,10 @@ class Null:
 
     def update(self, x: Tensor, radius: Tensor) -> None:
         """The draw depends on the number of the token alone; the very first is in it, so that there is one."""
-        drawn = torch.rand(x.shape[0], generator=self.generator) < NULL_SHARE
-        drawn[0] |= self.count == 0
-        drawn = drawn.to(x.device)
-        cosine = null_cosines(x[drawn], radius[drawn])
+        chosen = torch.rand(x.shape[0], generator=self.generator) < NULL_SHARE
+        chosen[0] |= self.count == 0
+        chosen = chosen.to(x.device)
+        cosine = null_cosines(x[chosen], radius[chosen])
         self.sum = self.sum + cosine.sum(0, dtype=torch.float64)
         self.count += cosine.shape[0]
 
@@ -68,49 +177,58 @@ class Null:
 
 
 class SiteMeasure:
-    """One residual site over any number of batches.
+    """One sub-layer over any number of batches.
 
-    update(x, after, u, mask): x, x' and the raw branch output (None if not seen) of shape (batch, tokens, dim), in any
-    floating dtype; mask of shape (batch, tokens) is True for tokens and False for padding. row() is a dictionary in the
-    columns of trace.jsonl, with NAME_std and quantiles NAME_p01 ... NAME_p99 (to 1 %) of every quantity over tokens.
+    update(x, after, u, mask): the stream before and after it and the raw output of its branch (None if unknown), all
+    (batch, tokens, dim) in any floating dtype; mask (batch, tokens) is False for padding. row() has the columns of
+    trace.jsonl, with NAME_std and quantiles NAME_p01 ... NAME_p99 (to 1 %) of every quantity over tokens; None is
+    unknown or not finite.
+
+    >>> import torch
+    >>> from geonorm.measure import SiteMeasure
+    >>> measure = SiteMeasure()
+    >>> x = torch.eye(4)[None]  # one sequence of four tokens
+    >>> measure.update(x, 2 * x)
+    True
+    >>> row = measure.row()
+    >>> row["tokens"], row["radius"], row["radial"], row["angle"], row["cos_pair"]
+    (4, 1.0, 1.0, 0.0, 0.0)
     """
 
     def __init__(self) -> None:
         self.moments: Moments | None = None
-        self.null, self.sample = Null(), Sample(SAMPLE)
+        self.null, self.sample = NullCosines(), Sample(SAMPLE)
         self.sequences, self.pairs = 0, 0.0
         self.energy: Tensor | float = 0.0
         self.direction: Tensor | float = 0.0
 
     @torch.no_grad()
     def update(self, x: Tensor, after: Tensor, u: Tensor | None = None, mask: Tensor | None = None) -> bool:
-        """Whether there was a token that is not padding."""
-        rows, token = flat(x, mask), []
-        afters, updates = flat(after, mask), None if u is None else flat(u, mask)
+        """True if there was a token that is not padding."""
+        rows, afters, updates = flat(x, mask), flat(after, mask), None if u is None else flat(u, mask)
+        values = []
         for part in chunks(rows):
-            part_x = single(rows[part])
+            part_x, part_u = single(rows[part]), None if updates is None else single(updates[part])
             squares = part_x.square()
             radius = squares.sum(-1).sqrt()
-            part_u = None if updates is None else single(updates[part])
-            found = site_tokens(part_x, single(afters[part]), part_u, radius)
-            found |= ones_tokens(uniform_cosine(part_x, radius))
-            found["abs_peak"] = squares.amax(-1).sqrt()
-            found["peak"] = safe_divide(found["abs_peak"] * sqrt(x.shape[-1]), radius)
-            token.append(torch.stack(list(found.values())))
+            columns = step_per_token(part_x, single(afters[part]), part_u, radius) | ones_per_token(part_x, radius)
+            columns["abs_peak"] = squares.amax(-1).sqrt()
+            columns["peak"] = safe_divide(columns["abs_peak"] * sqrt(x.shape[-1]), radius)
+            values.append(torch.stack(list(columns.values())))
             self.null.update(part_x, radius)
             weight = safe_divide(torch.ones_like(radius), radius)
             self.energy = self.energy + (weight.square() @ squares).double()
-        if not token:
+        if not values:
             return False
-        values = torch.cat(token, 1)
+        table = torch.cat(values, 1)
         if self.moments is None:
-            self.moments = Moments(tuple(found), x.device)
-        self.moments.update(values)
+            self.moments = Moments(tuple(columns), x.device)
+        self.moments.update(table)
         self.sample.update(rows)
-        self.tokens_of_sequences(x, mask, values[0])
+        self.add_directions(x, mask, radius=table[0])
         return True
 
-    def tokens_of_sequences(self, x: Tensor, mask: Tensor | None, radius: Tensor) -> None:
+    def add_directions(self, x: Tensor, mask: Tensor | None, radius: Tensor) -> None:
         """Sums of directions: over each sequence for the cosine between its tokens, and over all for their mean."""
         weight = safe_divide(torch.ones_like(radius), radius)
         if mask is None:
@@ -121,48 +239,58 @@ class SiteMeasure:
             count = mask.sum(1)
         total = torch.stack([w @ single(row) for w, row in zip(weight, x, strict=True)]).double()
         self.direction = self.direction + total.sum(0)
-        own = (weight > 0).sum(1)  # unit rows: 1 each, 0 for a zero token
-        many = count > 1
-        cosine = (total.square().sum(-1) - own) / (count * (count - 1)).clamp(min=1)
-        self.pairs += cosine[many].sum().item()
-        self.sequences += int(many.sum())
+        squares = (weight > 0).sum(1)  # of unit rows: 1 each, 0 for a zero token
+        several = count > 1
+        cosine = (total.square().sum(-1) - squares) / (count * (count - 1)).clamp(min=1)
+        self.pairs += cosine[several].sum().item()
+        self.sequences += int(several.sum())
 
     def row(self) -> dict[str, Any]:
-        """Columns as in trace.jsonl; None: not known, or not finite. Without a token: nothing else."""
         if self.moments is None:
             return {"tokens": 0}
-        found: dict[str, Any] = {"tokens": self.moments.count, **self.moments.row(short=("radius_after", "abs_peak"))}
-        dim = self.sample.kept[0].shape[-1]
-        spread, radius = found["radius_std"], found["radius"]
-        found["radius_cv"] = spread / radius if radius else None
-        found |= self.null.row() | {"cos_null_analytic": analytic_null(dim)}
-        found["cos_pair"] = finite_or_none(self.pairs / self.sequences) if self.sequences else None
-        assert isinstance(self.direction, Tensor)
-        n = self.moments.count
+        assert isinstance(self.direction, Tensor) and isinstance(self.energy, Tensor)
+        n, (sample,) = self.moments.count, self.sample.rows
+        dim = sample.shape[-1]
+        row: dict[str, Any] = {"tokens": n, **self.moments.row(short=("radius_after", "abs_peak"))}
         resultant = finite_or_none((self.direction.norm() / n).item())
-        found["resultant"] = resultant
-        found["concentration"] = None if resultant is None else concentration(resultant, dim)
-        assert isinstance(self.energy, Tensor)
-        share, where = (self.energy / n).max(0)
-        found["top_dim"], found["top_dim_share"] = int(where), finite_or_none(share.item())
+        share, top = (self.energy / n).max(0)
         largest = self.moments.high[self.moments.names.index("abs_peak")].item()
-        found["abs_max"] = finite_or_none(largest)
-        return found | many(self.sample.kept[0], largest)
+        return {
+            **row,
+            "radius_cv": row["radius_std"] / row["radius"] if row["radius"] else None,
+            **self.null.row(),
+            "cos_null_analytic": analytic_null(dim),
+            "cos_pair": finite_or_none(self.pairs / self.sequences) if self.sequences else None,
+            "resultant": resultant,
+            "concentration": None if resultant is None else concentration(resultant, dim),
+            "top_dim": int(top),
+            "top_dim_share": finite_or_none(share.item()),
+            "abs_max": finite_or_none(largest),
+            **sample_measures(sample, largest),
+        }
 
 
 class NormMeasure:
     """One norm over any number of batches.
 
-    centred: whether it takes out the mean (LayerNorm: True, RMSNorm: False, anything else: None). update(before, after,
-    weight, bias, mask): its input and output of shape (..., dim), the gain that multiplies (Gemma's 1 + w) and the bias
-    (or None); mask as for SiteMeasure. row(): columns of norms.jsonl, over tokens as for sites; `_before` and `_after`
-    are of the input and of the output.
+    centred: True for a norm that removes the mean (LayerNorm), False for RMSNorm, None for any other. update(before,
+    after, weight, bias, mask): its input and output of shape (..., dim), the gain that multiplies (Gemma's 1 + w) and
+    the bias (or None); mask as for SiteMeasure. row() has the columns of norms.jsonl, over tokens as for sub-layers;
+    `_before` and `_after` are of the input and of the output.
+
+    >>> import torch
+    >>> from geonorm.measure import NormMeasure
+    >>> measure, x = NormMeasure(centred=False), torch.eye(4)[None]
+    >>> measure.update(x, torch.nn.functional.rms_norm(x, (4,)))
+    >>> row = measure.row()
+    >>> row["norm_before"], round(row["norm_after"], 3), row["rotation"]
+    (1.0, 2.0, 0.0)
     """
 
     def __init__(self, centred: bool | None) -> None:
         self.centred = centred
         self.moments: Moments | None = None
-        self.nulls = (Null(), Null())
+        self.nulls = (NullCosines(), NullCosines())
         self.sample = Sample(SAMPLE // 2)
 
     @torch.no_grad()
@@ -170,29 +298,27 @@ class NormMeasure:
         self, before: Tensor, after: Tensor, weight: Tensor | None = None, bias: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> None:  # fmt: skip
-        xs, ys, token = flat(before, mask), flat(after, mask), []
+        xs, ys, values = flat(before, mask), flat(after, mask), []
         for part in chunks(xs):
             x, y = single(xs[part]), single(ys[part])
             gain, shift = (None if v is None else v.detach().to(x.device, x.dtype) for v in (weight, bias))
-            found = norm_tokens(x, y, gain, shift, self.centred)
-            for null, rows, name in zip(self.nulls, (x, y), ("before", "after"), strict=True):
-                radius = found[f"norm_{name}"]
+            columns = norm_per_token(x, y, gain, shift, self.centred)
+            for null, rows, end in zip(self.nulls, (x, y), ("before", "after"), strict=True):
+                radius = columns[f"norm_{end}"]
                 null.update(rows, radius)
-                ones = ones_tokens(uniform_cosine(rows, radius))
-                found |= {f"{key}_{name}": value for key, value in ones.items()}
-            token.append(torch.stack(list(found.values())))
-        if not token:
+                columns |= {f"{key}_{end}": value for key, value in ones_per_token(rows, radius).items()}
+            values.append(torch.stack(list(columns.values())))
+        if not values:
             return
         if self.moments is None:
-            self.moments = Moments(tuple(found), xs.device)
-        self.moments.update(torch.cat(token, 1))
+            self.moments = Moments(tuple(columns), xs.device)
+        self.moments.update(torch.cat(values, 1))
         self.sample.update(xs, ys)
 
     def row(self) -> dict[str, Any]:
         if self.moments is None:
             return {"tokens": 0}
-        found: dict[str, Any] = {"tokens": self.moments.count, **self.moments.row()}
-        for null, rows, end in zip(self.nulls, self.sample.kept, ("_before", "_after"), strict=True):
-            found |= null.row(end) | {f"{key}{end}": value for key, value in principal(rows).items()}
-        found["cos_null_analytic"] = analytic_null(self.sample.kept[0].shape[-1])
-        return found
+        row: dict[str, Any] = {"tokens": self.moments.count, **self.moments.row()}
+        for null, rows, end in zip(self.nulls, self.sample.rows, ("_before", "_after"), strict=True):
+            row |= null.row(end) | {f"{key}{end}": value for key, value in principal(rows).items()}
+        return row | {"cos_null_analytic": analytic_null(self.sample.rows[0].shape[-1])}

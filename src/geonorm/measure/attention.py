@@ -1,7 +1,7 @@
-"""How much of its attention each site gives to the first token of a sequence, the attention sink (arXiv:2309.17453),
-and its largest score, which grows where training becomes unstable (arXiv:2302.05442).
+"""Attention to the first token of a sequence, the attention sink (arXiv:2309.17453), and the largest score, which grows
+where training becomes unstable (arXiv:2302.05442).
 
-Seen where attention is computed, whatever the model: in torch's scaled_dot_product_attention, whose weights are found
+Measured where attention is computed, in any model: in torch's scaled_dot_product_attention, whose weights are computed
 again a few queries at a time, and in a softmax over scores (batch, heads, queries, keys). Other kernels are not seen.
 """
 
@@ -17,13 +17,13 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 SCORES = 1 << 24
-"""Scores that are held at a time."""
+"""Scores in memory at a time."""
 
 
 class AttentionMeasure:
-    """Over queries but those at the first token itself, those that do not see it, and those of padding: of each head
-    the attention to the first token, and what it would be if a query attended to all keys that it sees alike. Over all
-    queries but those of padding: the largest score."""
+    """Attention of each head to the first token, and its value if a query attended to all visible keys alike: means
+    over queries but those at the first token itself, those that do not see it, and padding. The largest score: over all
+    queries but padding."""
 
     def __init__(self) -> None:
         self.heads: Tensor | float = 0.0
@@ -58,14 +58,14 @@ class AttentionMeasure:
 
 
 class WatchAttention(TorchFunctionMode):
-    """Calls found(mass, seen, peak), as AttentionMeasure.add has them, for attention of tokens to themselves inside.
+    """Calls look(mass, seen, peak), as AttentionMeasure.add has them, for every self-attention inside.
 
     first(batch, keys): index of the first token of each sequence, (batch,).
     """
 
-    def __init__(self, found: Callable[[Tensor, Tensor, Tensor], None], first: Callable[[int, int], Tensor]) -> None:
+    def __init__(self, look: Callable[[Tensor, Tensor, Tensor], None], first: Callable[[int, int], Tensor]) -> None:
         super().__init__()
-        self.found, self.first = found, first
+        self.look, self.first = look, first
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -77,7 +77,7 @@ class WatchAttention(TorchFunctionMode):
             if out.shape[-1] == out.shape[-2] > 1:
                 first = self.first(out.shape[0], out.shape[-1]).to(out.device)
                 seen = keys_seen(scores > torch.finfo(scores.dtype).min / 2, first)
-                self.found(column(out, first).float(), seen, scores.amax(-1).float())
+                self.look(column(out, first).float(), seen, scores.amax(-1).float())
         return out
 
     def see_product(
@@ -116,12 +116,12 @@ class WatchAttention(TorchFunctionMode):
             mass[:, :, rows] = (column(scores, first) - scores.logsumexp(-1)).exp().nan_to_num(0.0).float()
             peak[:, :, rows] = scores.amax(-1)
             seen[:, rows] = keys_seen(allowed.expand(scores.shape), first)
-        self.found(mass, seen, peak)
+        self.look(mass, seen, peak)
 
 
 def keys_seen(allowed: Tensor, first: Tensor) -> Tensor:
-    """How many keys a query sees, (batch, queries), 0 where key `first` is none of them; allowed (batch, heads,
-    queries, keys) is alike for all heads."""
+    """Number of keys that a query sees, (batch, queries), 0 where key `first` is none of them; allowed (batch, heads,
+    queries, keys) is the same for all heads."""
     return (allowed.sum(-1) * column(allowed, first))[:, 0]
 
 

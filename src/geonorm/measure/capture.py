@@ -1,104 +1,40 @@
-"""Measures of every residual site and every norm of a model while it runs: `sites.watch` sees, here is what is kept."""
+"""Measures of every sub-layer and every norm of a model while it runs: `observe` watches, the records here add up."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from .accumulate import NormMeasure, SiteMeasure, filled, flat
+from .accumulate import NormMeasure, Sample, SiteMeasure, filled, flat
 from .anatomy import BY_HAND, Stack, blocks_of, join_path
 from .attention import AttentionMeasure, WatchAttention, counted_queries, first_places
-from .layers import likeness
+from .metrics import SAMPLE, likeness
 from .norms import NormFacts, channels_first, examine, norms_of
 from .observe import ModelSite, end_kind, module_at, sites_of, stacks_of, watch, watch_calls
-from .sample import SAMPLE
-from .streaming import Sample
-
-Masks = Mapping[str, Tensor | None]
-
-
-class WatchedNorm:
-    """A norm with its measure: what it is, is asked on its first input. Left out where its tokens cannot be told from
-    padding."""
-
-    def __init__(
-        self, name: str, module: nn.Module, stack: str, role: str, layer: int | None, kind: str | None
-    ) -> None:
-        self.module, self.stack = module, stack
-        self.about = {"norm": name, "stack": stack, "role": role, "layer": layer, "kind": kind}
-        self.of_scheme = ".own." in name
-        """Whether it may be handed all streams of a token at once."""
-        self.measure: NormMeasure | None = None
-        self.facts: NormFacts | None = None
-
-    def see(self, x: Tensor, y: Tensor, mask: Tensor | None) -> None:
-        if channels_first(self.module):
-            x, y = x.movedim(1, -1), y.movedim(1, -1)
-        if mask is not None and not mask.all():
-            axis = 1 if self.of_scheme or x.dim() != 4 else token_axis(mask, x)
-            if axis is None:
-                return
-            x, y = x.transpose(1, axis), y.transpose(1, axis)
-            if not fits(mask, x):
-                return
-        if self.facts is None or self.measure is None:
-            self.facts = examine(self.module, x)
-            self.measure = NormMeasure(self.facts.centred)
-        mask = fit_mask(mask, x)
-        mask = filled(x, mask) if self.of_scheme else mask
-        self.measure.update(x, y, self.facts.gain, self.facts.bias, mask)
-
-    def row(self) -> dict[str, Any]:
-        """In the columns of norms.jsonl, for a norm that ran."""
-        assert self.facts is not None and self.measure is not None
-        return {**self.about, "norm_kind": self.facts.kind, **self.measure.row()}
-
-
-def fits(mask: Tensor, x: Tensor) -> bool:
-    """Whether x is (batch, tokens, ...) as the mask is, or (batch x tokens, features)."""
-    return mask.shape == x.shape[: mask.dim()] or (x.dim() == 2 and x.shape[0] == mask.numel())
-
-
-def token_axis(mask: Tensor, x: Tensor) -> int | None:
-    """Which axis of the queries or keys x, (batch, tokens, heads, features) or with heads in front, the tokens of the
-    mask (batch, tokens) lie along; None where that is not certain.
-
-    The shape says it but where there are as many heads as tokens. Memory says it where x is a view of what a matrix
-    gave: the heads of a token lie within one row of it.
-    """
-    found = [axis for axis in (1, 2) if mask.shape == (x.shape[0], x.shape[axis])]
-    base = x._base
-    if base is not None and base.is_contiguous() and base.shape[-1] > x.shape[-1] and min(x.shape[1:3]) > 1:
-        rows = [axis for axis in (1, 2) if x.stride(axis) >= base.shape[-1]]
-        found = [axis for axis in found if axis in rows] if len(rows) == 1 else found
-    return found[0] if len(found) == 1 else None
 
 
 def fit_mask(mask: Tensor | None, x: Tensor) -> Tensor | None:
-    """The mask in the shape of the tokens of x: (batch, tokens), or flat where x is. ConfigError for others."""
+    """The mask in the shape of the tokens of x: (batch, tokens), or flat where x is. None where nothing is padding.
+    ConfigError for a mask of other tokens."""
     if mask is None or bool(mask.all()):
         return None
-    if not fits(mask, x):
-        raise ConfigError(
-            f"padding of shape {tuple(mask.shape)} does not fit the stream {tuple(x.shape)}; probe without padding"
-        )
     mask = mask.to(x.device).bool()
-    return mask if mask.shape == x.shape[: mask.dim()] else mask.flatten()
-
-
-def mask_of(masks: Masks, stack: str) -> Tensor | None:
-    """The mask of a stack; that of a model with one stream may be given under any name."""
-    return masks.get(stack) if stack in masks or len(masks) != 1 else next(iter(masks.values()))
+    if mask.shape == x.shape[: mask.dim()]:
+        return mask
+    if x.dim() == 2 and x.shape[0] == mask.numel():
+        return mask.flatten()
+    raise ConfigError(
+        f"padding of shape {tuple(mask.shape)} does not fit the stream {tuple(x.shape)}; probe without padding"
+    )
 
 
 def clamped_tokens(place: ModelSite, x: Tensor, u: Tensor | None) -> Tensor | None:
-    """Which tokens (batch, tokens) a scheme's ceiling stops; None for a site without one."""
+    """The tokens (batch, tokens) whose update a scheme clamps; None for a sub-layer without a clamp."""
     residual = place.residual
     if residual is None or u is None:
         return None
@@ -107,149 +43,191 @@ def clamped_tokens(place: ModelSite, x: Tensor, u: Tensor | None) -> Tensor | No
 
 
 class SiteRecord:
-    """All that is measured of one site beside its SiteMeasure."""
+    """Everything that is measured of one sub-layer."""
 
     def __init__(self) -> None:
-        self.attention = AttentionMeasure()
+        self.measure, self.attention = SiteMeasure(), AttentionMeasure()
         self.clamped, self.tokens = 0.0, 0
         self.end = Sample(SAMPLE)
-        """Of the stream behind the site: the same tokens as the measure's sample in front of it."""
+        """The stream behind it: the same tokens as the measure's sample in front of it."""
 
     def row(self) -> dict[str, Any]:
         clamped = self.clamped / self.tokens if self.tokens else None
-        return {**self.attention.row(), "clamped": clamped}
+        return {**self.measure.row(), **self.attention.row(), "clamped": clamped}
+
+
+class NormRecord:
+    """Everything that is measured of one norm; its kind is found on its first input."""
+
+    def __init__(self, module: nn.Module, of_scheme: bool, about: dict[str, Any]) -> None:
+        self.module, self.of_scheme, self.about = module, of_scheme, about
+        self.measure: NormMeasure | None = None
+        self.facts: NormFacts | None = None
+
+    def update(self, x: Tensor, y: Tensor, mask: Tensor | None) -> None:
+        if channels_first(self.module):
+            x, y = x.movedim(1, -1), y.movedim(1, -1)
+        padded = mask is not None and not mask.all()
+        if padded and x.dim() == 4 and not self.of_scheme:  # of queries or keys: either axis may be that of the tokens
+            return
+        if self.facts is None or self.measure is None:
+            self.facts = examine(self.module, x)
+            self.measure = NormMeasure(self.facts.centred)
+        mask = fit_mask(mask, x)
+        mask = filled(x, mask) if self.of_scheme else mask  # it may read all streams of a token at once
+        self.measure.update(x, y, self.facts.gain, self.facts.bias, mask)
+
+    def row(self) -> dict[str, Any]:
+        assert self.facts is not None and self.measure is not None
+        return {**self.about, "norm_kind": self.facts.kind, **self.measure.row()}
 
 
 class Capture:
-    """Sites and norms of a model, found once, with their measures; `watching` measures what runs inside it.
+    """Sub-layers and norms of a model with their measures; `watching` measures what runs inside it.
 
-    stacks: for a model that is in no table, `anatomy.Stack.by_hand(...)`; those of the table, and whatever has
-    `Residual`s, need none. sites=False: norms alone, on any nn.Module. Raises ConfigError where no residual site, or no
-    norm, is found.
+    stacks: for a model that is in no table, `anatomy.Stack.by_hand(...)`; those of the table, and modules with
+    `Residual`s, need none. sites=False: norms alone, of any nn.Module. Raises ConfigError for a model without a
+    residual sub-layer, or without a norm.
     """
 
     def __init__(self, model: nn.Module, stacks: Sequence[Stack] | None = None, *, sites: bool = True) -> None:
         self.model = model
         self.stacks = stacks_of(model, stacks) if sites else []
-        self.sites = {place: SiteMeasure() for place in (sites_of(model, stacks) if sites else ())}
-        self.records = {place: SiteRecord() for place in self.sites}
-        self.last = {place.stack: place for place in self.sites}
-        self.attended: list[tuple[Tensor, Tensor, Tensor]] = []
-        """What `WatchAttention` has found since the last site."""
-        self.norms: dict[str, WatchedNorm] = {}
-        self.masks: Masks = {}
-        self.running = ""
-        """The stack whose site runs, or ran last."""
-        self.asking = False
-        """Whether norms run because a site is asked about its ceiling: those calls are none of the model's."""
-        self.find_norms()
-        if not self.sites and (sites or not self.norms):
-            wanted = "residual site" if sites else "LayerNorm or RMSNorm"
-            raise ConfigError(f"no {wanted} found in {type(model).__name__}" + (f": {BY_HAND}" if sites else ""))
+        self.records = {place: SiteRecord() for place in (sites_of(model, stacks) if sites else ())}
+        self.last = {place.stack: place for place in self.records}
+        if sites and not self.records:
+            raise ConfigError(f"no residual sub-layer in {type(model).__name__}: {BY_HAND}")
+        self.norms: dict[str, NormRecord] = {}
+        for name, about in self.norm_places():
+            module = module_at(model, name, "the model")
+            if not isinstance(
+                module, nn.Identity
+            ):  # ModernBERT's first block reads the output of the norm at the entry
+                self.norms[name] = NormRecord(module, ".own." in name, {"norm": name, **about})
+        if not sites and not self.norms:
+            raise ConfigError(f"no LayerNorm or RMSNorm in {type(model).__name__}")
+        self.masks: Mapping[str, Tensor | None] = {}
+        self.place: ModelSite | None = None
+        """The sub-layer that runs, or ran last."""
+        self.at_clamp = False
+        """True while norms run for the question which tokens are clamped: those calls are not the model's."""
 
-    def find_norms(self) -> None:
-        """Norms of ends and sites first, then all others."""
-        homes = {place.home: place for place in self.sites if place.residual is not None}
-        for stack, base in () if homes else self.stacks:
-            depth = len(blocks_of(self.model, stack, base))
-            for end, role, layer in ((stack.entry, "entry", 0), (stack.exit, "exit", depth - 1)):
-                if end is not None:
-                    self.add_norm(join_path(base, end), stack.name, role, layer, None)
-            for layer in range(depth):
-                for sublayer in stack.sublayers:
-                    for path, role in sublayer.norms.items():
-                        name = join_path(base, stack.blocks, str(layer), path)
-                        self.add_norm(name, stack.name, role, layer, sublayer.kind)
-        known = {norm.module for norm in self.norms.values()}
+    def norm_places(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The name of every norm and the first columns of its row: those of ends and sub-layers, then all others."""
+        homes = {place.home: place for place in self.records if place.residual is not None}
+        stacks = [stack.name for stack, _ in self.stacks]
+        listed = {} if homes else dict(listed_norms(self.model, self.stacks))
+        yield from listed.items()
+        modules = {module_at(self.model, name, "the model") for name in listed}
         for name, module in norms_of(self.model).items():
             path, _, role = name.partition(".own.")
             home = self.model.get_submodule(path)
-            place = homes.get(home)
-            if place is not None:
-                self.add_norm(name, place.stack, role, place.site.layer, place.site.kind)
+            if home in homes:
+                place = homes[home]
+                yield name, norm_columns(place.stack, role, place.site.layer, place.site.kind)
             elif homes:
-                stacks = [stack.name for stack, _ in self.stacks]
-                stack_name = next((each for each in stacks if each in path.split(".")), stacks[-1])
-                self.add_norm(name, stack_name, end_kind(home) or "other", None, None)
-            elif module not in known:
-                self.norms[name] = WatchedNorm(name, module, "", "other", None, None)
-
-    def add_norm(self, name: str, stack: str, role: str, layer: int | None, kind: str | None) -> None:
-        module = module_at(self.model, name, "the model")
-        if not isinstance(module, nn.Identity):  # ModernBERT's first block reads what the norm at the entry gave
-            self.norms.setdefault(name, WatchedNorm(name, module, stack, role, layer, kind))
+                stack = next((each for each in stacks if each in path.split(".")), stacks[-1])
+                yield name, norm_columns(stack, end_kind(home) or "other", None, None)
+            elif module not in modules:
+                yield name, norm_columns("", "other", None, None)
 
     @contextmanager
     def watching(self, **masks: Tensor | None) -> Iterator[None]:
         """Measures every forward pass inside. masks by stack (decoder=, encoder=): (batch, tokens), 0 is padding."""
-        several = [stack.name for stack, _ in self.stacks] if len(self.stacks) > 1 else []
-        self.masks, self.asking = {**dict.fromkeys(several), **masks}, False
-        norms = {name: norm.module for name, norm in self.norms.items()}
-        attention = WatchAttention(lambda *found: self.attended.append(found), self.first_tokens)
+        self.masks = {"": next(iter(masks.values())), **masks} if len(masks) == 1 else masks
+        norms = {name: record.module for name, record in self.norms.items()}
         with ExitStack() as hooks:
-            for home, stack in {place.home: place.stack for place in self.sites}.items():
-                hooks.callback(home.register_forward_pre_hook(partial(self.enter, stack)).remove)
-            hooks.enter_context(watch(self.model, self.see_site, self.sites))
+            if self.records:
+                hooks.enter_context(watch(self.model, self.see_site, self.records, begin=self.begin_site))
+                hooks.enter_context(WatchAttention(self.see_attention, self.first_tokens))
             hooks.enter_context(watch_calls(norms, self.see_norm))
-            if self.sites:  # they take what attention has found
-                hooks.enter_context(attention)
             yield
 
-    def enter(self, stack: str, *_: Any) -> None:
-        self.running = stack
+    def begin_site(self, place: ModelSite) -> None:
+        self.place = place
 
     def first_tokens(self, batch: int, keys: int) -> Tensor:
-        """Where the sequences begin of the stream whose attention runs."""
-        return first_places(mask_of(self.masks, self.running), batch, keys)
+        """Index of the first token of each sequence of the stack that runs, (batch,)."""
+        mask = None if self.place is None else self.masks.get(self.place.stack)
+        return first_places(mask, batch, keys)
+
+    def see_attention(self, mass: Tensor, seen: Tensor, peak: Tensor) -> None:
+        place = self.place
+        if place is not None and place.site.kind in ("attn", "parallel"):
+            mask = self.masks.get(place.stack)
+            counted = counted_queries(mask, first_places(mask, *seen.shape), seen)
+            self.records[place].attention.add(mass, seen, peak, counted, mask)
 
     def see_site(self, place: ModelSite, x: Tensor, u: Tensor | None, after: Tensor) -> None:
-        record, given = self.records[place], mask_of(self.masks, place.stack)
-        self.asking = True
+        record = self.records[place]
+        self.at_clamp = True
         clamped = clamped_tokens(place, x, u)
-        self.asking = False
+        self.at_clamp = False
         x, after = place.seen(x), place.seen(after)
-        mask = fit_mask(given, x)
-        counts = self.sites[place].update(x, after, u, mask)
-        if clamped is not None and counts:
+        mask = fit_mask(self.masks.get(place.stack), x)
+        if not record.measure.update(x, after, u, mask):
+            return
+        if clamped is not None:
             chosen = clamped.flatten() if mask is None else clamped[mask]
             record.clamped, record.tokens = record.clamped + chosen.sum().item(), record.tokens + chosen.numel()
-        if counts and self.last[place.stack] is place:
+        if self.last[place.stack] is place:
             record.end.update(flat(after, mask))
-        for mass, seen, peak in self.attended if place.site.kind in ("attn", "parallel") else ():
-            counted = counted_queries(given, first_places(given, *seen.shape), seen)
-            record.attention.add(mass, seen, peak, counted, given)
-        self.attended.clear()
 
     def see_norm(self, name: str, x: Tensor, y: Tensor) -> None:
-        if self.asking:
-            return
-        norm = self.norms[name]
-        norm.see(x, y, mask_of(self.masks, norm.stack))
+        if not self.at_clamp:
+            record = self.norms[name]
+            record.update(x, y, self.masks.get(record.about["stack"]))
+
+    def tokens(self) -> int:
+        """Tokens measured so far: those of the first sub-layer of each stack; of a model without any, those of the norm
+        that read most."""
+        first = {place.stack: record.measure for place, record in reversed(self.records.items())}
+        counts = [measure.moments.count for measure in first.values() if measure.moments]
+        norms = [norm.measure.moments.count for norm in self.norms.values() if norm.measure and norm.measure.moments]
+        return sum(counts) if self.records else max(norms, default=0)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per site that ran, in the columns of trace.jsonl."""
+        """One row per sub-layer that ran, in the columns of trace.jsonl."""
         return [
-            {**place.about, **measure.row(), **self.records[place].row()}
-            for place, measure in self.sites.items()
-            if measure.moments is not None
+            {**place.about, **record.row()}
+            for place, record in self.records.items()
+            if record.measure.moments is not None
         ]
+
+    def norm_rows(self) -> list[dict[str, Any]]:
+        """One row per norm that ran, in the columns of norms.jsonl."""
+        return [record.row() for record in self.norms.values() if record.measure is not None]
 
     def layer_rows(self) -> list[dict[str, Any]]:
         """One row per two depths of a stack, in the columns of layers.jsonl: in front of each block, behind the last.
 
         `first` and `second` are the numbers of blocks that the stream has passed.
         """
-        found = []
+        rows = []
         for stack, last in self.last.items():
             fronts: dict[float, Tensor] = {}
-            for place, measure in self.sites.items():
-                if place.stack == stack and measure.sample.kept:
-                    fronts.setdefault(place.site.layer, measure.sample.kept[0])
-            states = [*fronts.values(), *self.records[last].end.kept[:1]]
+            for place, record in self.records.items():
+                if place.stack == stack and record.measure.sample.rows:
+                    fronts.setdefault(place.site.layer, record.measure.sample.rows[0])
+            states = [*fronts.values(), *self.records[last].end.rows[:1]]
             states = [state.to(states[0].device) for state in states]  # a model may lie on several
-            found += [{"stack": stack, **row} for row in likeness(states)] if len(states) > 1 else []
-        return found
+            rows += [{"stack": stack, **row} for row in likeness(states)] if len(states) > 1 else []
+        return rows
 
-    def norm_rows(self) -> list[dict[str, Any]]:
-        """One row per norm that ran, in the columns of norms.jsonl."""
-        return [norm.row() for norm in self.norms.values() if norm.measure is not None]
+
+def norm_columns(stack: str, role: str, layer: float | None, kind: str | None) -> dict[str, Any]:
+    return {"stack": stack, "role": role, "layer": layer, "kind": kind}
+
+
+def listed_norms(model: Any, stacks: Sequence[tuple[Stack, str]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Norms that the table of families names, at the ends of each stack and in its blocks."""
+    for stack, base in stacks:
+        depth = len(blocks_of(model, stack, base))
+        for path, role, layer in ((stack.entry, "entry", 0), (stack.exit, "exit", depth - 1)):
+            if path is not None:
+                yield join_path(base, path), norm_columns(stack.name, role, layer, None)
+        for layer in range(depth):
+            for sublayer in stack.sublayers:
+                for path, role in sublayer.norms.items():
+                    name = join_path(base, stack.blocks, str(layer), path)
+                    yield name, norm_columns(stack.name, role, layer, sublayer.kind)

@@ -1,4 +1,4 @@
-"""Settings of `geonorm probe`: what is measured, on which text, and what is refused. No torch here."""
+"""Settings of `geonorm probe`. No torch here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .anatomy import Stack
 
 @dataclass(frozen=True)
 class ProbeConfig(Settings):
-    """The geometry of a model's hidden states, site by site and norm by norm, on a text."""
+    """The geometry of a model's hidden states, sub-layer by sub-layer and norm by norm, on a text."""
 
     words = ("models",)
     common = ("data", "tokens", "gradients", "ablate_blocks", "scheme", "out")
@@ -30,9 +30,9 @@ class ProbeConfig(Settings):
     context: Annotated[int, Range(2)] = 512
     """Tokens of a window; less where the model has less."""
     batch: Count | None = None
-    """Windows of a forward pass, or images; not given, 8 windows, or images that are 4096 tokens together."""
+    """Windows or images of a forward pass; by default 8 windows, or images of 4096 tokens."""
     gradients: bool = False
-    """Also the gradient norm of every site's weights, of one batch."""
+    """Also the gradient norm of every sub-layer's weights, of one batch."""
     ablate_blocks: bool = False
     """Also the loss without one block or several in a row, and the angle between their ends, on the first 4096 tokens,
     in whole passes."""
@@ -45,7 +45,7 @@ class ProbeConfig(Settings):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision that a Hugging Face model runs in; auto: as stored. Measures are in float32 or better."""
     tokenizer: str | None = None
-    """Directory or name of a tokenizer; the model's own when not given."""
+    """Directory or name of a tokenizer, in place of the model's own."""
     revision: str | None = None
     """Branch, tag or commit of hub models."""
     trust_remote_code: bool = False
@@ -53,9 +53,9 @@ class ProbeConfig(Settings):
     blocks: str | None = None
     """For a model that is not in the table: path of its list of blocks, as transformer.h."""
     sublayers: list[str] = field(default_factory=list)
-    """With --blocks: its residual sites in order, as attn:norm=ln_1,branch=attn mlp:norm=ln_2,branch=mlp."""
+    """With --blocks: its sub-layers in order, as attn:norm=ln_1,branch=attn mlp:norm=ln_2,branch=mlp."""
     norms_only: bool = False
-    """No residual sites: norms alone, of any model."""
+    """No sub-layers: norms alone, of any model."""
     scheme: str | None = None
     """With the folder of a comparison: probe its best finished run of this scheme."""
 
@@ -63,21 +63,17 @@ class ProbeConfig(Settings):
         super().__post_init__()
         if not self.models:
             raise ConfigError("no MODEL given: name a run, a Hugging Face directory or a hub name")
+        if len(set(self.models)) < len(self.models):
+            raise ConfigError("name each model once")
         check_out(self.out)
         if bool(self.blocks) != bool(self.sublayers):
-            raise ConfigError("--blocks and --sublayers go together: the list of blocks, and the sites of each")
-        if self.norms_only:
-            check_norms_only(self.gradients, self.ablate_blocks, by_hand=bool(self.blocks))
+            raise ConfigError("--blocks and --sublayers go together: the list of blocks, and the sub-layers of each")
+        if self.norms_only and (self.gradients or self.ablate_blocks or self.blocks):
+            raise ConfigError(
+                "--norms-only (sites=False) has no sub-layers: leave out --gradients, --ablate-blocks and --blocks"
+            )
         self.stacks()
 
     def stacks(self) -> tuple[Stack, ...] | None:
         """Modules named by hand, or None."""
         return (Stack.by_hand(self.blocks, self.sublayers),) if self.blocks else None
-
-
-def check_norms_only(gradients: bool, ablate_blocks: bool, *, by_hand: bool) -> None:
-    """ConfigError for what needs residual sites where there are to be none, on the command line and in Python."""
-    if gradients or ablate_blocks or by_hand:
-        raise ConfigError(
-            "--norms-only (sites=False) has no sites: leave out --gradients, --ablate-blocks and --blocks (stacks)"
-        )

@@ -1,32 +1,40 @@
-"""What a residual site and a norm do to their tokens, measured from what goes in and what comes out.
+"""What a sub-layer and a norm do to their tokens: the definitions, as functions of what goes in and what comes out.
 
-A site is measured from the stream before (x) and after it (x'), which is right for every placement: what is added to
-the stream is not always what the sub-layer returned. Angles are in radians; everything is computed in fp32 or better.
-The definitions stand once, token by token (`site_tokens`, `norm_tokens`); `step_measures` averages them over one batch
-in fp64, `SiteMeasure` and `NormMeasure` (accumulate.py) over any number of batches without keeping them.
+A sub-layer is measured from the stream before it (x) and after it (x'), which is right for every placement of norms:
+what is added to the stream is not always what the sub-layer returned. Angles are in radians. `step_per_token` and
+`norm_per_token` are token by token; `sample_measures` needs many tokens at a time, O(dim^2) or sorting; `likeness`
+compares two depths. `accumulate` takes them over any number of tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from math import exp, log, pi, sqrt
+from math import exp, isfinite, log, pi, sqrt
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .. import sphere
 from ..parsing import finite_or_none
 from ..sphere import safe_divide
 
 NULL_DIRECTIONS = 64
-STEP = ("radius", "step_norm", "radial", "tangential", "ratio", "angle")
-SEEN = ("off_plane", "update_norm")
+SAMPLE = 512
+"""Tokens of a sample. The effective rank cannot exceed it."""
+MASSIVE_SIZE, MASSIVE_RATIO = 100.0, 1000.0
+"""A massive activation is larger than 100 and than 1000 times the median magnitude (arXiv:2402.17762)."""
 
 
 def wide(x: Tensor) -> Tensor:
+    """x in fp64, without a graph."""
     return x.detach().to(torch.float64)
+
+
+def mean(values: Tensor) -> float | None:
+    """Mean as a float; None where it is not finite, so that JSON stays JSON."""
+    return finite_or_none(values.mean().item())
 
 
 def dots(x: Tensor, y: Tensor) -> Tensor:
@@ -40,33 +48,21 @@ def length(x: Tensor) -> Tensor:
 
 
 def remove(y: Tensor, x: Tensor, along: Tensor, radius: Tensor) -> Tensor:
-    """y less its part along x, of length `along` = <x, y>/|x|: an explicit vector, whose length keeps small angles."""
+    """y − its part along x, of length `along` = <x, y>/|x|: an explicit vector, whose length keeps small angles."""
     return torch.addcmul(y, safe_divide(along, radius)[..., None], x, value=-1)
 
 
-def uniform_cosine(x: Tensor, radius: Tensor) -> Tensor:
-    """cos of x to the uniform vector (1, ..., 1), shape (...)."""
-    return safe_divide(x.sum(-1) / sqrt(x.shape[-1]), radius)
+def step_per_token(x: Tensor, after: Tensor, u: Tensor | None, radius: Tensor) -> dict[str, Tensor]:
+    """Token by token, shape (...), from x, x' and the raw output u of the branch of shape (..., dim), and |x|.
 
-
-def null_cosines(x: Tensor, radius: Tensor) -> Tensor:
-    """|cos| of x to 64 fixed random directions, shape (..., 64)."""
-    return safe_divide(x @ null_directions(x.shape[-1], x.device, x.dtype), radius[..., None]).abs()
-
-
-def site_tokens(x: Tensor, after: Tensor, u: Tensor | None = None, radius: Tensor | None = None) -> dict[str, Tensor]:
-    """Token by token, shape (...), from x, x' and the raw branch output u of shape (..., dim), if it was seen.
-
-    radius |x| (given where it is known already), step_norm |x'-x|, radial <x'-x,x>/|x|, tangential |P_x(x'-x)|, ratio
-    tangential/|x|, angle (x to x'), radius_after |x'|; off_plane |part of x' outside span{x, u}| / |x'| and update_norm
-    |u|, NaN where u was not seen.
+    radius |x|, step_norm |x'-x|, radial <x'-x,x>/|x|, tangential |P_x(x'-x)|, ratio tangential/|x|, angle (x to x'),
+    radius_after |x'|; off_plane |part of x' outside span{x, u}| / |x'| and update_norm |u|, NaN without u.
     """
-    radius = length(x) if radius is None else radius
     step = after - x
     radial = safe_divide(dots(step, x), radius)
     across = remove(step, x, radial, radius)
     tangential = length(across)
-    found = {
+    columns = {
         "radius": radius,
         "step_norm": torch.hypot(radial, tangential),
         "radial": radial,
@@ -76,36 +72,37 @@ def site_tokens(x: Tensor, after: Tensor, u: Tensor | None = None, radius: Tenso
         "radius_after": torch.hypot(radius + radial, tangential),
     }
     if u is None:
-        return found | {name: torch.full_like(radius, torch.nan) for name in SEEN}
+        return columns | {name: torch.full_like(radius, torch.nan) for name in ("off_plane", "update_norm")}
     along = safe_divide(dots(u, x), radius)
     side = remove(u, x, along, radius)
     width = length(side)
     outside = remove(across, side, safe_divide(dots(across, side), width), width)
-    found["off_plane"] = safe_divide(length(outside), found["radius_after"])
-    found["update_norm"] = torch.hypot(along, width)
-    return found
+    columns["off_plane"] = safe_divide(length(outside), columns["radius_after"])
+    columns["update_norm"] = torch.hypot(along, width)
+    return columns
 
 
-def ones_tokens(cosine: Tensor) -> dict[str, Tensor]:
-    """From the cosine to the uniform vector: its magnitude, the angle, and the share of |x|^2 along that vector."""
+def ones_per_token(x: Tensor, radius: Tensor) -> dict[str, Tensor]:
+    """Token by token, of x (..., dim) of length radius: |cos| and angle to the uniform vector (1, ..., 1), and the
+    share of |x|^2 along it."""
+    cosine = safe_divide(x.sum(-1) / sqrt(x.shape[-1]), radius)
     return {"cos_ones": cosine.abs(), "angle_ones": cosine.clamp(-1, 1).acos(), "share_ones": cosine.square()}
 
 
-def norm_tokens(
+def norm_per_token(
     x: Tensor, y: Tensor, gain: Tensor | None, bias: Tensor | None, centred: bool | None
 ) -> dict[str, Tensor]:
     """Token by token, shape (...), from the input x and the output y of a norm, both (..., dim).
 
-    norm_before |x|, norm_after |y|, rotation (angle from x to y), rotation_plain (the same without gain and bias: what
-    taking the uniform component out turns, 0 for RMSNorm), removal (angle between the norm's output with the uniform
-    component taken out of x and with it left in, under the same gain and bias, eps left out of the one that did not
-    run: what LayerNorm's first step changes, or would change in an RMSNorm). The last two are NaN for a norm that is
-    neither (centred None).
+    norm_before |x|, norm_after |y|, rotation (angle from x to y), rotation_plain (the same without gain and bias: the
+    turn by which the mean is removed, 0 for RMSNorm), removal (angle between the norm's output with the mean of x
+    removed and with it left in, under the same gain and bias, eps left out of the one that did not run: what LayerNorm
+    does more than RMSNorm). The last two are NaN for a norm that is neither (centred None).
     """
     before = length(x)
     along = safe_divide(dots(x, y), before)
     turned = length(remove(y, x, along, before))
-    found = {
+    columns = {
         "norm_before": before,
         "norm_after": torch.hypot(along, turned),
         "rotation": torch.atan2(turned, along),
@@ -113,58 +110,35 @@ def norm_tokens(
         "removal": torch.full_like(before, torch.nan),
     }
     if centred is None:
-        return found
+        return columns
     root = sqrt(x.shape[-1])
     mean = x.mean(-1, keepdim=True)
     rest = x - mean
-    left = length(rest)
-    turn = torch.atan2(root * mean[..., 0].abs(), left)
-    found["rotation_plain"] = turn if centred else torch.zeros_like(turn)
+    rest_length = length(rest)
+    turn = torch.atan2(root * mean[..., 0].abs(), rest_length)
+    columns["rotation_plain"] = turn if centred else torch.zeros_like(turn)
     # what the other kind of norm gives, under the same gain and bias
-    other, size = (x, before) if centred else (rest, left)
+    other, size = (x, before) if centred else (rest, rest_length)
     other = other * safe_divide(torch.full_like(size, root), size)[..., None]
     other = other if gain is None else other.mul_(gain)
     other = other if bias is None else other.add_(bias)
-    after = found["norm_after"]
+    after = columns["norm_after"]
     along = safe_divide(dots(y, other), after)
-    found["removal"] = torch.atan2(length(remove(other, y, along, after)), along)
-    return found
-
-
-def step_measures(x: Tensor, after: Tensor, u: Tensor | None = None) -> dict[str, float | None]:
-    """Means over tokens for x, x' of shape (batch, tokens, dim), and the raw branch output u of the same shape if seen.
-
-    What `site_tokens` says, with the coefficient of variation of the radius, the 99th percentile of the ratio, |cos|
-    and angle to the uniform vector beside its null (the same |cos| to 64 random directions), and the mean cosine
-    between different tokens of one sequence. Unknown values are None.
-    """
-    x, after = wide(x), wide(after)
-    tokens = site_tokens(x, after, None if u is None else wide(u))
-    radius = tokens["radius"]
-    ones = ones_tokens(uniform_cosine(x, radius))
-    return {
-        **{name: mean(tokens[name]) for name in STEP},
-        "radius_cv": mean(radius.std(correction=0) / radius.mean()),
-        "ratio_p99": mean(torch.quantile(tokens["ratio"].flatten(), 0.99)),
-        **{name: mean(tokens[name]) for name in SEEN},
-        "cos_ones": mean(ones["cos_ones"]),
-        "angle_ones": mean(ones["angle_ones"]),
-        "cos_null": mean(null_cosines(x, radius)),
-        "cos_pair": mean(pair_cosine(safe_divide(x, radius[..., None]))),
-    }
-
-
-def mean(values: Tensor) -> float | None:
-    """Mean as a float; None where it is not finite, so that JSON stays JSON."""
-    return finite_or_none(values.mean().item())
+    columns["removal"] = torch.atan2(length(remove(other, y, along, after)), along)
+    return columns
 
 
 @cache
 def null_directions(dim: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """64 fixed random unit vectors, (dim, 64): what |cos| to a direction without meaning looks like."""
+    """64 fixed random unit vectors, (dim, 64): |cos| to them is what a direction without meaning looks like."""
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.randn(dim, NULL_DIRECTIONS, generator=generator, dtype=torch.float64)
-    return (drawn / drawn.norm(dim=0)).to(device, dtype)
+    normal = torch.randn(dim, NULL_DIRECTIONS, generator=generator, dtype=torch.float64)
+    return (normal / normal.norm(dim=0)).to(device, dtype)
+
+
+def null_cosines(x: Tensor, radius: Tensor) -> Tensor:
+    """|cos| of x to the 64 random directions, shape (..., 64)."""
+    return safe_divide(x @ null_directions(x.shape[-1], x.device, x.dtype), radius[..., None]).abs()
 
 
 def analytic_null(dim: int) -> float:
@@ -172,29 +146,99 @@ def analytic_null(dim: int) -> float:
     return sqrt(2 / (pi * dim))
 
 
-def pair_cosine(direction: Tensor) -> Tensor:
-    """Mean cosine between different tokens of a sequence, shape (batch,), from unit rows (batch, tokens, dim)."""
-    n = direction.shape[-2]
-    total = direction.sum(-2).square().sum(-1)
-    own = direction.square().sum((-1, -2))
-    return (total - own) / max(1, n * (n - 1))
+def effective_rank(rows: Tensor) -> float | None:
+    """exp of the entropy of the singular values of the centred rows, scaled to sum 1 (Roy and Vetterli, 2007)."""
+    rows = rows.double()
+    if not bool(torch.isfinite(rows).all()):
+        return None
+    rows = rows - rows.mean(0)
+    gram = rows @ rows.mT if rows.shape[0] < rows.shape[1] else rows.mT @ rows
+    values = torch.linalg.eigvalsh(gram)
+    # a Gram matrix knows singular values to the root of its precision: smaller ones are rounding
+    values = values[values > values[-1].clamp(min=1e-300) * 1e-14].sqrt()
+    if values.numel() == 0:
+        return 0.0
+    share = values / values.sum()
+    return float((-(share * share.log()).sum()).exp())
 
 
-@dataclass
-class SiteMoments:
-    """Extremes of a site for a diagnosis: largest update, smallest radius, whether anything is not finite."""
+def principal(rows: Tensor) -> dict[str, float | None]:
+    """The direction that tokens share most: the top singular vector of their unit rows, not centred, from the
+    eigenvectors of the smaller Gram matrix.
 
-    largest_update: float
-    smallest_radius: float
-    finite: bool
+    cos_principal: mean |cos| of tokens to it (no fixed direction has a larger mean of cos^2); cos_ones_principal: |cos|
+    of the uniform vector to it.
+    """
+    rows = rows.double()
+    if rows.shape[0] == 0 or not bool(torch.isfinite(rows).all()):
+        return {"cos_principal": None, "cos_ones_principal": None}
+    unit = safe_divide(rows, sphere.radius(rows))
+    few = rows.shape[0] < rows.shape[1]
+    v = torch.linalg.eigh(unit @ unit.mT if few else unit.mT @ unit).eigenvectors[:, -1]
+    if few:
+        v = unit.mT @ v
+        v = v / v.norm().clamp(min=1e-300)
+    return {
+        "cos_principal": (unit @ v).abs().mean().item(),
+        "cos_ones_principal": float(v.sum().abs() / sqrt(v.numel())),
+    }
 
-    @staticmethod
-    def of(x: Tensor, u: Tensor, after: Tensor) -> SiteMoments:
-        return SiteMoments(
-            largest_update=u.detach().float().norm(dim=-1).max().item(),
-            smallest_radius=x.detach().float().norm(dim=-1).min().item(),
-            finite=bool(torch.isfinite(after).all()),
-        )
+
+def sample_measures(rows: Tensor, largest: float) -> dict[str, Any]:
+    """Measures of a sample of the stream (tokens, dim); largest: the largest |x_i| over all tokens, not the sample
+    alone."""
+    median = rows.double().abs().median().item()
+    ratio = largest / median if median > 0 and isfinite(largest) else None
+    return {
+        "effective_rank": effective_rank(rows),
+        **principal(rows),
+        "sample": rows.shape[0],
+        "abs_median": median if isfinite(median) else None,
+        "massive_ratio": ratio,
+        "massive": ratio is not None and largest > MASSIVE_SIZE and ratio > MASSIVE_RATIO,
+    }
+
+
+def concentration(resultant: float, dim: int) -> float | None:
+    """kappa of the von Mises-Fisher distribution with this resultant length (Banerjee et al., JMLR 2005).
+
+    The approximation R (d - R^2) / (1 - R^2); None where all directions agree.
+    """
+    return None if resultant >= 1 else resultant * (dim - resultant**2) / (1 - resultant**2)
+
+
+def centred_gram(rows: Tensor) -> Tensor:
+    """Gram matrix of (tokens, dim) in fp64, its diagonal 0 and U-centred: rows sum to 0 without it. (tokens, tokens)"""
+    n = rows.shape[0]
+    gram = rows.double() @ rows.double().mT
+    gram.fill_diagonal_(0)
+    mean = gram.sum(1) / (n - 2)
+    gram = gram - mean[:, None] - mean + gram.sum() / ((n - 1) * (n - 2))
+    return gram.fill_diagonal_(0)
+
+
+def likeness(states: Sequence[Tensor]) -> list[dict[str, Any]]:
+    """Every two of the states (tokens, dim), the same tokens in each: {first, second, cos, cka}, first < second.
+
+    cos: mean cosine of a token with itself. cka: linear CKA (Kornblith et al., arXiv:1905.00414), which ignores
+    directions and compares who is near to whom; the unbiased one (Nguyen et al., arXiv:2010.15327, by the HSIC of Song
+    et al., JMLR 2012), 0 on average where nothing is shared, at any width. None below four tokens, and where one state
+    is not finite or a point.
+    """
+    n = states[0].shape[0]
+    usable = [n > 3 and bool(torch.isfinite(state).all()) for state in states]
+    grams = [centred_gram(state).flatten() if fine else None for state, fine in zip(states, usable, strict=True)]
+    unit = [safe_divide(state, sphere.radius(state)) for state in states]
+    rows = []
+    for second in range(len(states)):
+        for first in range(second):
+            one, other = grams[first], grams[second]
+            cosine = (unit[first] * unit[second]).sum(-1, dtype=torch.float64).mean()
+            cka = None
+            if one is not None and other is not None and (size := (one.norm() * other.norm()).item()) > 0:
+                cka = ((one @ other) / size).item()
+            rows.append({"first": first, "second": second, "cos": finite_or_none(cosine.item()), "cka": cka})
+    return rows
 
 
 def pool_spreads(rows: Iterable[Mapping[str, Any]]) -> dict[str, float] | None:

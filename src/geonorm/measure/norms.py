@@ -1,4 +1,4 @@
-"""The norms of any model: which modules are norms, and what each is, by asking it."""
+"""The norms of any model: which modules are norms, and of which kind, by their output for a few vectors."""
 
 from __future__ import annotations
 
@@ -15,11 +15,8 @@ OTHERS = ("batch", "group", "instance", "local", "weight", "spectral", "nonorm")
 
 @dataclass(frozen=True)
 class NormFacts:
-    """What a norm is.
-
-    centred: whether it takes out the mean: LayerNorm True, RMSNorm False, neither None. gain multiplies (1 + weight for
-    Gemma) and bias is added after; fp32, or None.
-    """
+    """The kind of a norm: centred is True for one that removes the mean (LayerNorm), False for RMSNorm, None for any
+    other. gain multiplies (1 + weight for Gemma) and bias is added after; fp32, or None."""
 
     centred: bool | None
     gain: Tensor | None
@@ -32,7 +29,7 @@ class NormFacts:
 
 def norms_of(model: nn.Module) -> dict[str, nn.Module]:
     """Every module that normalises the features of a token, by name, in the order of the model: LayerNorm, RMSNorm and
-    what is called like them. Batch, group and instance norms are none of these."""
+    modules with "norm" in the name of their class. Batch, group and instance norms are none of these."""
     return {name: module for name, module in model.named_modules() if is_norm(module)}
 
 
@@ -48,29 +45,31 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def channels_first(module: nn.Module) -> bool:
-    """Whether features are along dim 1, (batch, features, height, width), as in ConvNeXt."""
+    """True if features are along dim 1, (batch, features, height, width), as in ConvNeXt."""
     return getattr(module, "data_format", None) == "channels_first"
 
 
 @torch.no_grad()
 def examine(module: nn.Module, like: Tensor) -> NormFacts:
-    """Asks a norm what it is, with a few small vectors of the last dimension and the dtype and device of `like`.
+    """The kind of a norm from its outputs for a few vectors of the last dimension and the dtype and device of `like`.
 
-    Indifferent to a shift of its input: LayerNorm; to its scale alone: RMSNorm; to neither, or with a gate that sees
-    the token, which no gain and bias say: something else. Small whole numbers, so that bf16 holds shift and scale
-    exactly.
+    Unchanged by a shift of its input: LayerNorm; by its scale alone: RMSNorm; by neither, or with a gate that depends
+    on the token: another. Small whole numbers, so that bf16 holds shift and scale exactly.
+
+    >>> examine(torch.nn.LayerNorm(8), torch.zeros(1, 8)).kind
+    'layer'
     """
     generator = torch.Generator().manual_seed(0)
     dim = like.shape[-1]
     x = torch.randint(-3, 4, (8, dim), generator=generator).to(like.device, like.dtype)
     x[:, 0], x[:, -1] = 5, -4  # never constant, and never without a mean
 
-    def ask(values: Tensor) -> Tensor:
+    def output(values: Tensor) -> Tensor:
         if channels_first(module):
             return module.forward(values[:, :, None, None])[:, :, 0, 0].float()
         return module.forward(values).float()
 
-    plain, shifted, doubled = ask(x), ask(x + 2), ask(2 * x)
+    plain, shifted, doubled = output(x), output(x + 2), output(2 * x)
     tolerance = 0.02 * plain.abs().max().clamp(min=1e-30)
     scale_free = bool((plain - doubled).abs().max() < tolerance)
     gated = any(p.dim() > 1 for p in module.parameters(recurse=False))
@@ -98,5 +97,5 @@ def weights_in_memory(module: nn.Module) -> AbstractContextManager[None]:
 
 def vector(module: nn.Module, name: str, dim: int) -> Tensor | None:
     """A learned vector in fp32, or None."""
-    found: Any = getattr(module, name, None)
-    return found.detach().float() if isinstance(found, Tensor) and found.shape == (dim,) else None
+    value: Any = getattr(module, name, None)
+    return value.detach().float() if isinstance(value, Tensor) and value.shape == (dim,) else None

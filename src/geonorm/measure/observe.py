@@ -1,9 +1,9 @@
-"""The one observer of residual sites: what each of them reads and writes while a model runs, right for every placement.
+"""The one observer of sub-layers: the stream before and after each of them while a model runs, for every placement.
 
-Of a `Residual`, x is what it is handed and x' what it returns. Of a site of a stock block, whose modules `anatomy`
-knows, x is what its first module is handed; x' is the x of the next site, and after the last one what the block
-returns. Whatever stands between (norms on the update or on the stream, dropout, scales) is inside, and a module's
-output is never taken for what is added. Nothing is kept but the stream of the site that is running.
+The x of a `Residual` is its argument, and x' its result. In a stock block, whose modules `anatomy` knows, x is the
+argument of the sub-layer's first module; x' is the x of the next sub-layer, and after the last one the block's result.
+Whatever stands between (norms on the update or on the stream, dropout, scales) is inside, and a module's output is
+never taken for the change of the stream. Only the stream of the running sub-layer is in memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True, eq=False)
 class ModelSite:
-    """A residual site of a model."""
+    """A sub-layer of a model with its residual: where it stands, and which modules it is."""
 
     stack: str
     """The stream that it is on: decoder or encoder."""
@@ -37,7 +37,7 @@ class ModelSite:
     home: nn.Module
     """The `Residual`, or the stock block."""
     reader: nn.Module
-    """The module that is handed the stream."""
+    """The module whose argument is the stream."""
     chains: tuple[tuple[nn.Module, ...], ...]
     """Of each branch side by side: its modules in the order in which they run. The last returns the update."""
 
@@ -47,7 +47,7 @@ class ModelSite:
 
     @property
     def about(self) -> dict[str, Any]:
-        """The site in the columns of trace.jsonl."""
+        """The first columns of trace.jsonl."""
         layer, kind, depth = self.site.layer, self.site.kind, self.site.depth
         return {
             "stack": self.stack, "scheme": self.scheme, "layer": layer, "kind": kind, "t": self.site.t, "depth": depth,
@@ -63,10 +63,10 @@ class ModelSite:
 
 
 Look = Callable[[ModelSite, Tensor, Any, Tensor], None]
-"""look(place, x, u, x'); u is None where a site by hand names modules of which the last did not run."""
+"""look(place, x, u, x'); u is None where a sub-layer by hand names modules of which the last did not run."""
 
 Gradients = Mapping[tuple[str, Site], Mapping[str, float]]
-"""Gradient norms of sites, by `ModelSite.key`."""
+"""Gradient norms of sub-layers, by `ModelSite.key`."""
 
 
 def stacks_of(model: Any, stacks: Iterable[Stack] | None = None) -> list[tuple[Stack, str]]:
@@ -85,43 +85,58 @@ def own_stacks(model: Any) -> list[Stack]:
 
 
 def sites_of(model: Any, stacks: Iterable[Stack] | None = None) -> list[ModelSite]:
-    """Every residual site of a model, from input to output: a `Residual` says itself where it stands. ConfigError where
-    a stack has no blocks, or a block not the modules that its stack names, and for `stacks` of blocks that say it."""
-    found = []
+    """Every sub-layer of a model, from input to output. A `Residual` knows where it stands. ConfigError where a stack
+    has no blocks, or a block lacks a module that its stack names, and for `stacks` of blocks with `Residual`s.
+
+    >>> import geonorm
+    >>> from geonorm.measure.observe import sites_of
+    >>> model = geonorm.Decoder(geonorm.DecoderConfig(layers=1, width=8, heads=2, vocab_size=5, context=4))
+    >>> [(place.site.layer, place.site.kind) for place in sites_of(model)]
+    [(0, 'attn'), (0, 'mlp')]
+    """
+    places = []
     for stack, base in stacks_of(model, stacks):
         blocks = blocks_of(model, stack, base)
         for layer, block in enumerate(blocks):
             residuals = [module for module in block.modules() if isinstance(module, Residual)]
             for residual in residuals:
                 at = residual.place()
-                found.append(ModelSite(stack.name, str(residual.scheme), at, residual, residual, ((residual.branch,),)))
+                places.append(
+                    ModelSite(stack.name, str(residual.scheme), at, residual, residual, ((residual.branch,),))
+                )
             where = join_path(base, stack.blocks, str(layer))
             if residuals and stacks is not None and stack.sublayers:
-                raise ConfigError(f"{where} says itself where its residual sites are: leave out --blocks (stacks)")
+                raise ConfigError(f"{where} has its own residual sub-layers: leave out --blocks (stacks)")
             for sublayer in () if residuals else stack.sublayers:
                 readers = [module_at(block, branch.reader, where) for branch in sublayer.branches]
                 chains = tuple(
                     tuple(module_at(block, p, where) for p in branch.modules) for branch in sublayer.branches
                 )
                 site = Site(layer, sublayer.kind, len(blocks), max(2, len(stack.sublayers)))
-                found.append(ModelSite(stack.name, sublayer.placement, site, block, readers[0], chains))
-    return found
+                places.append(ModelSite(stack.name, sublayer.placement, site, block, readers[0], chains))
+    return places
 
 
 def module_at(parent: Any, path: str, where: str) -> nn.Module:
     try:
-        found: nn.Module = parent.get_submodule(path)
+        module: nn.Module = parent.get_submodule(path)
     except AttributeError:
         raise ConfigError(f"no module {path} in {where} ({type(parent).__name__}); {BY_HAND}") from None
-    return found
+    return module
 
 
 @contextmanager
-def watch(model: nn.Module, look: Look, found: Iterable[ModelSite] | None = None) -> Iterator[None]:
-    """Calls look(place, x, u, x') for every site of every forward pass inside, or of those `found` by `sites_of`."""
+def watch(
+    model: nn.Module,
+    look: Look,
+    places: Iterable[ModelSite] | None = None,
+    begin: Callable[[ModelSite], None] | None = None,
+) -> Iterator[None]:
+    """Calls begin(place) before and look(place, x, u, x') after every sub-layer of every forward pass inside, or those
+    at `places` alone."""
     with ExitStack() as hooks:
-        for home, inside in groupby(sites_of(model) if found is None else found, lambda place: place.home):
-            running = Running(look)
+        for home, inside in groupby(sites_of(model) if places is None else places, lambda place: place.home):
+            running = Running(look, begin or (lambda place: None))
             hooks.callback(home.register_forward_pre_hook(running.enter, with_kwargs=True).remove)
             for place in inside:
                 hooks.callback(place.reader.register_forward_pre_hook(running.begin(place), with_kwargs=True).remove)
@@ -135,7 +150,7 @@ def watch(model: nn.Module, look: Look, found: Iterable[ModelSite] | None = None
 
 @contextmanager
 def watch_calls(modules: Mapping[Key, nn.Module], look: Callable[[Key, Tensor, Tensor], None]) -> Iterator[None]:
-    """Calls look(key, what it was handed, what it returned) for every call of these modules inside."""
+    """Calls look(key, argument, result) for every call of these modules inside."""
 
     def hook_of(key: Key) -> Callable[..., None]:
         return lambda _, args, kwargs, out: look(key, stream_of(args, kwargs), tensor_of(out))
@@ -147,10 +162,10 @@ def watch_calls(modules: Mapping[Key, nn.Module], look: Callable[[Key, Tensor, T
 
 
 class Running:
-    """The site that runs inside a home: begun by its reader, ended by the next one or by the end of the home."""
+    """The sub-layer that runs inside a home: begun by its reader, ended by the next one or by the end of the home."""
 
-    def __init__(self, look: Look) -> None:
-        self.look = look
+    def __init__(self, look: Look, on_begin: Callable[[ModelSite], None]) -> None:
+        self.look, self.on_begin = look, on_begin
         self.shape = torch.Size()
         self.place: ModelSite | None = None
         self.x: Any = None
@@ -164,6 +179,7 @@ class Running:
             x = self.shaped(stream_of(args, kwargs))
             self.end(x)
             self.place, self.x, self.u = place, x, None
+            self.on_begin(place)
 
         return hook
 
@@ -184,7 +200,7 @@ class Running:
             self.look(self.place, self.x, self.u, after)
 
     def shaped(self, x: Tensor) -> Tensor:
-        """In the shape that the home was handed: OPT's MLP sees (batch x tokens, dim)."""
+        """In the shape of the home's argument: OPT's MLP sees (batch x tokens, dim)."""
         return x if x.shape == self.shape or x.numel() != self.shape.numel() else x.reshape(self.shape)
 
 
@@ -200,17 +216,17 @@ def length_of(gradients: Iterable[Tensor | None]) -> float:
 
 
 def gradient_norms(
-    found: Iterable[ModelSite], length: Callable[[Iterable[nn.Parameter]], float] = frobenius
+    places: Iterable[ModelSite], length: Callable[[Iterable[nn.Parameter]], float] = frobenius
 ) -> Gradients:
     """Of the gradients that are there: grad_norm of all weights of a branch, and of an MLP grad_w1 and grad_w2.
 
     W2 is the last matrix of the branch, which writes to the stream; W1 are those before it (up and gate), together
-    (Xiong et al., arXiv:2002.04745). What a scheme puts inside the branch is neither, nor is the router of a mixture of
-    experts, of which they are those of all experts.
-    length: another way to find it, where the weights lie on several machines.
+    (Xiong et al., arXiv:2002.04745), in a mixture of experts those of all experts without the router. A scheme's own
+    modules inside the branch are neither.
+    length: another way to compute it, where the weights lie on several machines.
     """
     rows: dict[tuple[str, Site], Mapping[str, float]] = {}
-    for place in found:
+    for place in places:
         modules = [module for chain in place.chains for module in chain]
         parameters = list(dict.fromkeys(p for module in modules for p in module.parameters()))
         row = {"grad_norm": length(parameters)}
@@ -241,13 +257,13 @@ def stream_past(block: nn.Module, x: Tensor) -> Tensor:
 
 
 def stream_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-    """The tensor that a module was handed as its first argument, or as hidden_states."""
+    """The first argument of a module, or the one called hidden_states. ConfigError unless it is a tensor."""
     value = args[0] if args else kwargs.get("hidden_states", next(iter(kwargs.values()), None))
     if not isinstance(value, Tensor):
-        raise ConfigError(f"a module that should read the stream was handed {type(value).__name__}; {BY_HAND}")
+        raise ConfigError(f"a module that should read the stream reads {type(value).__name__}; {BY_HAND}")
     return value
 
 
 def tensor_of(value: Any) -> Tensor:
-    found: Tensor = value[0] if isinstance(value, tuple) else value
-    return found
+    tensor: Tensor = value[0] if isinstance(value, tuple) else value
+    return tensor

@@ -116,7 +116,7 @@ def test_eval_probe_and_generate(models: Path, call: Any, text: Path, tmp_path: 
     assert one["loss"] == pytest.approx(ended["val_loss"], abs=0.5), "of masked tokens, as in training"
     opened = open_run(models)
     ids = torch.tensor([opened.encode(text.read_text()[:16])])
-    with pytest.raises(ConfigError, match="predicts masked tokens, give their labels with its ids"):
+    with pytest.raises(ConfigError, match="needs labels: Decoder predicts masked tokens"):
         geonorm.probe(opened.model, ids, gradients=True)
     labels = torch.where(torch.arange(16) == 3, ids, -100)
     found = geonorm.probe(opened.model, {"": ids, "labels": labels}, ablate_blocks=True)

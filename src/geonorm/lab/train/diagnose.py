@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ...measure.metrics import SiteMoments
 from ...measure.observe import ModelSite, watch
 from ...models.trunk import Trunk
 
@@ -20,22 +19,29 @@ def all_finite(parameter: Tensor) -> bool:
 
 
 def name_place(place: ModelSite) -> str:
-    """A site in words."""
+    """A sub-layer in words."""
     return f"layer {place.site.layer} {place.site.kind}"
 
 
 @torch.no_grad()
 def diagnose(model: Trunk, ids: Tensor, step: int, what: str) -> str:
-    """One line: what went wrong, the step, the first site that overflows or spikes on the batch ids, the clamp rate,
-    the smallest |x|."""
+    """One line: what went wrong, the step, the first sub-layer that overflows or spikes on the batch ids, the clamp
+    rate, the smallest |x|."""
     broken = [name for name, p in model.named_parameters() if not all_finite(p)]
-    moments: list[tuple[ModelSite, SiteMoments]] = []
+    places: list[ModelSite] = []
+    updates: list[float] = []
+    radii: list[float] = []
+    overflows: list[ModelSite] = []
     clamped: list[float] = []
 
     def look(place: ModelSite, x: Tensor, u: Tensor, after: Tensor) -> None:
         residual = place.residual
         assert residual is not None
-        moments.append((place, SiteMoments.of(x, u, after)))
+        places.append(place)
+        updates.append(u.float().norm(dim=-1).max().item())
+        radii.append(x.float().norm(dim=-1).min().item())
+        if not torch.isfinite(after).all():
+            overflows.append(place)
         met = residual.scheme.clamped(x, u, residual.own(), residual.site(x))
         if met is not None:
             clamped.append(met.double().mean().item())
@@ -45,15 +51,14 @@ def diagnose(model: Trunk, ids: Tensor, step: int, what: str) -> str:
     parts = [f"{what} at step {step}"]
     if broken:
         parts.append(f"{len(broken)} parameters are not finite, first {broken[0]}")
-    first = next((place for place, m in moments if not m.finite), None)
-    if first is not None:
-        parts.append(f"first site to overflow: {name_place(first)}")
+    if overflows:
+        parts.append(f"first sub-layer to overflow: {name_place(overflows[0])}")
     else:
-        place, largest = max(moments, key=lambda pair: pair[1].largest_update)
-        word = "spike" if largest.largest_update > LARGE else "largest update"
-        parts.append(f"{word} at {name_place(place)}: |u| = {largest.largest_update:.3g}")
+        largest = max(updates)
+        word = "spike" if largest > LARGE else "largest update"
+        parts.append(f"{word} at {name_place(places[updates.index(largest)])}: |u| = {largest:.3g}")
     if clamped:
         parts.append(f"clamp rate {sum(clamped) / len(clamped):.1%}")
-    parts.append(f"smallest |x| = {min(m.smallest_radius for _, m in moments):.3g}")
+    parts.append(f"smallest |x| = {min(radii):.3g}")
     parts.append("a lower --lr, a longer --optim.warmup or a smaller --optim.clip may help")
     return "; ".join(parts)

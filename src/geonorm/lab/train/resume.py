@@ -89,4 +89,4 @@ def explain(state: TrainState, anomaly: Anomaly) -> str:
     with parallel.precision(state.config.runtime, state.device):
         report = diagnose(state.model, ids.to(state.device), anomaly.step, anomaly.what)
     reports = state.world.gather(report)
-    return next((text for text in reports if "first site to overflow" in text), reports[0])
+    return next((text for text in reports if "first sub-layer to overflow" in text), reports[0])
