@@ -97,19 +97,6 @@ def test_no_run_is_begun_that_would_end_too_late(tmp_path: Path, monkeypatch: py
     assert own["carry_out"](tmp_path, lambda known: grid, tmp_path / "out", 10.0) == 0 and done == ["a", "b", "c"]
 
 
-def test_the_cost_of_a_scheme_is_that_in_the_shape_of_the_runs(tmp_path: Path) -> None:
-    small = (
-        "--model.width 32 --model.hidden 16 --model.layers 1 --model.context 16 --model.vocab_size 260 --batch_size 2"
-    )
-    plan = f"def plan(known):\n    return {{'a': '--preset nano --scheme post {small}'.split()}}\n"
-    (tmp_path / "runs.py").write_text(plan)
-    found = runpy.run_path(str(ROOT / "cost.py"))["measure"](tmp_path, ["pre", "mhc"], 7)
-    assert found["setting"] == {"width": 32, "layers": 1, "batch_size": 2, "mode": "eager"}
-    base, own = found["rows"]
-    assert base["scheme"] == "pre" and tuple(base["ratio"]) == (1.0, 1.0, 1.0)
-    assert own["ratio"].low > 1 and own["seconds"] > base["seconds"]  # four streams for one
-
-
 def test_a_run_without_gains_is_held_against_pre_norm_without_gains() -> None:
     """Planted: 0.25 above its twin, which has the same marks in its name, rate and seed; no other Pre-Norm is one."""
     own = runpy.run_path(str(ROOT / "clamp.py"))
@@ -170,7 +157,6 @@ WRONG = {
     "no folder of runs": ("programme.py", ["keep", "017-paper-recipe"], "keep needs OUT"),
     "no results": ("curves.py", ["planned", "pre", "geonorm"], "planned has no results.jsonl"),
     "no such scheme": ("curves.py", ["017-paper-recipe", "pre", "nobody"], "has no runs of nobody on books"),
-    "no scheme": ("cost.py", ["013-candidate", "nobody"], "unknown scheme 'nobody'"),
     "no traces": ("clamp.py", ["003-zoo"], "003-zoo has no traces.csv"),
     "no run with a ceiling": ("clamp.py", ["017-paper-recipe", "nowhere"], "has no such runs, or none with a ceiling"),
     "no such ladder": (
@@ -178,10 +164,7 @@ WRONG = {
         ["009-tokens", "--only", "nothing"],
         "009-tokens has no ladder 'nothing': it has 'b",
     ),
-    "no words": ("heads.py", [], "the following arguments are required: OUT.csv, RUN"),
     "no run that has finished": ("probed.py", ["012-depth", "nowhere"], "nowhere holds no run that has finished"),
-    "no table": ("heads.py", ["runs/a", "runs/b"], "runs/a is no .csv in a folder that is there"),
-    "no run": ("heads.py", ["heads.csv", "nowhere"], "nowhere has no config.yaml: name the folder of a run"),
     "no comparison": (
         "collect.py",
         ["nowhere", "001-placement-on-cpu"],

@@ -165,7 +165,7 @@ class SavedLadder(Study):
             "Slope of the difference": (["scheme", "along", "size", "n", "nats per decade (95 %)", "p, Holm"], slopes),
             "Points": (["scheme", "parameters", "tokens", "per parameter", "FLOP", "n", "val loss",
                         "difference (95 %)", "p, Holm", "lr"], points),
-            "Fits of E + A x^-a": (["scheme", "x", "size", "points", "fit"], fits),
+            "Fits of E + A x^-a": (["scheme", "x", "size", "points", "found"], fits),
         }  # fmt: skip
         return {title: table for title, table in tables.items() if table[1]}
 
