@@ -135,11 +135,3 @@ def test_another_launcher_goes_on_with_the_settings_of_one() -> None:
     assert (config.launcher, config.slurm.time, config.ray.gpus) == ("local", 60, 2)
     with pytest.raises(ConfigError, match=r"^--slurm.time does nothing here, it needs --launcher submitit: "):
         read(kind, "geonorm", ["--config", file, "--launcher", "local", "--slurm.time", "60"])
-
-
-def test_a_word_of_trust_that_means_nothing_is_refused() -> None:
-    for word in ("maybe", "1"):
-        with pytest.raises(ConfigError, match="--trust-code takes true or false"):
-            read(COMMANDS["schemes"], "geonorm schemes", [f"--trust-code={word}"])
-    read(COMMANDS["schemes"], "geonorm schemes", ["--trust-code=False"])
-    assert not elsewhere.ALLOWED.get()

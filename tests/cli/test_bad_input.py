@@ -19,40 +19,26 @@ BYTES = ["--tokens.tokenizer", "byte", "--model.vocab_size", "257"]
 
 BAD = [
     ("fly", "unknown verb 'fly'"),
-    ("trian", "did you mean 'train'?"),
     ("train --stesp 3", "unknown option '--stesp': did you mean '--steps'?"),
     ("train --step 3", "unknown option '--step': did you mean '--steps'?"),
     ("train --optim.wieght_decay 3", "did you mean '--optim.weight-decay'?"),
-    ("train -o x", "unknown option '-o'"),
     ("train --model 3", "unknown option '--model'"),
     ("train words", "unexpected argument 'words'"),
     ("train --lr 1 2", "unexpected argument '2'"),
     ("train --lr", "--lr needs a value"),
-    ("train --steps --lr 3", "--steps needs a value"),
     ("train --steps x", "--steps takes a whole number, got 'x'"),
-    ("train --steps 1e3", "--steps takes a whole number, got '1e3'"),
-    ("train --steps=", "--steps takes a whole number, got ''"),
     ("train --steps 3 --steps 3", "--steps is given twice"),
     ("train --batch-size 4 --batch_size 4", "--batch-size is given twice"),
     ("train --lr nan", "--lr takes a finite number"),
-    ("train --lr inf", "--lr takes a finite number"),
-    ("train --lr -1", "lr must be at least 0, got -1"),
     ("train --steps 0", "steps must be at least 1, got 0"),
-    ("train --seed -1", "seed must be between 0 and"),
     (f"train --seed {2**64}", "seed must be between 0 and"),
     ("train --optim.warmup 1.5", "optim.warmup must be between 0 and 1, got 1.5"),
-    ("train --optim.betas 0.9 1", "optim.betas must be between 0 and"),
     ("train --optim.betas 0.9", "--optim.betas takes 2 values"),
-    ("train --optim.eps -1", "optim.eps must be at least 0"),
     ("train --optim.name lion", "--optim.name takes adamw or muon, got 'lion'"),
     ("train --model.mlp relu", "--model.mlp takes swiglu or gelu or gelu_tanh or relu2 or geglu, got 'relu'"),
     ("train --model.width 15", "model.width 15 must be an even multiple of model.heads"),
-    ("train --model.layers 0", "model.layers must be at least 1"),
     ("train --model.kv-heads 3", "kv_heads 3"),
-    ("train --evaluation.tokens 0", "evaluation.tokens must be at least 1"),
-    ("train --optim.clip -2", "optim.clip must be at least 0"),
     ("train --model.layers 1000000000", "weights and gradients of this model take more than"),
-    ("compare --model.width 100000000", "weights and gradients of this model take more than"),
     ("simulate --init uniform --tokens 1000000000000", "1,000,000,000,000 tokens take more than"),
     ("train --runtime.compile maybe", "--runtime.compile takes true or false, got 'maybe'"),
     ("train --runtime.accumulate 3", "batch_size 4 must be a multiple of runtime.accumulate 3"),
@@ -60,9 +46,7 @@ BAD = [
     ("train --scheme rezero --model.init zero --dry-run", "under rezero output matrices that begin at 0 would stay"),
     ("compare --schemes pre ngpt --model.init zero", "under ngpt output matrices that begin at 0 would stay there"),
     ("train --world-size 2", "--world-size belongs to --dry-run"),
-    ("train --json", "--json belongs to --dry-run"),
     ("train --machine.tflops 0.3", "--machine.* belongs to --dry-run"),
-    ("train --dry-run --world-size 0", "world_size must be at least 1"),
     ("train --dry-run --world-size 3", "batch_size 4 must be a multiple of 3 ranks times runtime.accumulate 1"),
     (
         "train --dry-run --world-size 2 --runtime.parallel none",
@@ -73,79 +57,43 @@ BAD = [
         "train --dry-run --world-size 4 --runtime.parallel fsdp --runtime.shard-size 3",
         "--runtime.shard_size 3 needs --runtime.parallel fsdp and a number of ranks that is a multiple",
     ),
-    ("train --dry-run --machine.memory 0", "machine.memory must be between"),
-    ("train --checkpoint.keep 0", "checkpoint.keep must be at least 1"),
-    ("train --preset small", "unknown preset 'small'"),
     ("train --scheme geonrom", "unknown scheme 'geonrom': did you mean 'geonorm'?"),
     ("train --scheme geonorm(decai=sqrt)", "did you mean 'decay'?"),
     ("train --runtime.device tpu", "unknown device 'tpu'"),
-    ("train --runtime.device cpu:x", "unknown device 'cpu:x'"),
     ("train --runtime.device mps", "use auto, cpu or cuda"),
     ("train --data nowhere.txt", "no file, folder or corpus 'nowhere.txt'"),
     ("train --config nowhere.yaml", "cannot read --config nowhere.yaml: No such file"),
     ("train --tokens.tokenizer byte --model.vocab_size 100", "tokenizer has 257 ids but the model's vocabulary is 100"),
-    ("train --tokens.tokenizer nowhere.json", "no tokenizer 'nowhere.json'"),
     ("train --out=", "out is empty"),
-    ("train --resume maybe", "--resume takes auto or never"),
     ("compare --schemes", "--schemes needs a value"),
     ("compare --schemes pre post pre", "--schemes names pre twice"),
-    ("compare --schemes pre pre()", "--schemes names pre twice"),
     ("compare --schemes geonorm geonorm(alpha=1.0)", "--schemes names geonorm twice"),
     ("compare --schemes pre,post", "cannot read scheme 'pre,post'"),
     ("compare --lrs 1e-3 0.001", "--lrs names a learning rate twice"),
-    ("compare --lrs 0", "lrs must be at least 1e-12"),
     ("compare --lrs 1e-3 --tune", "--tune needs at least two"),
-    ("compare --lrs 1e-3 x", "--lrs takes a finite number, got 'x'"),
-    ("compare --seeds 0", "seeds must be between 1 and"),
-    ("compare --runtime.device tpu", "unknown device 'tpu'"),
-    ("compare --launcher pbs", "--launcher takes local or submitit or ray, got 'pbs'"),
     ("compare --launcher submitit --ray.gpus 2", "--ray.gpus does nothing here, it needs --launcher ray"),
     ("ladder --slurm.time 60", "--slurm.time does nothing here, it needs --launcher submitit"),
     ("train --optim.warmup 0.2 --optim.warmup-steps 1", "it needs optim.warmup_steps to be left out: see to that, or"),
     ("compare --model.norm-bias false", "--model.norm-bias does nothing here, it needs norms with gains and a bias"),
     ("eval nowhere --data x.txt --batch-size 4", "--batch-size does nothing here, it needs --tasks"),
     ("data inspect text.txt --vocab-size 300", "--vocab-size does nothing here, it needs --tokenizer bpe"),
-    ("data prepare text.txt --tokenizer byte --vocab-size 300", "--vocab-size does nothing here"),
     ("compare --launcher submitit --slurm.options gpu", "slurm.options are name=value, got 'gpu'"),
-    ("compare --slurm.optons x", "did you mean '--slurm.options'?"),
     ("eval", "MODEL is missing"),
     ("eval nowhere", "--data is missing"),
     ("eval nowhere --data x.txt", "there is no run and no model folder nowhere"),
-    ("generate", "RUN is missing"),
-    ("generate ./nowhere --prompt x", "there is no run and no model folder ./nowhere"),
     ("generate \x1b[2J", r"there is no run and no model folder \x1b[2J"),  # nothing moves the terminal's cursor
-    ("generate a b", "unexpected argument 'b'"),
-    ("export", "RUN is missing"),
-    ("export nowhere", "--to is missing"),
     ("export nowhere --to text.txt", "text.txt is a file: choose another --to"),
-    ("export nowhere --to out", "there is no run nowhere"),
     ("export nowhere --to out --layout lama", "unknown layout 'lama': did you mean 'llama'?"),
     ("report", "DIRS is missing"),
-    ("report nowhere", "no run directory in nowhere"),
-    ("schemes geonrom", "did you mean 'geonorm'?"),
-    ("schemes a b", "unexpected argument 'b'"),
-    ("schemes --jsn", "did you mean '--json'?"),
     ("data", "ACTION is missing"),
     ("data look x", "--action takes inspect or prepare, got 'look'"),
-    ("data inspect nowhere.txt", "no file, folder or corpus"),
     ("bench", "WHAT is missing: ops or train"),
-    ("bench opps", "unknown benchmark 'opps': did you mean 'ops'?"),
     ("bench ops --shapes 4096", "shape '4096' is not ROWSxDIM"),
-    ("bench ops --shapes 0x64", "shape '0x64' is not ROWSxDIM"),
     ("bench ops --dtypes fp8", "--dtypes takes fp32 or bf16 or fp16 or mixed, got 'fp8'"),
-    ("bench ops --modes forward", "--modes takes fwd or bwd or both"),
-    ("bench ops --pairs 5", "pairs must be between 6 and 100000, got 5"),
-    ("bench ops --threads 0", "threads must be between 1 and"),
     ("bench ops --only closd --out x", "--only 'closd' is part of no candidate's name"),
-    ("bench ops --device tpu", "unknown device 'tpu'"),
-    ("bench ops --shape 4x4", "did you mean '--shapes'?"),
     ("bench train --schemes geonrom --out x", "did you mean 'geonorm'?"),
     ("bench train --schemes pre", "--schemes names a scheme twice, or pre, which is always measured"),
-    ("bench train --schemes pre() --out x", "names a scheme twice"),
-    ("bench train --preset small --out x", "unknown preset 'small'"),
     ("bench train --context 0 --out x", "model.context must be at least 1"),
-    ("bench train --batch-size 0", "batch_size must be at least 1"),
-    ("bench train --modes fast", "--modes takes eager or compiled"),
 ]
 
 
@@ -174,14 +122,9 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     "content, said",
     [
         ("stepz: 3", "unknown setting 'stepz': did you mean 'steps'?"),
-        ("optim: {lrate: 3}", "unknown setting 'optim.lrate'"),
         ("optim: {warmupp: 3}", "did you mean 'optim.warmup'?"),
         ("optim: 3", "optim must be a mapping"),
-        ("optim:", "optim must be a mapping"),
         ("steps: {a: 1}", "--steps takes a whole number"),
-        ("steps: [1, 2]", "--steps takes a whole number"),
-        ("steps: null", "--steps takes a whole number"),
-        ("steps: many", "--steps takes a whole number, got 'many'"),
         ("lr: .nan", "--lr takes a finite number"),
         ("schemes: [pre]", "unknown setting 'schemes': did you mean 'scheme'?"),
         ("- steps", "is not a mapping"),
@@ -230,9 +173,10 @@ def failing(error: BaseException) -> Callable[[Any], int]:
     return verb
 
 
-def test_faults_of_the_program_are_not_hidden(monkeypatch: Any) -> None:
-    monkeypatch.setitem(cli.VERBS, "train", failing(RuntimeError("shape mismatch")))
-    with pytest.raises(RuntimeError, match="shape mismatch"):
+@each("fault", ["shape mismatch", "CUDA error: an illegal memory access"])
+def test_faults_of_the_program_are_not_hidden(fault: str, monkeypatch: Any) -> None:
+    monkeypatch.setitem(cli.VERBS, "train", failing(RuntimeError(fault)))
+    with pytest.raises(RuntimeError, match=fault):
         main(["train"])
 
 
@@ -252,12 +196,6 @@ def test_what_the_machine_lacks_is_one_line(error: Exception, said: str, monkeyp
     assert main(["train"]) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"geonorm train: {said}") and len(err.splitlines()) == 1
-
-
-def test_a_fault_on_the_device_is_not_called_a_lack_of_memory(monkeypatch: Any) -> None:
-    monkeypatch.setitem(cli.VERBS, "train", failing(RuntimeError("CUDA error: an illegal memory access")))
-    with pytest.raises(RuntimeError, match="illegal"):
-        main(["train"])
 
 
 def test_interrupt_before_work_begins(monkeypatch: Any, capsys: Any) -> None:

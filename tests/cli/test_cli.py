@@ -86,11 +86,9 @@ def test_surface_is_frozen() -> None:
         "schemes baseline preset batch_size context modes dtype llama pairs threads device out".split()
     ), CHANGED
     assert set(options(DataConfig)) == {"action", "source", "tokenizer", "vocab_size"}, CHANGED
-
-
-def test_every_verb_has_its_configurations() -> None:
-    assert {name.split()[0] for name in COMMANDS} == VERBS
     assert set(options(SchemesConfig)) == {"name", "json", "markdown", "out"}, CHANGED
+    assert {name.split()[0] for name in COMMANDS} == VERBS
+    assert set(options(TrainCommand)) - set(options(TrainConfig)) == PLAN
 
 
 def plain(help_text: str) -> str:
@@ -142,13 +140,6 @@ def test_a_shell_completes_verbs_options_and_words(shell: str, capsys: Any) -> N
     assert "unknown shell 'ksh'" in capsys.readouterr().err
 
 
-def test_main_help_names_every_verb_and_the_exit_status(capsys: Any) -> None:
-    for arguments in ([], ["--help"], ["-h"]):
-        assert main(arguments) == 0
-        out = capsys.readouterr().out
-        assert all(re.search(rf"^  {verb} +\w", out, re.MULTILINE) for verb in VERBS) and "exit status" in out
-
-
 def test_help_does_not_import_torch() -> None:
     code = """
 import sys, time
@@ -163,8 +154,10 @@ print(sorted({"torch", "numpy", "yaml"} & set(sys.modules)))
     assert done.stdout.splitlines()[-1] == "[]" and done.stderr == ""
 
 
-def test_version_and_broken_pipe() -> None:
-    assert main(["--version"]) == 0
+def test_version_help_and_broken_pipe(capsys: Any) -> None:
+    assert main([]) == main(["-h"]) == main(["--version"]) == 0
+    out = capsys.readouterr().out
+    assert all(re.search(rf"^  {verb} +\w", out, re.MULTILINE) for verb in VERBS) and "exit status" in out
     code = "import sys; from geonorm.cli.main import main; sys.exit(main(['train', '--help']))"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
@@ -201,16 +194,3 @@ def test_options_override_the_file_wherever_it_stands(capsys: Any, tmp_path: Pat
         assert (
             found["optim"]["clip"] == 3.0 and found["optim"]["betas"] == [0.3, 0.4] and found["model"]["tied"] is True
         )
-
-
-def test_dry_run_says_the_size(capsys: Any, tmp_path: Path) -> None:
-    assert main(["train", "--dry_run", "--preset", "1.3b", "--steps", "10", "--out", str(tmp_path / "x")]) == 0
-    out = capsys.readouterr().out
-    assert re.search(r"parameters +1,\d{3},\d{3},\d{3}", out) and re.search(r"FLOPs of the run +\d", out)
-    assert not (tmp_path / "x").exists()
-
-
-def test_command_stands_beside_the_run_settings() -> None:
-    assert set(options(TrainCommand)) - set(options(TrainConfig)) == PLAN
-    assert type(TrainCommand(steps=3, dry_run=True).run()) is TrainConfig
-    assert TrainCommand(steps=3).run() == TrainConfig(steps=3)

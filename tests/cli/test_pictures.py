@@ -58,8 +58,3 @@ def test_what_stands_still_at_first_is_drawn_when_it_moves() -> None:
     whole, half = (follow_write("prores(pre)", t, made=2000) for t in (1, 4))
     for path, other in zip(whole, half, strict=True):
         assert [b / 2 for _, b in path.points] == pytest.approx([b for _, b in other.points])
-
-
-def test_nothing_is_written_for_a_scheme_that_there_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["schemes", "geonrm", "--out", str(tmp_path / "out")]) == 2
-    assert "geonorm" in capsys.readouterr().err and not (tmp_path / "out").exists()

@@ -5,10 +5,7 @@ Each must end in one line that names the problem and what to do about it, with e
 
 from __future__ import annotations
 
-import gzip
 import json
-import lzma
-import struct
 
 from setting import (  # isort: skip
     COMPARE, PROBE, SIMULATE, TEXT, TINY, TRAIN, Situation,
@@ -23,47 +20,26 @@ WORDS_ALONE = json.dumps({"version": "1.0", "model": {"type": "WordLevel", "voca
 GPTQ = {"quant_method": "gptq"}
 
 TRAINING = [
-    s(f"{TRAIN} --model.rope-theta 0", "rope_theta"),
     s(f"{TRAIN} --batch-size 99999999", "windows", "smaller batch"),
-    s(f"{TRAIN} --model.context 100000000", "windows of", "shorter context"),
-    s(f"{TRAIN} --runtime.threads 100000000", "runtime.threads", "between 1 and"),
     s(f"{TRAIN} --runtime.device cuda:99", "cuda:99"),
-    s(f"{TRAIN} --scheme geonorm(max_angle=4)", "max_angle"),
-    s(f"{TRAIN} --scheme geonorm(alpha=-1)", "alpha"),
-    s(f"{TRAIN} --scheme mix(pre,post,share=2)", "share"),
-    s(f"{TRAIN} --scheme mix(pre,3)", "mix"),
-    s(f"{TRAIN} --scheme geonorm((", "cannot read scheme"),
     s(f"{TRAIN} --scheme os:system", "not a subclass"),
     s(f"{TRAIN} --scheme {'mix(pre,' * 300}post{')' * 300}", "nested"),
     s(f"{TRAIN} --tokens.tokenizer bpe --model.vocab-size 300000", "too little text"),
-    s(f"{TRAIN} --tokens.tokenizer bpe --model.vocab-size 100", "257"),
     s(f"{TRAIN} --tokens.tokenizer folder", "folder", files={"folder": folder}),
     s(f"{TRAIN} --tokens.tokenizer t.json", "not a tokenizer.json", files={"t.json": '{"model": {"type": "None"}}'}),
-    s(f"{TRAIN} --tokens.tokenizer t.json", "t.json", files={"t.json": "[" * 100_000}),
-    s(f"{TRAIN} --tokens.tokenizer t.json.gz", "broken compression", files={"t.json.gz": b"\x1f\x8b\x08 no"}),
-    s(f"{TRAIN} --tokens.tokenizer t.json", "no end-of-document token", files={"t.json": WORDS_ALONE}),
     s(f"{TRAIN} --model.positions learned --model.rotary 0.5", "model.rotary 0.5", "rope"),
     s(f"{TRAIN} --runtime.parallel fsdp", "torchrun"),
-    s(f"{TRAIN} --scheme geonorm(alpha=1,alpha=2)", "'alpha' twice"),
-    s(f"{TRAIN} --scheme geonorm(decay=sqrt,2)", "a bare value after key=value"),
-    s(f"{TRAIN} --scheme pre({'1,' * 30}1)", "values without a key"),
-    s(f"{TRAIN} --scheme", "--scheme needs a value"),
 ]
 
 OUTPUT = [
     s(TRAIN, "out", "is a file", files={"out": "mine"}),
     s(TRAIN, "out", "not empty", files={"out/letter.txt": "mine"}),
-    s(f"{TRAIN}/text.txt/below", "cannot write", files={"out": folder, "out/text.txt": "a file in the way"}),
     s(f"train {' '.join(TINY)} --out gone", "gone", files={"gone": link("/nonexistent/place")}),
-    s(f"train {' '.join(TINY)} --out loop", "loop", files={"loop": link("loop")}),
     s(f"train {' '.join(TINY)} --out {'x' * 300}", "too long"),
-    s(f"train {' '.join(TINY)} --out /dev/null", "/dev/null"),
     s(f"train {' '.join(TINY)} --out /proc/self/new", "cannot write"),
     s(f"train {' '.join(TINY)} --out closed/run", "closed", files={"closed": read_only}, nobody=True),
     s(TRAIN, "lock", files={"out": folder, "out/.lock": pipe}),
     s(TRAIN, "lock", files={"out": folder, "out/.lock": folder}),
-    s(TRAIN, "config.yaml", files={"out/config.yaml": "- a\n- b\n"}),
-    s(TRAIN, "config.yaml", files={"out/config.yaml": b"\xff\xfe\x00"}),
     s(TRAIN, "config.yaml", files={"out/config.yaml": "!!python/object/apply:os.system ['true']\n"}),
     s(TRAIN, "config.yaml", files={"out/config.yaml": folder}),
     s(TRAIN, "not empty", files={"out/config.yaml": link("nowhere.yaml")}),
@@ -72,83 +48,42 @@ OUTPUT = [
 ]
 
 CONFIG = [
-    s(f"{TRAIN} --config c.yaml", "c.yaml", "mapping", files={"c.yaml": ""}),
-    s(f"{TRAIN} --config c.yaml", "c.yaml", "YAML", files={"c.yaml": "--- a\n--- b\n"}),
-    s(f"{TRAIN} --config c.yaml", "optim", "mapping", files={"c.yaml": "optim: 3\n"}),
-    s(f"{TRAIN} --config c.yaml", "c.yaml", files={"c.yaml": "1: 2\n"}),
     s(f"{TRAIN} --config c.yaml", "--seed", files={"c.yaml": "seed: 2026-01-01\n"}),
     s(f"{TRAIN} --config c.yaml", "--batch-size", files={"c.yaml": "batch_size: true\n"}),
-    s(f"{TRAIN} --config c.yaml", "c.yaml", files={"c.yaml": "\tsteps: 3\n"}),
     s(f"{TRAIN} --config c.yaml", "c.yaml", files={"c.yaml": "steps: 3\nsteps: 4\n"}),
     s(f"{TRAIN} --config folder", "folder", files={"folder": folder}),
     s(f"{TRAIN} --config c.yaml", "c.yaml", files={"c.yaml": locked_away}, nobody=True),
-    s(f"{TRAIN} --config c.yaml", "c.yaml", files={"c.yaml": "schemes: [pre]\n"}),
-    s(f"{TRAIN} --config c.yaml", "c.yaml", files={"c.yaml": b"PK\x03\x04\x00\x00"}),
     s(f"{TRAIN} --config c.yaml", "c.yaml", files={"c.yaml": lambda path: path.write_bytes(b"# " + b"x" * 20_000_000)}),
 ]
 
 DATA = [
-    s("data inspect d.txt", "d.txt", "UTF-8", files={"d.txt": "caf\u00e9\n".encode("latin-1") * 50}),
-    s("data inspect d.txt", "d.txt", "binary", files={"d.txt": "words\n".encode("utf-16") * 50}),
-    s("data inspect d.txt", "d.txt", "UTF-8", files={"d.txt": TEXT.encode() + b"\xe2\x82"}),
-    s("data inspect d.txt", "d.txt", "empty", files={"d.txt": ""}),
-    s("data inspect d.txt", "d.txt", "empty", files={"d.txt": b"\xef\xbb\xbf"}),
-    s("data inspect d.jsonl", "d.jsonl", "text field", files={"d.jsonl": '["a list"]\n'}),
-    s("data inspect d.jsonl", "d.jsonl:2", "JSON", files={"d.jsonl": '{"text": "a"}\n{"text": "b"\n'}),
-    s("data inspect d.jsonl", "d.jsonl", "several string fields", files={"d.jsonl": '{"a": "x", "b": "y"}\n'}),
-    s("data inspect d.jsonl", "d.jsonl", "no string field", files={"d.jsonl": '{"a": 1}\n'}),
-    s("data inspect d.jsonl", "d.jsonl:2", "missing", files={"d.jsonl": '{"text": "a"}\n{"body": "b"}\n'}),
-    s("data inspect d.jsonl", "d.jsonl", "surrogate", files={"d.jsonl": '{"text": "\\ud800"}\n'}),
-    s("data inspect d.jsonl", "d.jsonl", "JSON", files={"d.jsonl": '{"text": "a"} {"text": "b"}\n'}),
-    s("data inspect d.jsonl", "d.jsonl", "JSON", files={"d.jsonl": '{"a":' * 100_000}),
-    s("data inspect d.txt.gz", "broken compression", files={"d.txt.gz": gzip.compress(TEXT.encode())[:-9]}),
-    s("data inspect d.txt.gz", "broken compression", files={"d.txt.gz": TEXT}),
-    s("data inspect d.txt.xz", "broken compression", files={"d.txt.xz": lzma.compress(TEXT.encode())[:100]}),
-    s("data inspect d.txt.bz2", "d.txt.bz2", files={"d.txt.bz2": b"BZh9 not so"}),
-    s("data inspect d.txt.zst", "broken compression", files={"d.txt.zst": struct.pack("<I", 0xFD2FB528) + b"\xff" * 9}),
     s("data inspect d.txt.zst", "d.txt.zst", files={"d.txt.zst": b""}),
-    s("data inspect d.parquet", "Parquet", files={"d.parquet": TEXT}),
-    s("data inspect d.parquet", "string", files={"d.parquet": parquet(n=[1, 2, 3])}),
     s("data inspect d.parquet", "empty", files={"d.parquet": parquet(text=["", None, ""])}),
     s("data inspect d.parquet", "d.parquet", files={"d.parquet": lambda p: [parquet(text=["a"] * 99)(p), cut(0.5)(p)]}),  # type: ignore[operator]
-    s("data inspect d.parquet.gz", "Parquet", files={"d.parquet.gz": gzip.compress(TEXT.encode())}),
     s("data inspect d.txt", "d.txt", "permission", files={"d.txt": locked_away}, nobody=True),
-    s("data inspect d.txt", "regular file", files={"d.txt": pipe}),
     s("data inspect loop", "loop", files={"loop": link("loop")}),
-    s("data inspect d", "below this folder", files={"d/picture.png": b"\x89PNG"}),
-    s("data inspect d", "below this folder", files={"d/.hidden.txt": TEXT}),
-    s("data inspect d", "all 2 documents are equal", files={"d/a.txt": TEXT, "d/b.txt": TEXT}),
-    s("data inspect ''", "empty"),
     s("data inspect no/such/dataset/at/all", "no file, folder or corpus"),
     s("data inspect books", "books", GEONORM_DATA="text.txt"),
     s("data prepare tiny.txt --tokenizer byte", "tiny", files={"tiny.txt": "x"}),
-    s("data inspect text.txt text.txt", "unexpected argument"),
     s("data inspect text.txt --tokenizer t.json", "no tokenizer", "t.json"),
     s(f"{TRAIN} --data d", "d/validation.txt", "empty", files={"d/train.txt": TEXT, "d/validation.txt": ""}),
 ]
 
 DAMAGED = [
     s("generate run --tokens 2", "checksum", files={f"{LAST}/model.safetensors": flipped, **OLDER}),
-    s("generate run --tokens 2", "step-4", files={f"{LAST}/model.safetensors": gone, **OLDER}),
-    s("generate run --tokens 2", "step-4", files={f"{LAST}/model.safetensors": cut(0.5), **OLDER}),
     s("generate run --tokens 2", "step-4", files={f"{LAST}/state.json": cut(0.9), **OLDER}),
     s("generate run --tokens 2", "step-4", files={f"{LAST}/state.json": edited(step=-4), **OLDER}),
-    s("generate run --tokens 2", "step-4", files={f"{LAST}/state.json": "[]", **OLDER}),
     s("generate run --tokens 2", "step-4", files={f"{LAST}/state.json": "[" * 50_000, **OLDER}),
     s("generate run --tokens 2", "another model", files={f"{LAST}/model.safetensors": tensors(a=3), **OLDER}),
     s("generate run --tokens 2", "no checkpoint", files={"run/checkpoints": gone}),
     s("generate run --tokens 2", "tokenizer", files={"run/tokenizer.json": gone}),
-    s("generate run --tokens 2", "tokenizer", files={"run/tokenizer.json": "{}"}),
-    s("generate run --tokens 2", "config.yaml", files={"run/config.yaml": gone}),
     s("generate run --tokens 2", "another model", files={"run/config.yaml": cut_before("model:"), **OLDER}),
     s("generate run --tokens 2", "another model", files={"run/config.yaml": edited(model__width=32), **OLDER}),
     s("generate run --tokens 2", "scheme", files={"run/config.yaml": edited(scheme=7)}),
     s("generate run --tokens 2", "steps", files={"run/config.yaml": edited(steps="many")}),
-    s("generate run --tokens 2", "preset", files={"run/config.yaml": edited(preset=None, model__layers=None, a=1)}),
     s("eval run --data text.txt", "no checkpoint", files={"run/checkpoints": lambda p: [gone(p), p.write_text("x")]}),
     s("export run --to new", "not finished", files={"run/summary.json": gone}),
     s("export run --to new", "environment.json", files={"run/environment.json": gone}),
-    s("export run --to new", "environment.json", files={"run/environment.json": "7"}),
     s("export run --to new", "metrics.jsonl", files={"run/metrics.jsonl": lambda p: [gone(p), p.mkdir()]}),
     s(f"train {' '.join(TINY)} --out run --scheme pre --lr 0.1", "holds a run with", "not 0.1"),
     s(f"train {' '.join(TINY)} --out run --resume never", "already holds a run"),
@@ -157,10 +92,6 @@ DAMAGED = [
 ]
 
 READING = [
-    s("generate run --tokens 99999999", "tokens", "between"),
-    s("generate run --top-k 0", "top_k", "at least 1"),
-    s("generate run --temperature -0.5", "temperature", "at least 0"),
-    s("generate run --seed 18446744073709551616", "seed"),
     s("generate text.txt", "text.txt"),
     s("generate empty", "empty holds no run", files={"empty": folder}),
     s("generate rnu", "did you mean 'run'", files={"run/seen": ""}),
@@ -170,13 +101,11 @@ READING = [
     s("generate model", "scheme", files={"model/config.json": edited(scheme="nothing")}),
     s("generate model", "tokenizer", files={"model/tokenizer.json": cut(0.5)}),
     s("generate model", "model", files={"model/model.safetensors": cut(0.5)}),
-    s("eval run --data text.txt --batch-size 0", "batch_size"),
     s("eval run --data text.txt --context 8", "--context is for Hugging Face models"),
     s("eval model --data text.txt --context 4096", "--context 4096 does not fit"),
     s("eval run --data tiny.txt", "use more text", files={"tiny.txt": "one\ntwo\n"}),
     s("eval run --data text.txt --out run", "holds no evaluation"),
     s("eval run --tasks q.jsonl", "q.jsonl", files={"q.jsonl": '{"question": 3}\n'}),
-    s("eval run --tasks q.jsonl", "q.jsonl", files={"q.jsonl": "nothing"}),
     s("eval run --tasks q.jsonl", "q.jsonl", files={"q.jsonl": ""}),
     s("eval run --tasks text.txt", "task"),
     s("export run --to model2", "model2 is not empty", files={"model2/mine": "x"}),
@@ -186,9 +115,6 @@ READING = [
     s(f"probe run {PROBE} --context 1", "context must be at least 2"),
     s(f"probe model {PROBE} --blocks transformer.h", "--sublayers"),
     s(f"probe model {PROBE} --blocks nothing.here --sublayers attn:norm=a,branch=b", "--blocks"),
-    s(f"probe model {PROBE} --blocks model.layers --sublayers attn", "names no branch"),
-    s(f"probe run {PROBE} --norms-only --ablate-blocks", "--norms-only"),
-    s(f"probe run {PROBE} --tokens-per-window 3", "unknown option"),
     s("probe run --data text.txt --out text.txt", "is a file"),
     s("probe run --data text.txt --out run", "run"),
     s("generate 'no\nsuch\nrun'", "there is no run"),
@@ -197,7 +123,6 @@ READING = [
     s("generate model --tokens 2", "holds no model.blocks.", files={"model/config.json": edited(num_hidden_layers=3)}),
     s("generate model --tokens 2", "tokenizer", files={"model/tokenizer.json": gone}),
     s("generate model --tokens 2", "tokenizer", files={"model/tokenizer_config.json": "["}),
-    s("export run --to new --layout llama --remote-code", "leave one of them out"),
     s(
         f"probe model {PROBE}",
         "no safetensors weights",
@@ -213,18 +138,10 @@ READING = [
 
 SIMULATIONS = [
     s(f"{SIMULATE} --out out --beta nan", "--beta"),
-    s(f"{SIMULATE} --out out --beta -3", "beta", "at least 0"),
-    s(f"{SIMULATE} --out out --init cone --delta 2", "delta must be below 1"),
-    s(f"{SIMULATE} --out out --heads 3", "not divisible by heads 3"),
     s(f"{SIMULATE} --out out --per layer", "random weights"),
     s(f"{SIMULATE} --out out --method layers --time 2.5".replace("--time 2 ", ""), "whole number"),
-    s(f"{SIMULATE} --out out --step 0", "step must be positive"),
-    s(f"{SIMULATE} --out out --dtype float16", "--dtype"),
     s(f"{SIMULATE} --out sim --causal", "causal False, not True"),
     s(f"{SIMULATE} --out run", "run"),
-    s(f"{SIMULATE} --out text.txt", "is a file"),
-    s(f"{SIMULATE} --out ''", "out is empty"),
-    s(f"{SIMULATE} --out out".replace("--tokens 4", "--tokens 40"), "equiangular needs tokens <= dim"),
     s(f"{SIMULATE} --out sim", "config.yaml", files={"sim/config.yaml": "%"}),
     s(f"{SIMULATE} --out out".replace("pre", "hyperr"), "did you mean 'hyper'"),
     s(f"{SIMULATE} --out out".replace("--dim 4", "--dim 100000000000"), "4 tokens take more than"),
@@ -236,20 +153,12 @@ REPORTS = [
     s("report run --out text.txt/page.html", "text.txt"),
     s("report run --out out.html --figures text.txt", "text.txt"),
     s("report ''", "no run directory"),
-    s("schemes --json --markdown", "--markdown", "alone"),
-    s("schemes nothing.here:Scheme", "cannot import nothing.here"),
-    s("report run gone", "gone"),
 ]
 
 COMPARISONS = [
-    s(f"{COMPARE} --jobs 0", "jobs must be at least 1"),
-    s(f"{COMPARE} --seeds 2000000", "seeds must be between"),
-    s(f"{COMPARE} --launcher submitit --slurm.gpus -1", "slurm.gpus"),
     s(f"{COMPARE}", "not empty", files={"out/runs/a.txt": "mine"}),
     s("bench ops --shapes 99999999999x99999999999 --quick --out out", "shape"),
     s("bench ops --out text.txt", "text.txt"),
-    s("bench train --schemes geonorm --preset nano --pairs 1 --out out", "pairs"),
-    s(f"{COMPARE} --tune-steps 1", "one learning rate makes none"),
 ]
 
 SURROUNDINGS = [

@@ -2,19 +2,22 @@
 
 import bz2
 import gzip
+import hashlib
 import json
 import lzma
 import os
 import random
-import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from geonorm.errors import DataError
-from geonorm.lab.data import corpora, files, inspect_source, open_source, stdlib
+from geonorm.lab.data import corpora, files, inspect_source, open_source, source as source_module, stdlib
 from geonorm.lab.data.source import hold_out, hold_out_stream
 
 from ...rows import each
@@ -45,19 +48,20 @@ def no_corpora(monkeypatch):
 
 
 @each("suffix", ["", ".gz", ".xz", ".bz2", ".zst"])
-def test_jsonl_round_trip(tmp_path, suffix):
+def test_round_trip(tmp_path, suffix):
+    """JSON lines with a byte-order mark and blank lines, whose text is in their only string; text with a tail."""
     path = tmp_path / f"corpus.jsonl{suffix}"
-    path.write_bytes(compress(jsonl(), suffix))
+    path.write_bytes(compress(b"\xef\xbb\xbf" + jsonl(field="content").replace(b"\n", b"\n\n"), suffix))
     source = open_source(str(path))
     assert sorted(both(source)) == sorted(DOCUMENTS)
-    assert source.name == "corpus"
-    assert source.files == (path,)
-
-
-def test_jsonl_takes_the_only_string_field_and_skips_blank_lines_and_mark(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b"\xef\xbb\xbf" + jsonl(field="content").replace(b"\n", b"\n\n"))
-    assert list(files.read_documents(path)) == DOCUMENTS
+    assert source.name == "corpus" and source.files == (path,)
+    text = "".join(DOCUMENTS) * 5
+    path = tmp_path / f"novel.txt{suffix}"
+    path.write_bytes(compress(text.encode(), suffix))
+    source = open_source(str(path))
+    (train,), (validation,) = source.documents("train"), source.documents("validation")
+    assert train + validation == text and train.endswith("\n")
+    assert 0.04 < len(validation) / len(text) < 0.08
 
 
 @each(
@@ -77,27 +81,6 @@ def test_the_first_record_alone_does_not_say_which_field_is_text(tmp_path, first
         list(files.read_documents(path))
 
 
-def test_parquet_round_trip(tmp_path):
-    pa = pytest.importorskip("pyarrow")
-    pq = pytest.importorskip("pyarrow.parquet")
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"n": list(range(41)), "url": ["x"] * 41, "text": [*DOCUMENTS, None]}), path)
-    assert list(files.read_documents(path)) == DOCUMENTS
-    assert sorted(both(open_source(str(path)))) == sorted(DOCUMENTS)
-
-
-@each("suffix", ["", ".gz", ".zst"])
-def test_text_file_holds_out_its_tail(tmp_path, suffix):
-    text = "".join(DOCUMENTS) * 5
-    path = tmp_path / f"novel.txt{suffix}"
-    path.write_bytes(compress(text.encode(), suffix))
-    source = open_source(str(path))
-    (train,), (validation,) = source.documents("train"), source.documents("validation")
-    assert train + validation == text
-    assert train.endswith("\n")
-    assert 0.04 < len(validation) / len(text) < 0.08
-
-
 def test_text_is_read_in_pieces_without_loss(tmp_path, monkeypatch):
     text = "\ufeff" + "héllo 世界 🌍\n" * 300 + "no break " * 40 + "end"
     path = tmp_path / "a.txt"
@@ -108,15 +91,6 @@ def test_text_is_read_in_pieces_without_loss(tmp_path, monkeypatch):
         assert len(pieces) > 20
         assert "".join(pieces) == text.removeprefix("\ufeff")
         assert "".join(both(open_source(str(path)))) == text.removeprefix("\ufeff")
-
-
-def test_broken_character_is_located_in_any_piece(tmp_path, monkeypatch):
-    path = tmp_path / "a.txt"
-    path.write_bytes("世界".encode() * 20 + b"\xe4\xb8x")
-    for size in (7, 8, 9):
-        monkeypatch.setattr(files, "PIECE_BYTES", size)
-        with pytest.raises(DataError, match="not UTF-8 at byte 120:"):
-            list(files.read_documents(path))
 
 
 def test_folder_reads_all_text_below_sorted(tmp_path):
@@ -165,29 +139,6 @@ def test_stdlib_needs_nothing_and_is_split_by_module():
     assert open_source("stdlib").fingerprint == source.fingerprint
 
 
-def test_stdlib_finds_modules_without_importing_them():
-    code = (
-        "import sys; from geonorm.lab.data import open_source; source = open_source('stdlib')\n"
-        "loaded = {'imaplib', 'xmlrpc.server', 'wsgiref.validate', 'torch', 'tokenizers'} & {*sys.modules}\n"
-        "assert not loaded, loaded"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(Path(files.__file__).parents[3])}
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, env=environment)
-
-
-def test_stdlib_with_missing_modules(tmp_path, monkeypatch):
-    (tmp_path / "json").mkdir()
-    (tmp_path / "json" / "__init__.py").write_text("a = 1\n")
-    (tmp_path / "random.py").write_text("b = 2\n")
-    assert stdlib.find_modules(tmp_path) == {
-        "json": tmp_path / "json" / "__init__.py",
-        "random": tmp_path / "random.py",
-    }
-    monkeypatch.setattr(stdlib, "find_modules", dict)
-    with pytest.raises(DataError, match="no source files"):
-        open_source("stdlib")
-
-
 # --- splitting -------------------------------------------------------------------------------------
 
 
@@ -232,22 +183,12 @@ def test_tail_of_one_text(text, fraction, size):
 
 def test_fingerprint_follows_content_only(tmp_path):
     def fingerprint(name, content):
-        path = tmp_path / name
-        path.write_bytes(content)
-        return open_source(str(path)).fingerprint
+        (tmp_path / name).write_bytes(content)
+        return open_source(str(tmp_path / name)).fingerprint
 
     base = fingerprint("a.jsonl", jsonl())
-    assert fingerprint("b.jsonl", jsonl()) == base
-    assert len(base) == 64
-    others = fingerprint("c.jsonl", jsonl(DOCUMENTS[1:])), fingerprint("e.txt", jsonl())
-    assert len({base, *others}) == 3
-
-
-def test_documents_are_lazy(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(jsonl() + b"{broken\n")
-    assert next(files.read_documents(path)) == DOCUMENTS[0]
-    assert open_source(str(path)).files == (path,)
+    assert fingerprint("b.jsonl", jsonl()) == base and len(base) == 64
+    assert len({base, fingerprint("c.jsonl", jsonl(DOCUMENTS[1:])), fingerprint("e.txt", jsonl())}) == 3
 
 
 # --- errors ----------------------------------------------------------------------------------------
@@ -296,7 +237,7 @@ def test_bad_file_is_one_line(tmp_path, name):
     assert Path(name).name.split(".")[0] in str(caught.value)
 
 
-def test_bad_places_are_one_line(tmp_path):
+def test_bad_places_are_one_line(tmp_path, monkeypatch):
     (tmp_path / "train.jsonl").write_bytes(jsonl())
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "x.png").write_bytes(b"\0")
@@ -315,27 +256,16 @@ def test_bad_places_are_one_line(tmp_path):
             open_source(spec)
         assert "\n" not in str(caught.value)
 
-
-def test_permission_denied_is_one_line(tmp_path, monkeypatch):
-    path = tmp_path / "a.txt"
-    path.write_text("text")
-
     def deny(*args, **kwargs):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("builtins.open", deny)  # root, who runs containers, may read everything
-    with pytest.raises(DataError, match="permission denied"):
-        open_source(str(path))
-    monkeypatch.undo()
-    monkeypatch.setattr(Path, "iterdir", deny)
-    with pytest.raises(DataError, match="permission denied"):
-        open_source(str(tmp_path))
+    for place, name in (("builtins.open", "train.jsonl"), ("pathlib.Path.iterdir", "")):
+        with monkeypatch.context() as patch, pytest.raises(DataError, match="permission denied"):
+            patch.setattr(place, deny)  # root, who runs containers, may read everything
+            open_source(str(tmp_path / name))
 
 
-LIBRARIES = [("a.txt.zst", "zstandard"), ("a.parquet", "pyarrow"), ("o/n", "datasets")]
-
-
-@each("name, module", LIBRARIES)
+@each("name, module", [("a.txt.zst", "zstandard"), ("a.parquet", "pyarrow"), ("o/n", "datasets")])
 def test_missing_extra_names_the_extra(tmp_path, monkeypatch, name, module):
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.chdir(tmp_path)
@@ -345,13 +275,145 @@ def test_missing_extra_names_the_extra(tmp_path, monkeypatch, name, module):
         open_source(name)
 
 
-def test_describe(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(jsonl())
-    facts = inspect_source(open_source(str(path)))
-    total = {key: sum(part[key] for part in facts["splits"].values()) for key in ("documents", "characters", "bytes")}
-    text = "".join(DOCUMENTS)
-    assert total == {"documents": 40, "characters": len(text), "bytes": len(text.encode())}
-    assert facts["files"] == [str(path)]
-    assert facts["sample"] in {document[:200] for document in DOCUMENTS}
-    assert json.loads(json.dumps(facts)) == facts
+# --- parts of a folder ------------------------------------------------------------------------------
+
+
+def write(folder: Path, names: Iterable[str]) -> Path:
+    """Each file holds its own name, as a line of JSON where it is one."""
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"text": name}) if path.suffix == ".jsonl" else name)
+    return folder
+
+
+def parts(folder: Path) -> list[list[str]]:
+    source = open_source(str(folder))
+    return [list(source.documents(split)) for split in ("train", "validation")]
+
+
+@each(
+    "train, held_out, others",
+    [
+        (["train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl"], ["validation-00000-of-00001.jsonl"], []),
+        (["train.txt"], ["valid.txt"], ["test.txt"]),
+        (["train.txt"], ["val.txt"], ["notes.txt"]),
+        (["train/a.txt", "train/b.txt"], ["dev/c.txt"], ["test/d.txt"]),
+        (["train.csv"], ["test.csv"], ["README.md"]),
+        (["training-a.txt", "training-b.txt"], ["dev-a.txt"], []),
+        (["train.jsonl", "train.txt"], ["validation.jsonl"], ["valid.txt"]),
+    ],
+)
+def test_parts_are_known_by_their_names(
+    tmp_path: Path, train: list[str], held_out: list[str], others: list[str]
+) -> None:
+    write(tmp_path, [*train, *held_out, *others])
+    assert parts(tmp_path) == [train, held_out]
+    facts: dict[str, Any] = inspect_source(open_source(str(tmp_path)))
+    left_out = sorted({name.split("/")[0] for name in others})
+    assert facts.get("left_out", []) == [str(tmp_path / name) for name in left_out]
+
+
+def test_parts_may_lie_in_a_folder_called_data(tmp_path: Path) -> None:
+    """As in a dataset that was cloned from the Hub; nothing deeper, and nothing where the folder itself has parts."""
+    train = [f"data/train-0000{n}-of-00002.jsonl" for n in range(2)]
+    held_out, others = ["data/validation-00000-of-00001.jsonl"], ["README.md", "data/test-00000-of-00001.jsonl"]
+    write(tmp_path / "hub", [*train, *held_out, *others])
+    assert parts(tmp_path / "hub") == [train, held_out]
+    facts: dict[str, Any] = inspect_source(open_source(str(tmp_path / "hub")))
+    assert facts["left_out"] == [str(tmp_path / "hub" / name) for name in others]
+    write(tmp_path / "both", ["train.txt", "valid.txt", *train, *held_out])
+    assert parts(tmp_path / "both") == [["train.txt"], ["valid.txt"]]
+    assert inspect_source(open_source(str(tmp_path / "both")))["left_out"] == [str(tmp_path / "both" / "data")]
+    write(tmp_path / "deep", ["data/data/train.txt", "data/data/valid.txt"])
+    assert open_source(str(tmp_path / "deep")).files == tuple(sorted((tmp_path / "deep/data/data").iterdir()))
+    assert len(parts(tmp_path / "deep")[0]) == 1
+
+
+@each(
+    "names",
+    [
+        ["train.py", "test.py", "model.py"],
+        ["train.py", "validation.py", "book.txt"],
+        ["train.txt", "more.txt"],
+        ["a.txt", "test.txt", "validation.txt"],
+    ],
+)
+def test_other_folders_are_one_heap(tmp_path: Path, names: list[str]) -> None:
+    write(tmp_path, names)
+    assert {path.name for path in open_source(str(tmp_path)).files} == set(names)
+    train, held_out = parts(tmp_path)
+    assert sorted(train + held_out) == sorted(names)
+
+
+def test_the_fingerprint_of_a_pair_is_what_it_was(tmp_path: Path) -> None:
+    write(tmp_path, ["train.txt", "validation.txt", "README.md"])
+    lines = [f"{part} text {hashlib.sha256(f'{part}.txt'.encode()).hexdigest()}" for part in ("train", "validation")]
+    wanted = hashlib.sha256("\n".join(["geonorm source 1", *lines]).encode()).hexdigest()
+    assert open_source(str(tmp_path)).fingerprint == wanted
+
+
+def test_text_is_not_validated_on_itself(tmp_path: Path) -> None:
+    for part in ("train", "validation"):
+        write(tmp_path, [f"{part}/{part}.txt"])
+        (tmp_path / part / "__init__.py").write_text("")  # no text, in both
+    assert len(open_source(str(tmp_path)).files) == 4
+    for part in ("train", "validation"):
+        (tmp_path / part / "copy.txt").write_text("the same text")
+    copy, of = tmp_path / "validation/copy.txt", tmp_path / "train/copy.txt"
+    with pytest.raises(DataError, match=rf"^{copy}: its content is that of {of}, training text: take one of them out"):
+        open_source(str(tmp_path))
+
+
+# --- datasets of the Hub, without network ------------------------------------------------------------
+
+
+def fake_hub(monkeypatch, splits, sha="abc"):
+    def load_dataset(name, config, streaming, revision):
+        assert (name, streaming, revision) == ("owner/name", True, sha)
+        return splits
+
+    api = SimpleNamespace(dataset_info=lambda name, timeout: SimpleNamespace(sha=sha))
+    libraries = {
+        "datasets": SimpleNamespace(load_dataset=load_dataset),
+        "huggingface_hub": SimpleNamespace(HfApi=lambda: api),
+    }
+    monkeypatch.setattr(source_module, "import_extra", lambda module, what, extra: libraries[module])
+
+
+def test_hub_dataset(monkeypatch):
+    rows = [{"text": text, "url": "x"} for text in DOCUMENTS]
+    fake_hub(monkeypatch, {"train": rows[:30], "validation": rows[30:]})
+    source = open_source("owner/name:config")
+    assert list(source.documents("train")) == DOCUMENTS[:30]
+    assert list(source.documents("validation")) == DOCUMENTS[30:]
+    assert source.files == ()
+    assert source.own_split
+    fake_hub(monkeypatch, {"train": [{"text": None, "url": "x"}, *rows]}, sha="newer")
+    newer = open_source("owner/name:config")
+    assert sorted([*newer.documents("train"), *newer.documents("validation")]) == sorted(DOCUMENTS)
+    assert not newer.own_split
+    assert len({source.fingerprint, newer.fingerprint, open_source("owner/name").fingerprint}) == 3
+
+
+def test_columns_of_a_hub_dataset_are_known_before_its_rows(monkeypatch):
+    class Rows(list):
+        def __init__(self, rows, **types):
+            super().__init__(rows)
+            self.features = {name: SimpleNamespace(dtype=kind) for name, kind in types.items()}
+
+    rows = [{"title": "a", "body": None, "n": 1}]
+    fake_hub(monkeypatch, {"train": Rows(rows, title="string", body="large_string", n="int64")})
+    with pytest.raises(DataError, match=r"owner/name: several string fields .*\(fields: title, body, n\)"):
+        open_source("owner/name")
+    rows = [{"body": None, "n": 1}, *({"body": text, "n": 2} for text in DOCUMENTS)]
+    rows = Rows(rows, body="large_string", n="int64")
+    fake_hub(monkeypatch, {"train": rows, "validation": rows})
+    assert list(open_source("owner/name").documents("train")) == DOCUMENTS
+
+
+def test_hub_failure_is_one_line(monkeypatch):
+    fake_hub(monkeypatch, {})
+    with pytest.raises(DataError, match=r"no file or corpus 'owner/name', .*\(KeyError.*network") as caught:
+        open_source("owner/name")
+    assert "\n" not in str(caught.value)

@@ -57,25 +57,16 @@ def test_shapes_and_types(tokenizer):
     assert tokenizer.decode([tokenizer.eos]) == ""
 
 
-def test_own_bpe_fills_the_vocabulary_and_compresses(bpe):
-    assert bpe.vocab_size == 300
-    assert bpe.name == "bpe-300"
-    assert len(bpe.encode([WORDS])[0]) < 0.6 * len(WORDS.encode())
-
-
 def test_own_bpe_is_deterministic_and_cached(bpe, source, tmp_path, monkeypatch):
-    again = load_tokenizer("bpe", source, 300, tmp_path)
-    assert again.fingerprint == bpe.fingerprint
+    assert (bpe.vocab_size, bpe.name) == (300, "bpe-300")
+    assert len(bpe.encode([WORDS])[0]) < 0.6 * len(WORDS.encode())
+    assert load_tokenizer("bpe", source, 300, tmp_path).fingerprint == bpe.fingerprint
+    (file,) = tmp_path.rglob("tokenizer.json")
+    file.write_text(file.read_text()[:1000])  # a damaged one is made anew
+    assert load_tokenizer("bpe", source, 300, tmp_path).fingerprint == bpe.fingerprint
     monkeypatch.setattr("geonorm.lab.data.tokenizer.train_bpe", lambda *args: pytest.fail("trained again"))
     assert load_tokenizer("bpe", source, 300, tmp_path).fingerprint == bpe.fingerprint
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["tokenizer.json"]
-
-
-def test_a_damaged_tokenizer_in_the_cache_is_made_anew(bpe, source, tmp_path):
-    load_tokenizer("bpe", source, 300, tmp_path)
-    (kept,) = tmp_path.rglob("tokenizer.json")
-    kept.write_text(kept.read_text()[:1000])
-    assert load_tokenizer("bpe", source, 300, tmp_path).fingerprint == bpe.fingerprint
 
 
 def test_own_bpe_sees_only_train_text(tmp_path):
@@ -246,10 +237,3 @@ def test_a_hub_out_of_reach_is_one_line(source, monkeypatch):
     for path in ("owner/name.json", "./owner/name", "/owner/name", "runs/owner/name"):  # the Hub is not asked
         with pytest.raises(DataError, match="give byte, bpe or the path of a tokenizer"):
             load_tokenizer(path, source, 300)
-
-
-def test_missing_library_names_the_extra(source, tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
-    with pytest.raises(DataError, match=r"pip install 'geonorm\[train\]'"):
-        load_tokenizer("bpe", source, 300, tmp_path)
-    assert load_tokenizer("byte", source, 300).decode([104, 105]) == "hi"

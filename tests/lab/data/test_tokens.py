@@ -3,11 +3,7 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
-from contextlib import ExitStack
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,10 +23,6 @@ def path(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS))
     return path
-
-
-def write_nothing(monkeypatch):
-    monkeypatch.setattr(tokens, "write_tokens", lambda *args: pytest.fail("written again"))
 
 
 @pytest.mark.parametrize("spec", ["byte", "bpe"])
@@ -73,40 +65,27 @@ def test_long_documents_are_cut_without_changing_a_token(tmp_path, monkeypatch):
     monkeypatch.setattr(tokens, "PIECE", 500)
     monkeypatch.setattr(tokens, "BATCH", 1300)
     cut = tokenize(source, tokenizer, tmp_path / "cut")
-    assert cut.sha256 == whole.sha256
-    assert np.array_equal(cut.train, whole.train)
-
-
-def test_text_without_line_breaks_is_cut_anywhere(tmp_path, monkeypatch):
-    path = tmp_path / "a.txt"
-    path.write_text("🌍x" * 2000, encoding="utf-8")
+    assert cut.sha256 == whole.sha256 and np.array_equal(cut.train, whole.train)
+    path.write_text("🌍x" * 2000, encoding="utf-8")  # without line breaks it is cut anywhere
     monkeypatch.setattr(tokens, "PIECE", 64)
     data = tokenize(open_source(str(path)), ByteTokenizer(), tmp_path)
     assert ByteTokenizer().decode([*data.train.tolist(), *data.validation.tolist()]) == "🌍x" * 2000
 
 
-def test_second_time_reads_the_cache(path, tmp_path, monkeypatch):
+def test_tokens_are_read_from_the_cache_of_the_same_source_and_tokenizer(path, tmp_path, monkeypatch):
     monkeypatch.setenv("GEONORM_CACHE", str(tmp_path / "cache"))
     assert cache_folder() == tmp_path / "cache"
-    first = tokenize(open_source(str(path)), ByteTokenizer())
-    write_nothing(monkeypatch)
-    second = tokenize(open_source(str(path)), ByteTokenizer())
-    assert second.sha256 == first.sha256
-    assert np.array_equal(second.validation, first.validation)
-
-
-def test_other_source_or_tokenizer_is_other_data(path, tmp_path):
     source = open_source(str(path))
-    other = tmp_path / "b.jsonl"
-    other.write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS[1:]))
     pytest.importorskip("tokenizers")
-    bpe = load_tokenizer("bpe", source, 270, tmp_path)
-    hashes = {
-        tokenize(source, ByteTokenizer(), tmp_path).sha256,
-        tokenize(open_source(str(other)), ByteTokenizer(), tmp_path).sha256,
-        tokenize(source, bpe, tmp_path).sha256,
-    }
-    assert len(hashes) == 3
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS[1:]))
+    other, bpe = open_source(str(tmp_path / "b.jsonl")), load_tokenizer("bpe", source, 270)
+    cases = [(source, ByteTokenizer()), (other, ByteTokenizer()), (source, bpe)]
+    first = [tokenize(*case) for case in cases]
+    assert len({data.sha256 for data in first}) == 3
+    monkeypatch.setattr(tokens, "write_tokens", None)
+    for case, data in zip(cases, first, strict=True):
+        again = tokenize(*case)
+        assert again.sha256 == data.sha256 and np.array_equal(again.validation, data.validation)
 
 
 def test_two_ends_of_one_vocabulary_are_other_data(path, tmp_path):
@@ -154,36 +133,6 @@ def test_a_copied_cache_is_hashed_once_and_kept(path, tmp_path, monkeypatch):
     assert meta.stat().st_mtime_ns >= file.stat().st_mtime_ns
 
 
-PREPARE = """
-import sys
-from pathlib import Path
-from geonorm.lab.data import open_source, tokenize
-from geonorm.lab.data.tokenizer import ByteTokenizer
-source = open_source(sys.argv[1])
-print("ready", flush=True)
-sys.stdin.readline()
-data = tokenize(source, ByteTokenizer(), Path(sys.argv[2]))
-print(data.sha256, len(data.train))
-"""
-
-
-def test_processes_that_prepare_at_once_all_succeed(path, tmp_path):
-    command = [sys.executable, "-c", PREPARE, str(path), str(tmp_path / "cache")]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    environment = {**os.environ, "PYTHONPATH": str(Path(tokens.__file__).parents[3])}
-    with ExitStack() as stack:
-        workers = [stack.enter_context(subprocess.Popen(command, env=environment, **pipes)) for _ in range(3)]
-        assert [worker.stdout.readline() for worker in workers] == ["ready\n"] * 3
-        for worker in workers:
-            worker.stdin.write("go\n")
-            worker.stdin.flush()
-        results = [worker.communicate()[0] for worker in workers]
-        assert [worker.returncode for worker in workers] == [0, 0, 0]
-    data = tokenize(open_source(str(path)), ByteTokenizer(), tmp_path / "cache")
-    assert set(results) == {f"{data.sha256} {len(data.train)}\n"}
-    assert len(list((tmp_path / "cache" / "tokens").iterdir())) == 1
-
-
 def test_the_slower_of_two_keeps_the_result_of_the_faster(path, tmp_path, monkeypatch):
     source, write = open_source(str(path)), tokens.write_tokens
 
@@ -217,17 +166,13 @@ def test_unwritable_cache_is_one_line(path, tmp_path, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tokens, "write_tokens", full)
-    with pytest.raises(DataError, match="no space left on device"):
+    with monkeypatch.context() as patch, pytest.raises(DataError, match="no space left on device"):
+        patch.setattr(tokens, "write_tokens", full)
         tokenize(source, ByteTokenizer(), tmp_path / "cache")
-    assert list((tmp_path / "cache" / "tokens").iterdir()) == []
-
-
-def test_empty_split_is_one_line(path, tmp_path):
-    source = open_source(str(path))
     object.__setattr__(source, "splits", {"train": lambda: iter(DOCUMENTS), "validation": lambda: iter(())})
     with pytest.raises(DataError, match="no validation text"):
-        tokenize(source, ByteTokenizer(), tmp_path)
+        tokenize(source, ByteTokenizer(), tmp_path / "cache")
+    assert list((tmp_path / "cache" / "tokens").iterdir()) == []
 
 
 def test_large_vocabularies_take_four_bytes(path, tmp_path):
