@@ -165,7 +165,7 @@ def test_nobody_imports_the_command_line() -> None:
         ("import geonorm.lab.train.loop as t, torch", "sphere", False, ["lab.train.loop"]),
         ("from geonorm import models", "sphere", False, ["models"]),
         ("from ... import __version__", "lab.runs.environment", False, [""]),
-        ("from ...models import Decoder", "lab.data.sources", False, ["models"]),
+        ("from ...models import Decoder", "lab.data.source", False, ["models"]),
     ],
 )
 def test_the_reader_of_imports(source: str, name: str, package: bool, expected: list[str]) -> None:
