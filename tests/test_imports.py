@@ -43,8 +43,7 @@ ALLOWED = {
     "residual": RULES,
     "models": RULES | {"residual"},
     "measure": RULES | {"residual"},
-    "dynamics": MATHS
-    | {"schemes", "models.attention", "models.config", "models.mlp", "models.roles"},  # no whole model
+    "dynamics": MATHS | {"schemes", "models.attention", "models.config", "models.mlp", "models.init"},  # no whole model
     "hf": MODELS | {"measure", ""},  # "" is the package itself: its version
     "lab": MODELS | {"measure", "hf", "dynamics", ""},
     "report": {"errors", "lab.runs.folder", "lab.statistics", "parsing", "decay", "settings"},
@@ -61,7 +60,8 @@ EXTRAS = """
     transformers datasets vl_convert tensorboard rich tokenizers yaml scipy ray submitit lm_eval triton
 """.split()
 PUBLIC = """
-    parse names Scheme Placement Site Residual geodesic_update Decoder DecoderConfig parameter_groups compare ladder
+    parse names Scheme Placement Site Residual geodesic_update Decoder DecoderConfig parameter_groups initialize
+    constrain compare ladder
     simulate probe GeonormError anatomy dynamics errors hf lab measure models norms ops report residual schemes sphere
 """.split()
 
@@ -179,7 +179,7 @@ def test_the_reader_of_imports(source: str, name: str, package: bool, expected: 
         ("norms", "sphere"),
         ("ops.geodesic", "schemes"),
         ("schemes.flat", "residual"),
-        ("schemes.flat", "models.roles"),
+        ("schemes.flat", "models.init"),
         ("models.decoder", "lab.config"),
         ("dynamics.rates", "models.decoder"),
         ("measure.metrics", "hf.apply"),

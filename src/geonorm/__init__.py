@@ -21,6 +21,8 @@ PUBLIC = {
     "Decoder": "models",
     "DecoderConfig": "models",
     "parameter_groups": "models",
+    "initialize": "models",
+    "constrain": "models",
     "compare": "lab.compare.study",
     "ladder": "lab.compare.ladder_study",
     "simulate": "dynamics.simulate",

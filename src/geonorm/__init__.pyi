@@ -20,7 +20,7 @@ from .lab.probe import probe as probe
 from .measure import anatomy as anatomy
 from .models.config import DecoderConfig as DecoderConfig
 from .models.decoder import Decoder as Decoder
-from .models.groups import parameter_groups as parameter_groups
+from .models.init import constrain as constrain, initialize as initialize, parameter_groups as parameter_groups
 from .ops import geodesic_update as geodesic_update
 from .residual import Residual as Residual
 from .schemes import Placement as Placement, Scheme as Scheme, Site as Site, names as names, parse as parse

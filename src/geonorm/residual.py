@@ -62,7 +62,7 @@ class Residual(nn.Module):
             raise ConfigError(f"dim must be at least 1 and eps at least 0, got dim {dim} and eps {eps}")
         self.branch = branch
         self.scheme = parse(scheme).resolve(site)
-        self.width = self.scheme.width(dim)
+        self.dim, self.width = dim, self.scheme.width(dim)
         self.index, self.kind, self.depth = int(site.layer), site.kind, site.depth
         self.sublayers = site.sublayers
         self.own = Parts(self.scheme, site, NormSpec(norm, dim, gains, eps, norm_bias))
@@ -154,6 +154,24 @@ class Residual(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.scheme}, layer={self.index}, kind={self.kind}, depth={self.depth}"
+
+
+class StreamEnd(nn.Module):
+    """Entry to the residual stream or exit from it, as the scheme at that end defines it.
+
+    The site's kind is entry or exit; norm says what N is. The entry takes embeddings (..., dim) to the start of the
+    stream, the exit takes its end to what the head reads, (..., dim).
+    """
+
+    def __init__(self, scheme: str | Scheme, site: Site, norm: NormSpec) -> None:
+        super().__init__()
+        self.scheme = parse(scheme).resolve(site)
+        self.site = site
+        self.own = Parts(self.scheme, site, norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        move = self.scheme.enter if self.site.kind == "entry" else self.scheme.exit
+        return move(x, self.own(), self.site)
 
 
 def find_first(branch: nn.Module) -> tuple[str, ...] | None:

@@ -15,7 +15,7 @@ from geonorm.errors import ConfigError
 from geonorm.models import generate
 from geonorm.models.attention import rope
 from geonorm.models.config import BERT
-from geonorm.models.trunk import IGNORED
+from geonorm.models.decoder import IGNORED
 from geonorm.norms import NormSpec
 from geonorm.schemes import Parts, advance
 

@@ -12,7 +12,7 @@ from geonorm import Decoder, DecoderConfig
 from geonorm.errors import ConfigError
 from geonorm.hf.export import adapt, hf_name
 from geonorm.hf.layouts import layout_of
-from geonorm.models.values import has_token_values
+from geonorm.models.attention import has_token_values
 from geonorm.schemes import names
 
 from ..rows import each

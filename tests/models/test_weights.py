@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from geonorm import Decoder, DecoderConfig, Site, names
 from geonorm.errors import ConfigError
 from geonorm.models import preset
-from geonorm.models.roles import ROLES, base_std, check_start
+from geonorm.models.init import ROLES, base_std, check_start
 from geonorm.schemes import advance, parse
 
 from ..rows import each

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from geonorm.models import Decoder, preset
-from geonorm.models.trunk import IGNORED
+from geonorm.models.decoder import IGNORED
 from geonorm.norms import LayerNorm
 
 from .conftest import streams

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from geonorm.models import Decoder, attention, preset
-from geonorm.models.roles import base_std
+from geonorm.models.init import base_std
 from geonorm.schemes import Site, parse
 
 from ..rows import each

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from geonorm import Residual, Site, names, parse
 from geonorm.models import Decoder, DecoderConfig
-from geonorm.models.trunk import End
 from geonorm.norms import NormSpec
+from geonorm.residual import StreamEnd
 from geonorm.schemes import advance
 
 from ..rows import each
@@ -76,8 +76,8 @@ class Tower(nn.Module):
         super().__init__()
         spec = NormSpec(norm, DIM, True, eps)
         whole = parse(scheme)
-        self.entry = End(whole, Site(0, "entry", depth), spec).double()
-        self.exit = End(whole, Site(depth - 1, "exit", depth), spec).double()
+        self.entry = StreamEnd(whole, Site(0, "entry", depth), spec).double()
+        self.exit = StreamEnd(whole, Site(depth - 1, "exit", depth), spec).double()
         fill(self.exit, 40.0)
         self.sites = nn.ModuleList()
         for n in range(2 * blocks):

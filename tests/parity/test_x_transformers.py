@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from geonorm import Decoder, DecoderConfig, Residual, Site
-from geonorm.models.trunk import End
-from geonorm.models.values import Handing
 from geonorm.norms import NormSpec
+from geonorm.residual import StreamEnd
 from geonorm.schemes import parse
 
 from ..rows import each
@@ -83,7 +82,7 @@ def rebuild(stack: nn.Module, scheme: str, norm: str) -> tuple[nn.Sequential, li
         if "scale" in residual.own:
             tie(residual.own["scale"], block, pairs)
         sites.append(residual)
-    end = End(parse(scheme), Site(DEPTH - 1, "exit", DEPTH), NormSpec(norm, DIM, True, EPS[norm])).double()
+    end = StreamEnd(parse(scheme), Site(DEPTH - 1, "exit", DEPTH), NormSpec(norm, DIM, True, EPS[norm])).double()
     for own in end.own.values():
         tie(own, stack.final_norm, pairs)
     return nn.Sequential(*sites, end), pairs
@@ -153,10 +152,7 @@ def test_value_residual_is_theirs(agree: Callable[..., None]) -> None:
             pairs.append((own, p))
     tie(ours.exit.own["norm"], theirs.final_norm, pairs)
     a, b = (torch.sin(torch.arange(160.0).double()).view(2, TOKENS, DIM).requires_grad_() for _ in range(2))
-    x, values = ours.entry(b), Handing(ours.values, None)
-    for layer, home in enumerate(ours.blocks):
-        x = values.stream(home(x, positions=None, values=values.to(layer)))
-    out, mine = theirs(a), ours.exit(x)
+    out, mine = theirs(a), ours.exit(ours.run_blocks(ours.entry(b), None))
     agree(mine, out, "output")
     weights = torch.cos(torch.arange(160.0).double()).view(2, TOKENS, DIM)
     (out * weights).sum().backward()

@@ -136,8 +136,8 @@ def ours(
 
 
 def llama(shape: DecoderConfig, config: TrainBench, ids: Tensor, targets: Tensor, device: torch.device) -> Program:
-    """The same step for transformers' Llama of the same shape, with one AdamW over all parameters. ConfigError for a shape
-    that no Llama has."""
+    """The same step for transformers' Llama of the same shape, with one AdamW over all parameters. ConfigError for a
+    shape that no Llama has."""
     try:
         from ..hf.export import adapt
         from ..hf.layouts import architecture

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ..dynamics import radial_rate, speed, theory
-from ..models.roles import ROLES, SLOTS
+from ..models.init import ROLES, SLOTS
 from ..norms import NormSpec
 from ..schemes import Parts, Scheme, Site, find, names, parse
 from ..schemes.grammar import takes_scheme

@@ -14,8 +14,8 @@ from ..devices import pick_device
 from ..errors import ConfigError
 from ..models.attention import SelfAttention, rope as rotary
 from ..models.config import DecoderConfig
+from ..models.init import draw_weight
 from ..models.mlp import MLP
-from ..models.roles import draw_weight
 from ..schemes import Scheme, Site, belongs_to_scheme, restore
 from .config import SimulateConfig
 from .drawn import DrawnAttention, DrawnMlp, Sub, enter_radius

@@ -22,8 +22,7 @@ from transformers.utils import output_capturing
 from .. import __version__
 from ..errors import ConfigError
 from ..measure.anatomy import FAMILIES
-from ..models.trunk import End
-from ..residual import Residual
+from ..residual import Residual, StreamEnd
 from ..schemes import parse, sources_of
 from .block import Affine, Derived, StockBranch
 from .config import from_folder
@@ -95,7 +94,7 @@ class AppliedModel(Derived, ReadsFolders):
         """What a file held stays: a module is handed over, too, for a buffer alone that no file holds."""
         if isinstance(module, Residual):
             module.layer.fill_(module.index)
-        if isinstance(module, (Residual, End)):
+        if isinstance(module, (Residual, StreamEnd)):
             with loaded_kept(module.own):
                 module.own.reset_parameters()
         elif isinstance(module, Affine):

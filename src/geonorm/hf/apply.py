@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from ..errors import ConfigError
 from ..measure.anatomy import FAMILIES, blocks_of
 from ..measure.observe import stacks_of
-from ..models.roles import SLOTS
+from ..models.init import SLOTS
 from ..parsing import list_paths
 from ..residual import Residual
 from ..schemes import Scheme, Site, parse

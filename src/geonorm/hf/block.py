@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ..measure.anatomy import Branch as Where, Stack, Sublayer
-from ..models.trunk import End
 from ..norms import Norm, NormSpec, upcast
-from ..residual import Residual
+from ..residual import Residual, StreamEnd
 from ..schemes import Scheme, Site
 from ..schemes.scales import Times
 
@@ -95,7 +94,7 @@ class StockBranch(nn.Module):
         return (u, *beside) if beside else u
 
 
-class Exit(End):
+class Exit(StreamEnd):
     """The end of the stream, in the dtype of the model around it."""
 
     like: Tensor
@@ -135,7 +134,7 @@ class AppliedBlock(Derived):
 
     call: Call
     residuals: nn.ModuleDict
-    entry: End | None
+    entry: StreamEnd | None
     exit: Exit | None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -3,7 +3,7 @@ and records of hidden states."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,10 +12,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..models.attention import SelfAttention
-from ..models.config import TrunkConfig
-from ..models.trunk import Block, End, ParallelBlock
-from ..models.values import Handing
+from ..models.config import TransformerConfig
+from ..models.decoder import Block, ParallelBlock
 from ..norms import upcast
+from ..residual import StreamEnd
 from ..schemes import Scheme, Site, enter_as
 from .config import GeoNormConfig
 from .versions import CACHE
@@ -63,7 +63,7 @@ class Attend(nn.Module):
 class GeoNormAttention(SelfAttention):
     """The model's attention with the masks, caches and attention functions of transformers."""
 
-    def __init__(self, config: TrunkConfig, scheme: Scheme, site: Site) -> None:
+    def __init__(self, config: TransformerConfig, scheme: Scheme, site: Site) -> None:
         super().__init__(config, scheme, site)
         self.inner = Attend(int(site.layer), self.heads // self.groups, self.head_dim, self.causal)
 
@@ -89,7 +89,7 @@ class View:
     reaches the stream as an embedding would, with several streams each of them.
     """
 
-    def __init__(self, entry: End) -> None:
+    def __init__(self, entry: StreamEnd) -> None:
         self.entry, self.scheme = entry, enter_as(entry.scheme, "embedding")
 
     def seen(self, x: Tensor) -> Tensor:
@@ -136,22 +136,26 @@ LAYERS = {"sequential": GeoNormLayer, "parallel": GeoNormParallelLayer}
 
 def run_layers(
     blocks: nn.ModuleList,
-    entry: End,
+    entry: StreamEnd,
     x: Tensor,
-    values: Handing,
+    values: Callable[[int, Tensor | None], Tensor | None],
     masks: Sequence[Any],
     whole: bool,
     **kwargs: Any,
 ) -> Tensor:
-    """The stream behind all layers. masks: one for each; whole: the stream is itself the hidden states, or nobody asks
-    for these."""
+    """The stream after all layers. values: what attention of a layer gets beside its own values, by its number and the
+    first layer's values; masks: one for each; whole: the stream is itself the hidden states, or nobody asks for
+    these."""
+    first: Tensor | None = None
     if whole:
         for layer, block in enumerate(blocks):
-            x = values.stream(block(x, None, None, values.to(layer), masks[layer], **kwargs))
+            x = block(x, None, None, values(layer, first), masks[layer], **kwargs)
+            if isinstance(x, tuple):
+                x, first = x
         return x
     view = View(entry)
     seen = view.seen(x)
     for layer, block in enumerate(blocks):
-        seen, *out = block(seen, x, view, values.to(layer), masks[layer], **kwargs)
-        x = values.stream(tuple(out) if len(out) > 1 else out[0])
+        seen, x, *rest = block(seen, x, view, values(layer, first), masks[layer], **kwargs)
+        first = rest[0] if rest else first
     return x

@@ -8,7 +8,7 @@ where weights are in half precision.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,13 +28,11 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from ..errors import ConfigError
-from ..models.attention import rotary_of
-from ..models.decoder import Transform, slot_on_logits
-from ..models.roles import base_std, linear, matrices, undrawn_table
-from ..models.trunk import End, norm_of
-from ..models.values import Handing, token_tables
+from ..models.attention import rotary_of, token_tables, values_for_block
+from ..models.decoder import Transform, model_norm, slot_on_logits
+from ..models.init import base_std, linear, matrices, undrawn_table, weights_of
 from ..norms import upcast
-from ..residual import Residual
+from ..residual import Residual, StreamEnd
 from ..schemes import Progress, Scheme, Site, belongs_to_scheme, restore, state_of
 from .config import SLIDING, GeoNormConfig, layer_types
 from .layers import LAYERS, Attend, run_layers
@@ -102,28 +100,10 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
         if getattr(module, "bias", None) is not None:
             init.zeros_(module.bias)
 
-    def ends(self) -> tuple[End, End]:
+    def ends(self) -> tuple[StreamEnd, StreamEnd]:
         """Where the stream begins and where it ends."""
         base: Any = self.base_model
         return base.entry, base.exit
-
-    def constrained(self) -> Iterator[tuple[Scheme, str, Tensor]]:
-        """Every weight that a scheme may put a constraint on: the scheme, the weight's role, the weight."""
-        for residual in (module for module in self.modules() if isinstance(module, Residual)):
-            for matrix in matrices(residual.branch):
-                yield residual.scheme, str(matrix.role), matrix.weight
-        entry, exit_ = self.ends()
-        base: Any = self.base_model
-        found: list[tuple[Scheme, str, Any]] = [
-            (entry.scheme, "embed", self.get_input_embeddings()),
-            (entry.scheme, "position", getattr(base, "position", None)),
-            (exit_.scheme, "head", None if self.config.tie_word_embeddings else self.get_output_embeddings()),
-            (exit_.scheme, "transform", getattr(getattr(self, "transform", None), "dense", None)),
-            *((entry.scheme, "values", table) for table in getattr(base, "values", {}).values()),
-        ]
-        for scheme, role, module in found:
-            if module is not None:
-                yield scheme, role, module.weight
 
     @torch.no_grad()
     def resize_token_embeddings(self, *args: Any, **settings: Any) -> nn.Embedding:
@@ -138,7 +118,7 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
     @torch.no_grad()
     def constrain(self) -> None:
         """Applies the constraints that schemes such as nGPT put on weights: call it after every optimizer step."""
-        for scheme, role, weight in self.constrained():
+        for role, weight, scheme, _ in weights_of(self):
             scheme.constrain({role: [weight]})
 
     @torch.no_grad()
@@ -146,7 +126,7 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
         """As transformers does it; warns where weights are further from their constraint than half precision explains,
         as after training without it, and where a model in training mode has counted no step though its scheme changes
         over training. Quantised weights are as near as they can be."""
-        for scheme, role, weight in () if getattr(self, "is_quantized", False) else self.constrained():
+        for role, weight, scheme, _ in () if getattr(self, "is_quantized", False) else weights_of(self):
             if scheme.constrains and not weight.is_meta:
                 kept = weight.clone()
                 scheme.constrain({role: [kept]})
@@ -178,16 +158,16 @@ class GeoNormModel(GeoNormPreTrainedModel):
     def __init__(self, config: GeoNormConfig) -> None:
         super().__init__(config)
         scheme, c = config.rule(), config.shape()
-        norm = norm_of(c)
+        norm = model_norm(c)
         # without padding_idx: where the end of a text serves as padding too, it would never learn
         self.embed_tokens = undrawn_table("embed", c.vocab_size, c.width)
         self.position = undrawn_table("position", c.context, c.width) if c.positions == "learned" else None
         self.values = token_tables(c)
         self.embed_norm = norm() if c.embed_norm else None
         self.rotary, self.layer_types = rotary_of(c), layer_types(c)
-        self.entry = End(scheme, Site(0, "entry", c.layers, c.sublayers), norm)
+        self.entry = StreamEnd(scheme, Site(0, "entry", c.layers, c.sublayers), norm)
         self.blocks = nn.ModuleList(LAYERS[c.block](c, scheme, number) for number in range(c.layers))
-        self.exit = End(scheme, Site(c.layers - 1, "exit", c.layers, c.sublayers), norm)
+        self.exit = StreamEnd(scheme, Site(c.layers - 1, "exit", c.layers, c.sublayers), norm)
         self.one_stream = state_of(self.entry.scheme) == "one stream"
         self.gradient_checkpointing = False
         for module in self.modules():
@@ -250,7 +230,7 @@ class GeoNormModel(GeoNormPreTrainedModel):
         kwargs.update({"positions": turns, CACHE: cache})
         seen = [masks[kind] for kind in self.layer_types]
         whole = self.one_stream or not kwargs.get("output_hidden_states", self.config.output_hidden_states)
-        values = Handing(self.values, input_ids)
+        values = partial(values_for_block, self.values, input_ids)
         x = run_layers(self.blocks, self.entry, self.entry(x), values, seen, whole, **kwargs)
         return BaseModelOutputWithPast(last_hidden_state=self.exit(x).to(dtype), **{CACHE: cache})
 

@@ -10,7 +10,7 @@ from torch import nn
 from ..errors import ConfigError
 from ..measure.anatomy import Stack, blocks_of, join_path
 from ..measure.observe import stacks_of
-from ..models.trunk import End
+from ..residual import StreamEnd
 from ..schemes import Scheme, Site
 from .block import Exit, block_class, call_of, carry, norm_in, norm_spec, site_of
 
@@ -53,7 +53,7 @@ def replace_sites(model: Any, scheme: Scheme) -> set[int]:
             call = call_of(block, stack)
             block._modules, block.call, block.__class__ = {"residuals": sites, "entry": None, "exit": None}, call, made
         count = len(stack.sublayers)  # 1 where sites are parallel
-        entry = End(scheme, Site(0, "entry", depth, count), spec).to(device=like.device, dtype=like.dtype)
+        entry = StreamEnd(scheme, Site(0, "entry", depth, count), spec).to(device=like.device, dtype=like.dtype)
         exit = Exit(scheme, Site(depth - 1, "exit", depth, count), spec, like.dtype).to(like.device)
         exit.own.to(like.dtype)
         blocks[0].entry = entry

@@ -8,7 +8,7 @@ from typing import Any
 import transformers
 from torch import nn
 
-from ..models.groups import decays, parameter_roles
+from ..models.init import decays, parameter_roles
 from ..schemes import advance
 from .modeling import GeoNormPreTrainedModel
 

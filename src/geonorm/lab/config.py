@@ -23,7 +23,7 @@ TUNING_SEED = 1_000_000
 """Seed of the short runs that choose a learning rate: none that a final run uses, however many seeds are added."""
 Amount = Annotated[float, Range(1e-6, 1e9)]
 RATED = ("embed", "position", "head", "hidden", "q", "k", "v", "o", "up", "gate", "down", "gain")
-"""Roles that may have a learning rate of their own: what models.roles has, as far as models of text have it."""
+"""Roles that may have a learning rate of their own: what models.init has, as far as models of text have it."""
 WIDTHLESS = ("embed", "position", "gain")
 """Roles whose best rate does not depend on the width: no sum over the width stands between them and the stream."""
 LARGE = 0.1

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..models.config import DecoderConfig
 from ..models.decoder import Decoder
-from ..models.roles import ROLES
+from ..models.init import ROLES
 from ..schemes.scales import Scale
 from ..schemes.streams import Connection
 from ..settings import to_dict

@@ -15,7 +15,7 @@ from ..devices import pick_device
 from ..errors import ConfigError, DataError, cause
 from ..measure.config import ProbeConfig
 from ..measure.probe import Inputs
-from ..models.trunk import IGNORED
+from ..models.decoder import IGNORED
 from .data import Tokenizer, open_source
 from .data.batches import HELD_OUT
 from .open import Opened, OpenedClassifier, OpenedRun, open_model

@@ -9,7 +9,7 @@ from typing import Any
 from ..devices import memory_of_machine
 from ..errors import ConfigError
 from ..models.config import DecoderConfig
-from ..models.roles import check_start
+from ..models.init import check_start
 from ..schemes import Scheme, parse
 from .config import TrainConfig
 from .distributed.parallel import layout

@@ -12,7 +12,9 @@ PUBLIC = {
     "Decoder": "decoder",
     "VisionTransformer": "vision",
     "generate": "sampling",
-    "parameter_groups": "groups",
+    "parameter_groups": "init",
+    "initialize": "init",
+    "constrain": "init",
 }
 
 __all__ = list(PUBLIC)

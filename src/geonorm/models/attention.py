@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..norms import RMSNorm, transformed
 from ..schemes import Scheme, Site, slot_at
-from .config import DecoderConfig, TrunkConfig
-from .roles import linear
-from .values import mix_of
+from .config import DecoderConfig, TransformerConfig
+from .init import linear, undrawn_table
 
 Rope = tuple[Tensor, Tensor]
 """(cos, sin)."""
@@ -107,7 +106,7 @@ class LayerCache:
 class SelfAttention(nn.Module):
     """(batch, tokens, width) to the same. Schemes may put modules on q, k, v (before RoPE), q_rope, k_rope (after)."""
 
-    def __init__(self, config: TrunkConfig, scheme: Scheme, site: Site) -> None:
+    def __init__(self, config: TransformerConfig, scheme: Scheme, site: Site) -> None:
         super().__init__()
         c = config
         self.heads, self.groups, self.head_dim = c.heads, c.groups, c.head_dim
@@ -117,7 +116,7 @@ class SelfAttention(nn.Module):
         self.v = linear("v", c.width, c.groups * c.head_dim, c.bias)
         self.o = linear("o", c.heads * c.head_dim, c.width, c.bias)
         self.gate = linear("q", c.width, c.heads * c.head_dim, c.bias) if c.attn_gate else None
-        self.mix = mix_of(c, site)
+        self.mix = value_mix(c, site)
         self.shows = c.values == "first" and int(site.layer) == 0
         self.sharper, self.dropout, self.window = c.qk_scale**2, c.attn_dropout, c.window_of(int(site.layer))
         self.norms = nn.ModuleDict()
@@ -188,3 +187,74 @@ class SelfAttention(nn.Module):
             is_causal=causal, enable_gqa=self.groups != self.heads,
         )  # fmt: skip
         return out.transpose(1, 2)
+
+
+CHANNELS = 12
+"""First features of what attention reads that the gate of a token's vector sees (nanochat)."""
+
+
+def value_mix(config: TransformerConfig, site: Site) -> nn.Module | None:
+    """What puts the other values to a block's own, or None where the block has its own alone."""
+    layer = int(site.layer)
+    if config.values == "first" and layer > 0:
+        return FirstValues()
+    if has_token_values(config, layer):
+        return TokenValues(min(CHANNELS, config.width), config.groups)
+    return None
+
+
+def has_token_values(config: TransformerConfig, layer: int) -> bool:
+    """Whether a block has a table of token vectors: every second, the last among them."""
+    return config.values == "token" and layer % 2 == (config.layers - 1) % 2
+
+
+class FirstValues(nn.Module):
+    """Value residual, a v + b v_1 with v_1 the first block's values, a and b learned from 1/2 (arXiv:2410.17897, its
+    learnable form)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = nn.Parameter(torch.empty(1))
+        self.first = nn.Parameter(torch.empty(1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.own, 0.5)
+        nn.init.constant_(self.first, 0.5)
+
+    def forward(self, v: Tensor, others: Tensor, y: Tensor) -> Tensor:
+        """v: (batch, tokens, groups, head_dim); others: the same with the last two joined; y: what attention reads."""
+        return self.own.to(v.dtype) * v + self.first.to(v.dtype) * others.to(v.dtype).view_as(v)
+
+
+class TokenValues(nn.Module):
+    """Value embeddings, v + 3 sigmoid(G y) e: e the token's vector, G y one number a group from the first features of
+    y. nanochat draws G evenly from 0 to 0.02; it starts at 0.01 here."""
+
+    def __init__(self, channels: int, groups: int) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.empty(groups, channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.gate, 0.01)
+
+    def forward(self, v: Tensor, others: Tensor, y: Tensor) -> Tensor:
+        """As in `FirstValues`."""
+        scores = y[..., : self.gate.shape[1]] @ self.gate.to(y.dtype).T
+        return v + 3 * torch.sigmoid(scores).to(v.dtype).unsqueeze(-1) * others.to(v.dtype).view_as(v)
+
+
+def values_for_block(tables: nn.ModuleDict, ids: Tensor | None, layer: int, first: Tensor | None) -> Tensor | None:
+    """What attention of a block gets beside its own values, (batch, tokens, groups * head_dim): the vectors of its
+    tokens where the model has tables of them, else the first block's values; or None."""
+    if not tables:
+        return first
+    return tables[str(layer)](ids) if str(layer) in tables else None
+
+
+def token_tables(config: DecoderConfig) -> nn.ModuleDict:
+    """The tables of token vectors, by block; none where values are made otherwise."""
+    layers = [layer for layer in range(config.layers) if has_token_values(config, layer)]
+    width = config.groups * config.head_dim
+    return nn.ModuleDict({str(layer): undrawn_table("values", config.vocab_size, width) for layer in layers})

@@ -11,7 +11,7 @@ from ..settings import Count, NotNegative, Positive, Range, Settings
 
 
 @dataclass(frozen=True)
-class TrunkConfig(Settings):
+class TransformerConfig(Settings):
     """The stream of a Transformer, whatever enters it. Everything but `scheme` is shared by all schemes that are
     compared."""
 
@@ -128,7 +128,7 @@ class TrunkConfig(Settings):
 
 
 @dataclass(frozen=True)
-class DecoderConfig(TrunkConfig):
+class DecoderConfig(TransformerConfig):
     """A Transformer on tokens: causal, or attending to both sides, which is an encoder."""
 
     vocab_size: Count = 1024
@@ -146,7 +146,7 @@ class DecoderConfig(TrunkConfig):
 
 
 @dataclass(frozen=True)
-class VisionConfig(TrunkConfig):
+class VisionConfig(TransformerConfig):
     """A Transformer on the patches of an image, which see each other, and a head on one vector of the image
     (arXiv:2010.11929)."""
 

@@ -1,12 +1,16 @@
-"""A language model whose residual scheme is a string: embedding, trunk, head.
+"""A language model whose residual scheme is a string: embedding, blocks, head; and what all models here share.
 
-Rotary or learned positions, grouped queries, SwiGLU or GELU, SDPA. With `causal` off every token sees all others: the
-same model as an encoder, for masked language modelling.
+    front -> entry -> L x (attention residual, MLP residual) -> exit -> head
+
+or one residual per block around attention and MLP side by side. No layer knows which scheme it runs under. Rotary or
+learned positions, grouped queries, SwiGLU or GELU, SDPA. With `causal` off every token sees all others: the same model
+as an encoder, for masked language modelling.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,12 +18,178 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..norms import NormSpec, upcast
-from ..schemes import Scheme, Site, slot_at
-from .attention import LayerCache, Rope, rotary_of
-from .config import DecoderConfig
-from .roles import linear, undrawn_table
-from .trunk import End, Trunk, norm_of
-from .values import Handing, token_tables
+from ..residual import Residual, StreamEnd
+from ..schemes import Scheme, Site, parse, slot_at
+from .attention import LayerCache, Rope, SelfAttention, rotary_of, token_tables, values_for_block
+from .config import DecoderConfig, TransformerConfig
+from .init import Weight, constrain, draw_all, linear, undrawn_table, weights_of
+from .mlp import MLP
+
+
+def model_norm(config: TransformerConfig) -> NormSpec:
+    """What N means in this model."""
+    c = config
+    return NormSpec(c.norm, c.width, c.gains, c.eps, c.norm_bias)
+
+
+def make_residual(branch: nn.Module, scheme: Scheme, site: Site, config: TransformerConfig) -> Residual:
+    """The branch under the scheme, with the norms of this model."""
+    c = config
+    return Residual(branch, scheme, site, c.width, c.norm, c.gains, c.eps, c.norm_bias)
+
+
+class Block(nn.Module):
+    """One layer: attention, then an MLP, each under the residual scheme."""
+
+    attention = SelfAttention
+    """The class of the attention; another way to attend is a subclass."""
+
+    def __init__(self, config: TransformerConfig, scheme: Scheme, layer: int) -> None:
+        super().__init__()
+        attn, mlp = (Site(layer, kind, config.layers) for kind in ("attn", "mlp"))
+        self.attn = make_residual(self.attention(config, scheme.resolve(attn), attn), scheme, attn, config)
+        self.mlp = make_residual(MLP(config, scheme.resolve(mlp), mlp), scheme, mlp, config)
+
+    def forward(self, x: Tensor, **context: Any) -> Any:
+        """x after attention and MLP: the stream, or (stream, values) where attention also returns its values.
+
+        context: what attention takes besides x. The attention residual is told what comes next, so that one kernel can
+        write x and read it for the MLP; the numbers are those of one after the other.
+        """
+        x, mlp_input, *values = self.attn(x, then=self.mlp, **context)
+        x = self.mlp(x, reading=mlp_input)
+        return (x, *values) if values else x
+
+
+class ParallelBranch(nn.Module):
+    """Attention and MLP on the same y, their outputs added: (batch, tokens, width) to the same, one update.
+
+    This is GPT-J's layer under `pre`. GPT-NeoX normalises y once for each with gains and biases of their own: the same
+    function, with those of one folded into the matrices behind it, W (g y + b) = (W g) y + W b.
+    """
+
+    def __init__(
+        self, config: TransformerConfig, scheme: Scheme, site: Site, attention: type[SelfAttention] = SelfAttention
+    ) -> None:
+        super().__init__()
+        self.attn = attention(config, scheme, site)
+        self.mlp = MLP(config, scheme, site)
+
+    def forward(self, y: Tensor, **context: Any) -> Any:
+        update = self.attn(y, **context)
+        if isinstance(update, tuple):
+            return update[0] + self.mlp(y), *update[1:]
+        return update + self.mlp(y)
+
+
+class ParallelBlock(nn.Module):
+    """One layer: one residual around attention and MLP, its site kind `parallel`."""
+
+    attention = SelfAttention
+
+    def __init__(self, config: TransformerConfig, scheme: Scheme, layer: int) -> None:
+        super().__init__()
+        site = Site(layer, "parallel", config.layers)
+        branch = ParallelBranch(config, scheme.resolve(site), site, self.attention)
+        self.both = make_residual(branch, scheme, site, config)
+
+    def forward(self, x: Tensor, **context: Any) -> Any:
+        """As `Block`."""
+        return self.both(x, **context)
+
+
+IGNORED = -100
+"""The target where there is nothing to predict."""
+BLOCKS = {"sequential": Block, "parallel": ParallelBlock}
+
+
+class Transformer(nn.Module):
+    """What all models share: entry, blocks, exit. A model says what stands in front of them (`make_front`) and behind
+    (`make_head`), and its forward pass leads through `run_blocks`.
+
+    Weights are drawn at construction from torch's global generator, in one order for all schemes, so that one seed
+    gives every scheme the same draws; biases start at 0.
+    """
+
+    config: TransformerConfig
+    head: nn.Linear
+    values: nn.ModuleDict
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = c = config
+        self.scheme = parse(c.scheme)
+        norm = model_norm(c)
+        self.make_front(norm)
+        self.entry = StreamEnd(self.scheme, Site(0, "entry", c.layers, c.sublayers), norm)
+        self.blocks = nn.ModuleList(BLOCKS[c.block](c, self.scheme, layer) for layer in range(c.layers))
+        self.exit = StreamEnd(self.scheme, Site(c.layers - 1, "exit", c.layers, c.sublayers), norm)
+        self.make_head()
+        self.reset_parameters()
+
+    def make_front(self, norm: NormSpec) -> None:
+        """Make what turns inputs into vectors, and `values`, tables of token vectors for attention, if any."""
+        raise NotImplementedError(f"{type(self).__name__} must say what stands in front of the stream")
+
+    def make_head(self) -> None:
+        """Make what turns the end of the stream into logits: `head`, and what stands around it."""
+        raise NotImplementedError(f"{type(self).__name__} must say what stands behind the stream")
+
+    def share_weights(self) -> None:
+        """Make one tensor of weights that the model has in two places."""
+
+    def ends(self) -> list[nn.Module]:
+        """What holds the matrices outside the blocks, in front of them and behind; none where it is one matrix."""
+        raise NotImplementedError(f"{type(self).__name__} must say what holds its outer matrices")
+
+    def run_blocks(
+        self, x: Tensor, positions: Rope | None, ids: Tensor | None = None, cache: list[LayerCache] | None = None
+    ) -> Tensor:
+        """The stream after all blocks. ids: tokens, for models with tables of token vectors."""
+        first_values: Tensor | None = None
+        for layer, block in enumerate(self.blocks):
+            values = values_for_block(self.values, ids, layer, first_values)
+            x = block(x, positions=positions, cache=cache[layer] if cache else None, values=values)
+            if isinstance(x, tuple):
+                x, first_values = x
+        return x
+
+    def residuals(self) -> Iterator[tuple[Site, Residual]]:
+        """Every residual site from input to output, with plain integers for layers."""
+        for module in self.modules():
+            if isinstance(module, Residual):
+                yield module.place(), module
+
+    def loss(self, inputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+        """Cross entropy in nats of targets, one for each row of logits: of tokens (batch, tokens), of images (batch,);
+        computed in fp32; a target of IGNORED is none."""
+        return self.cross_entropy(self(inputs).flatten(0, -2), targets.flatten(), reduction)
+
+    @staticmethod
+    def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+        """Apart, so that it can be compiled: fused, the fp32 copies of the logits never reach memory."""
+        if logits.dtype in (torch.bfloat16, torch.float16):
+            logits = logits.float()
+        return F.cross_entropy(logits, targets, reduction=reduction, ignore_index=IGNORED)
+
+    def weights(self) -> list[Weight]:
+        """Every weight with a role: (role, weight, the scheme it stands under, its site)."""
+        return weights_of(self)
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew and restore every norm, scalar and buffer."""
+        draw_all(self, self.config)
+
+    def constrain(self) -> None:
+        """`geonorm.constrain(self)`: after every optimizer step."""
+        constrain(self)
+
+    def parameter_count(self) -> int:
+        return sum(p.numel() for p in self.parameters())
+
+    def matmul_parameter_count(self) -> int:
+        """Parameters of matrices, those at the ends included: equal for all schemes at one size."""
+        return sum(weight.tensor.numel() for weight in self.weights())
 
 
 class SoftCap(nn.Module):
@@ -35,7 +205,7 @@ class SoftCap(nn.Module):
         return self.cap * torch.tanh(y / self.cap)
 
 
-def slot_on_logits(end: End, vocab_size: int, width: int, soft_cap: float | None) -> nn.Module | None:
+def slot_on_logits(end: StreamEnd, vocab_size: int, width: int, soft_cap: float | None) -> nn.Module | None:
     """What is done to logits behind the head, by the scheme at the exit and by the model."""
     slot = slot_at(end.scheme, "logits", (vocab_size,), width, end.site)
     return slot if soft_cap is None else SoftCap(soft_cap, slot)
@@ -49,19 +219,19 @@ class Transform(nn.Module):
         c = config
         self.dense = linear("transform", c.width, c.width, bias=True)
         self.formula = "tanh" if c.mlp == "gelu_tanh" else "none"
-        self.norm = norm_of(c)()
+        self.norm = model_norm(c)()
 
     def forward(self, y: Tensor) -> Tensor:
         out: Tensor = self.norm(F.gelu(self.dense(y), approximate=self.formula))
         return out
 
 
-class Decoder(Trunk):
+class Decoder(Transformer):
     """(batch, tokens) of ids to logits (batch, tokens, vocab_size)."""
 
     config: DecoderConfig
 
-    def add_front(self, norm: NormSpec) -> None:
+    def make_front(self, norm: NormSpec) -> None:
         c = self.config
         self.rotary = rotary_of(c)
         self.embed = undrawn_table("embed", c.vocab_size, c.width)
@@ -69,7 +239,7 @@ class Decoder(Trunk):
         self.values = token_tables(c)
         self.embed_norm = norm() if c.embed_norm else None
 
-    def add_head(self) -> None:
+    def make_head(self) -> None:
         c = self.config
         self.transform = Transform(c) if c.transform else None
         self.head = linear("head", c.width, c.vocab_size, bias=c.transform)
@@ -85,7 +255,7 @@ class Decoder(Trunk):
 
     def forward(self, ids: Tensor, cache: list[LayerCache] | None = None) -> Tensor:
         x, turns = self.begin(ids, cache[0].length if cache else 0)
-        return self.predict(self.run_blocks(self.entry(x), turns, Handing(self.values, ids), cache))
+        return self.predict(self.run_blocks(self.entry(x), turns, ids, cache))
 
     def begin(self, ids: Tensor, past: int = 0) -> tuple[Tensor, Rope | None]:
         """What enters the stream for ids (batch, tokens) behind `past` others, and the turns of their positions."""
@@ -118,15 +288,3 @@ class Decoder(Trunk):
     def new_cache(self, room: int) -> list[LayerCache]:
         """An empty key-value cache for up to `room` tokens."""
         return [LayerCache(room) for _ in self.blocks]
-
-    def weights(self) -> Iterator[tuple[str, Tensor, Scheme, Site]]:
-        yield "embed", self.embed.weight, self.entry.scheme, self.entry.site
-        yield from super().weights()
-        if not self.config.tied:
-            yield "head", self.head.weight, self.exit.scheme, self.exit.site
-        if self.position is not None:  # last, so that the draws of all others are those of a model without it
-            yield "position", self.position.weight, self.entry.scheme, self.entry.site
-        if self.transform is not None:
-            yield "transform", self.transform.dense.weight, self.exit.scheme, self.exit.site
-        for table in self.values.children():
-            yield "values", table.get_parameter("weight"), self.entry.scheme, self.entry.site

@@ -6,15 +6,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..schemes import Scheme, Site, slot_at
-from .config import GATED, TrunkConfig
-from .roles import linear
+from .config import GATED, TransformerConfig
+from .init import linear
 
 
 class MLP(nn.Module):
     """(..., width) to the same: down(f(gate y) * up y) with f SiLU or GELU, down(gelu(up y)) or down(relu(up y)^2).
     Schemes may put modules on up, gate."""
 
-    def __init__(self, config: TrunkConfig, scheme: Scheme, site: Site) -> None:
+    def __init__(self, config: TransformerConfig, scheme: Scheme, site: Site) -> None:
         super().__init__()
         c = config
         self.up = linear("up", c.width, c.hidden, c.bias)

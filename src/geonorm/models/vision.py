@@ -1,23 +1,20 @@
-"""A vision transformer whose residual scheme is a string: patches, trunk, the class of an image."""
+"""A vision transformer whose residual scheme is a string: patches, blocks, the class of an image."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..norms import NormSpec, upcast
-from ..schemes import Scheme, Site, slot_at
+from ..schemes import slot_at
 from .attention import Rope, rope
 from .config import VisionConfig
-from .roles import linear, undrawn_table
-from .trunk import Trunk
-from .values import Handing
+from .decoder import Transformer
+from .init import linear, undrawn_table
 
 
-class VisionTransformer(Trunk):
+class VisionTransformer(Transformer):
     """(batch, channels, image_size, image_size) of normalised pixels to logits (batch, classes) (arXiv:2010.11929).
 
     Every patch is one token: a linear map of its pixels, channel by channel and row by row, plus a learned vector of
@@ -27,13 +24,14 @@ class VisionTransformer(Trunk):
 
     config: VisionConfig
 
-    def add_front(self, norm: NormSpec) -> None:
+    def make_front(self, norm: NormSpec) -> None:
         c = self.config
+        self.values = nn.ModuleDict()
         self.patch = linear("patch", c.channels * c.patch**2, c.width, c.bias)
         self.class_token = undrawn_table("class_token", 1, c.width) if c.pool == "token" else None
         self.position = undrawn_table("position", c.context, c.width) if c.positions == "learned" else None
 
-    def add_head(self) -> None:
+    def make_head(self) -> None:
         c = self.config
         self.head = linear("head", c.width, c.classes, c.bias)
         self.logits_slot = slot_at(self.exit.scheme, "logits", (c.classes,), c.width, self.exit.site)
@@ -43,7 +41,7 @@ class VisionTransformer(Trunk):
 
     def forward(self, images: Tensor) -> Tensor:
         x, turns = self.begin(images)
-        return self.predict(self.run_blocks(self.entry(x), turns, Handing(nn.ModuleDict(), None)))
+        return self.predict(self.run_blocks(self.entry(x), turns))
 
     def begin(self, images: Tensor) -> tuple[Tensor, Rope | None]:
         """What enters the stream, (batch, tokens, width), and the turns of its places."""
@@ -55,14 +53,6 @@ class VisionTransformer(Trunk):
         y = pool(self.exit(x), self.config)
         logits: Tensor = self.head(y.to(self.head.weight.dtype))
         return logits if self.logits_slot is None else self.logits_slot(logits)
-
-    def weights(self) -> Iterator[tuple[str, Tensor, Scheme, Site]]:
-        yield "patch", self.patch.weight, self.entry.scheme, self.entry.site
-        yield from super().weights()
-        yield "head", self.head.weight, self.exit.scheme, self.exit.site
-        for table in (self.position, self.class_token):
-            if table is not None:
-                yield str(table.role), table.weight, self.entry.scheme, self.entry.site
 
 
 def cut_patches(images: Tensor, config: VisionConfig) -> Tensor:

@@ -12,7 +12,7 @@ from geonorm.errors import DataError
 from geonorm.lab.data import load_tokenizer, open_source
 from geonorm.lab.data.batches import Batches, MaskedTokens, NextToken, pick_objective, validation_batches
 from geonorm.lab.data.tokenizer import ByteTokenizer
-from geonorm.models.trunk import IGNORED
+from geonorm.models.decoder import IGNORED
 
 from ...rows import each
 

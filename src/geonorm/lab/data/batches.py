@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ...models.trunk import IGNORED
+from ...models.decoder import IGNORED
 from .tokenizer import Tokenizer
 
 Pair = tuple[torch.Tensor, torch.Tensor]

@@ -18,14 +18,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from ...errors import ConfigError
-from ...models.roles import draw_weight
-from ...models.trunk import Trunk
+from ...models.decoder import Transformer
+from ...models.init import draw_weight, restore_scalars
 from ..config import Runtime
 from .ranks import ALONE, KEPT_GROUPS, World
 
 Optimizers = list[torch.optim.Optimizer]
 Loss = Callable[[Tensor, Tensor], Tensor]
-M = TypeVar("M", bound=Trunk)
+M = TypeVar("M", bound=Transformer)
 WHOLE, PAYS = 6, 10_000
 """Most blocks of a model that is compiled as one graph with its loss, and fewest steps. That compiling takes longer the
 deeper the model is, for four blocks 26 s of a CPU in place of 8, and saves some 7 ms a step."""
@@ -45,7 +45,7 @@ def distribute(model: M, runtime: Runtime, device: torch.device) -> M:
             block.compile()
     if runtime.compile:
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MODELS)
-        model.cross_entropy = torch.compile(Trunk.cross_entropy)  # type: ignore[method-assign]
+        model.cross_entropy = torch.compile(Transformer.cross_entropy)  # type: ignore[method-assign]
     return model
 
 
@@ -59,7 +59,7 @@ def recompute(own: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-def loss_of(model: Trunk, runtime: Runtime, device: torch.device, steps: int) -> Loss:
+def loss_of(model: Transformer, runtime: Runtime, device: torch.device, steps: int) -> Loss:
     """The loss that is trained for some steps, of a model that lies whole on one rank. In a long run on one CPU thread
     a small model, whose graphs cost as much to call as to work, is compiled whole; with several threads the gradient of
     the embedding would be summed in an order that changes. Whatever observes the model calls it block by block."""
@@ -120,7 +120,7 @@ def sum_over_ranks(value: Tensor, group: list[Tensor]) -> Tensor:
 class Losses(nn.Module):
     """The loss as a forward pass, which is what DDP can wrap."""
 
-    def __init__(self, model: Trunk) -> None:
+    def __init__(self, model: Transformer) -> None:
         super().__init__()
         self.model = model
 
@@ -139,7 +139,7 @@ class ParallelModel:
     """
 
     def __init__(
-        self, model: Trunk, runtime: Runtime, world: World, device: torch.device, kind: str, steps: int = 0
+        self, model: Transformer, runtime: Runtime, world: World, device: torch.device, kind: str, steps: int = 0
     ) -> None:
         self.model, self.world, self.kind = model, world, kind
         if kind == "fsdp":
@@ -198,7 +198,7 @@ def mesh_of(runtime: Runtime, world: World, device: torch.device) -> DeviceMesh:
     return mesh
 
 
-def draw_weights(model: Trunk, device: torch.device) -> None:
+def draw_weights(model: Transformer, device: torch.device) -> None:
     """Gives a model that was cut on the meta device its initial weights, those that one rank would draw: every rank
     draws all of them, in the same order, but holds one whole matrix at a time and keeps its own part. Vectors and
     scalars are made whole, all at once, because schemes start them as they like."""
@@ -213,7 +213,7 @@ def draw_weights(model: Trunk, device: torch.device) -> None:
     ]
     for module, name, parameter in kept:
         module._parameters[name] = nn.Parameter(torch.empty(parameter.shape, device=device))
-    model.reset_scalars()
+    restore_scalars(model)
     for module, name, parameter in kept:
         copy_own_part(parameter, getattr(module, name))
         module._parameters[name] = parameter
@@ -232,7 +232,7 @@ def copy_own_part(parameter: Tensor, whole: Tensor) -> None:
         parameter.to_local().copy_(whole[own])
 
 
-def shard(model: Trunk, runtime: Runtime, mesh: DeviceMesh) -> None:
+def shard(model: Transformer, runtime: Runtime, mesh: DeviceMesh) -> None:
     """FSDP2 in place: a group for each block, one for the embedding, one for the head, one for what is left.
 
     With bf16, blocks and head are gathered in bf16 and gradients reduced in fp32. The embedding stays fp32 and inputs

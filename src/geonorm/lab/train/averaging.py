@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from ...models.trunk import Trunk
+from ...models.decoder import Transformer
 from ..config import TrainConfig
 from ..distributed.parallel import local_part
 from .hooks import Hook, Row
@@ -23,7 +23,7 @@ from .validation import MEASURES
 class Averaging(Hook):
     """Running mean in fp32 (fp64 for fp64) of all parameters over the last `evaluation.average` of the steps."""
 
-    def __init__(self, model: Trunk, config: TrainConfig) -> None:
+    def __init__(self, model: Transformer, config: TrainConfig) -> None:
         self.model = model
         self.first = config.evaluation.averaging_start(config.steps) + 1
         self.means = {

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ...measure.observe import ModelSite, watch
-from ...models.trunk import Trunk
+from ...models.decoder import Transformer
 
 LARGE = 1e4
 
@@ -24,7 +24,7 @@ def name_place(place: ModelSite) -> str:
 
 
 @torch.no_grad()
-def diagnose(model: Trunk, ids: Tensor, step: int, what: str) -> str:
+def diagnose(model: Transformer, ids: Tensor, step: int, what: str) -> str:
     """One line: what went wrong, the step, the first sub-layer that overflows or spikes on the batch ids, the clamp
     rate, the smallest |x|."""
     broken = [name for name, p in model.named_parameters() if not all_finite(p)]

@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...models.decoder import Decoder
-from ...models.trunk import IGNORED
+from ...models.decoder import IGNORED, Decoder
 from ...modes import evaluating
 from ...parsing import finite_or_none
 from ..distributed.ranks import ALONE, World

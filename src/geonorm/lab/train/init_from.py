@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError
-from ...models.trunk import Trunk
+from ...models.decoder import Transformer
 from ...parsing import list_paths
 from ..checkpoint import load_matching, saved_steps
 from ..config import TrainConfig
@@ -25,7 +25,9 @@ class InitialWeights:
     line: str
 
 
-def load_initial_weights(config: TrainConfig, model: Trunk, tokenizer: str, world: World) -> InitialWeights | None:
+def load_initial_weights(
+    config: TrainConfig, model: Transformer, tokenizer: str, world: World
+) -> InitialWeights | None:
     """Give a model the newest weights of the run `init_from`, by name; None where there is no such run, or config.out
     holds a checkpoint that the run goes on from. CheckpointError, before anything is written, for a run without a
     checkpoint, with another tokenizer or with weights of another shape; then the model is as it was."""

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from ...errors import ConfigError
-from ...models.groups import parameter_groups
-from ...models.roles import ROLES
-from ...models.trunk import Trunk
+from ...models.decoder import Transformer
+from ...models.init import ROLES, parameter_groups
 from ..config import Optim
 from .muon import Muon
 
 
-def build_optimizers(model: Trunk, config: Optim, lr: float) -> list[torch.optim.Optimizer]:
+def build_optimizers(model: Transformer, config: Optim, lr: float) -> list[torch.optim.Optimizer]:
     """AdamW, or Muon for matrices inside blocks with AdamW for the rest. Weight decay and learning rates go by roles of
     parameters."""
     if config.independent and lr <= 0:

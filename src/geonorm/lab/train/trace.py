@@ -14,10 +14,10 @@ from ...measure import NormMeasure, SiteMeasure
 from ...measure.accumulate import filled
 from ...measure.metrics import mean, wide
 from ...measure.observe import Gradients as Gradients, ModelSite, gradient_norms, sites_of, watch, watch_calls
-from ...models.trunk import End, Trunk
+from ...models.decoder import Transformer
 from ...modes import evaluating
 from ...norms import Derf, DyT, GatedNorm, LayerNorm, RMSNorm, UnitNorm, upcast
-from ...residual import Residual
+from ...residual import Residual, StreamEnd
 from ...schemes import Scheme, Site, read_at, write_at
 from ..distributed.parallel import group_alike, local_part, sum_over_ranks
 from ..runs.folder import RunFolder
@@ -57,7 +57,7 @@ class TraceHook(Hook):
 
 
 @torch.no_grad()
-def trace(model: Trunk, ids: Tensor, step: int, gradients: Gradients) -> Trace:
+def trace(model: Transformer, ids: Tensor, step: int, gradients: Gradients) -> Trace:
     """One row per site and one per norm for ids (batch, tokens), in the columns of `probes` but for its quantiles.
 
     Of a site also: what the definition predicts (`predict_step`), which tokens are clamped, the rotation by the site's
@@ -109,11 +109,11 @@ def place_columns(step: int, scheme: str, site: Site) -> dict[str, Any]:
     return {"step": step, "scheme": scheme, "layer": site.layer, "kind": site.kind, "t": site.t}
 
 
-def stream_norms(model: Trunk) -> dict[nn.Module, tuple[Site, Scheme, str]]:
+def stream_norms(model: Transformer) -> dict[nn.Module, tuple[Site, Scheme, str]]:
     """Every norm of the stream that is measured: its site, its scheme, its name there."""
     places: list[Any] = [model.entry, *residuals_of(model.blocks), model.exit]
     return {
-        module: (place.site if isinstance(place, End) else place.place(), place.scheme, name)
+        module: (place.site if isinstance(place, StreamEnd) else place.place(), place.scheme, name)
         for place in places
         for name, module in place.own.named_modules()
         if type(module) in CENTRED
@@ -173,7 +173,7 @@ def predict_step(residual: Residual, x: Tensor, u: Tensor) -> dict[str, float | 
     }
 
 
-def read_gradients(model: Trunk) -> Gradients:
+def read_gradients(model: Transformer) -> Gradients:
     """Gradient norms of each site's branch weights, before clipping; of an MLP also of W1 and W2 apart."""
     return gradient_norms(sites_of(model), gradient_length)
 

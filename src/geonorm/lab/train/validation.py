@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...models.trunk import IGNORED
+from ...models.decoder import IGNORED
 from ...modes import evaluating
 from ..config import TrainConfig
 from ..data import TokenData

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...models.trunk import Trunk
+from ...models.decoder import Transformer
 from ..distributed.parallel import local_part, sum_over_ranks
 from .hooks import Hook, Row
 from .state import TrainState
@@ -38,7 +38,7 @@ Copies = list[tuple[str, Tensor, Tensor]]
 
 
 @torch.no_grad()
-def copy_writers(model: Trunk) -> Copies:
+def copy_writers(model: Transformer) -> Copies:
     """The matrices that write to the stream, as they are now."""
     return [(role, weight, local_part(weight).clone()) for role, weight, _, _ in model.weights() if role in WRITERS]
 

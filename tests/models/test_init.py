@@ -1,20 +1,19 @@
-"""Roles of parameters, and the groups of an optimizer that follow from them."""
+"""Roles of parameters: initial values and constraints, and the groups of an optimizer that follow from them."""
 
 from __future__ import annotations
 
-import doctest
+from copy import deepcopy
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 import geonorm
 from geonorm import Decoder, DecoderConfig, Residual, Site, names
 from geonorm.errors import ConfigError
 from geonorm.lab.config import RATED, Optim
-from geonorm.models import groups
-from geonorm.models.groups import parameter_groups, parameter_roles
-from geonorm.models.roles import ROLES, SHARED_ROLES
+from geonorm.models.init import ROLES, SHARED_ROLES, parameter_groups, parameter_roles
 
 SHAPE: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "hidden": 16, "vocab_size": 32, "context": 8}
 
@@ -92,5 +91,65 @@ def test_words_of_the_command_line() -> None:
         geonorm.parameter_groups(nn.Linear(2, 2), 1e-3, rates={"embd": 2})
 
 
-def test_the_example_of_the_docstring_runs() -> None:
-    assert doctest.testmod(groups).failed == 0
+class Plain(nn.Module):
+    """A model of one's own: embedding, two residuals, head; nothing of ours but the residuals."""
+
+    def __init__(self, scheme: str, init: str = "fan_in") -> None:
+        super().__init__()
+        self.wte = nn.Embedding(32, 16)
+        self.layers = nn.ModuleList(geonorm.Residual(Mlp(), scheme, Site(layer, "mlp", 2), 16) for layer in range(2))
+        self.lm_head = nn.Linear(16, 32)
+        geonorm.initialize(self, init)
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up_proj, self.down_proj = nn.Linear(16, 64), nn.Linear(64, 16)
+
+
+def test_initialize_draws_what_a_decoder_draws() -> None:
+    for scheme in [*names(), "mix(ngpt, geonorm)", "per_kind(deepnorm, post)"]:
+        for fields in ({"init": "neox", "tied": True}, {"positions": "learned", "values": "token"}):
+            torch.manual_seed(1)
+            model = Decoder(DecoderConfig(scheme, **SHAPE, **fields))
+            expected = deepcopy(model.state_dict())
+            for tensor in model.state_dict().values():
+                tensor.fill_(3)
+            torch.manual_seed(1)
+            geonorm.initialize(model, fields.get("init", "fan_in"))
+            for name, tensor in model.state_dict().items():
+                assert torch.equal(tensor, expected[name]), f"{scheme}: {name}"
+
+
+def test_initialize_and_constrain_a_model_of_ones_own() -> None:
+    unit = Plain("ngpt")
+    for parameter in unit.parameters():
+        parameter.data += 1.0
+    geonorm.constrain(unit)
+    for weight, axis in (
+        (unit.wte.weight, 1),
+        (unit.lm_head.weight, 1),
+        (unit.layers[1].branch.up_proj.weight, 1),
+        (unit.layers[1].branch.down_proj.weight, 0),
+    ):
+        torch.testing.assert_close(weight.norm(dim=axis), torch.ones(weight.shape[1 - axis]))
+    deep = Plain("deepnorm", "gpt2")
+    up, table = deep.layers[0].branch.up_proj, deep.wte
+    assert up.weight.std().item() == pytest.approx(0.02 * (4 * 2 * 2) ** -0.25, rel=0.1)
+    assert table.weight.std().item() == pytest.approx(0.02, rel=0.1)
+    assert up.bias.count_nonzero() == deep.lm_head.bias.count_nonzero() == 0
+    before = deepcopy(deep.state_dict())
+    geonorm.constrain(deep)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in deep.state_dict().items())
+
+
+def test_a_layer_without_a_role_is_named() -> None:
+    model = Residual(nn.Sequential(nn.Linear(4, 4)), "ngpt", Site(0, "mlp", 1), 4)
+    for call in (geonorm.initialize, geonorm.constrain):
+        with pytest.raises(ConfigError, match=r"branch\.0 has no role"):
+            call(model)
+    with pytest.raises(ConfigError, match="unknown init 'gpt': did you mean 'gpt2'"):
+        geonorm.initialize(model, "gpt")
+    with pytest.raises(ConfigError, match="would stay there"):
+        Plain("ngpt", "zero")
