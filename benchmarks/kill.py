@@ -181,12 +181,7 @@ def same(folders: list[Path], kind: str) -> bool:
 
     from geonorm.lab import storage
 
-    first, second = (
-        storage.read_tensors(
-            path, [name for name in storage.read_state(path)["sha256"] if storage.kind_of(name) == kind]
-        )
-        for path in folders
-    )
+    first, second = (storage.read_tensors(path, kind) for path in folders)
     return set(first) == set(second) and all(torch.equal(first[name], second[name]) for name in first)
 
 

@@ -3,15 +3,14 @@
     checkpoints/step-N/   weights, optimizer state, random states (storage.py says how) and state.json (progress)
 
 Weights and optimizer state are saved under the names of the parameters, sharded as they stand on the ranks, and read
-into whatever sharding the loading run has. Saving copies the state in memory and goes on training; a second thread
-writes.
+into whatever sharding the loading run has. DCP's `async_save` copies the state in memory, and writes in a thread of its
+own while training goes on.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.tensor import DTensor
 
 from ..errors import CheckpointError, cause
 from .distributed.ranks import ALONE, World, raised_by_all_ranks
-from .storage import Reader, Writer, clear, ignore_single_process, kind_of, read_state, verify
+from .storage import (
+    Headers,
+    Writer,
+    clear,
+    ignore_single_process,
+    kind_of,
+    read_headers,
+    read_into,
+    read_state,
+    saved_steps,
+    verify,
+)
 
 Optimizers = list[torch.optim.Optimizer]
 Scalars = dict[str, dict[str, Any]]
@@ -34,14 +44,14 @@ NOTHING: Tensors = {}
 
 
 class Saver:
-    """Saves into one folder, one checkpoint at a time, from a thread of its own."""
+    """Saves into one folder, one checkpoint at a time, beside the training. Keeps the newest `keep` checkpoints and
+    that of step `protected`."""
 
-    def __init__(self, folder: Path, keep: int, world: World = ALONE, trunk: int | None = None) -> None:
-        self.folder, self.keep, self.world, self.trunk = folder, keep, world, trunk
+    def __init__(self, folder: Path, keep: int, world: World = ALONE, protected: int | None = None) -> None:
+        self.folder, self.keep, self.world, self.protected = folder, keep, world, protected
         if world.first:
             folder.mkdir(exist_ok=True)
-        self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self.pending: Future[None] | None = None
+        self.pending: Future[Any] | None = None
 
     def save(
         self, step: int, model: nn.Module, optimizers: Optimizers, progress: dict[str, Any], more: Tensors = NOTHING
@@ -49,53 +59,41 @@ class Saver:
         """Copies the state and returns; folder/step-N appears when all of it is on the disk. Waits for the save before
         this one. CheckpointError, on every rank, if that one failed: then what was saved earlier is as it was."""
         self.wait()
-        tensors, scalars = tensors_to_save(model, optimizers, self.world)
-        staged = {name: tensor.to("cpu", copy=True) for name, tensor in {**tensors, **more}.items()}
+        world, (tensors, scalars) = self.world, tensors_to_save(model, optimizers, self.world)
+        state = {**progress, "optimizer": scalars}
+        self.writer = Writer(self.folder, step, world, state, self.keep, self.protected)
         ignore_single_process()
-        self.pending = self.thread.submit(self.write, step, staged, {**progress, "optimizer": scalars})
+        self.pending = async_save(  # type: ignore[assignment]  # a future, because the writer copies at once
+            {**tensors, **more},
+            storage_writer=self.writer,
+            process_group=world.saving,
+            no_dist=world.size == 1,
+        )
 
     def wait(self) -> None:
         """Returns when the last save is on the disk; CheckpointError if it failed."""
         pending, self.pending = self.pending, None
-        if pending is not None:
-            pending.result()
+        try:
+            if pending is not None:
+                pending.result()
+        except CheckpointException as failed:
+            if self.world.first:
+                clear(self.folder)
+            steps = saved_steps(self.folder)
+            earlier = f"step-{steps[-1]} is kept" if steps else "there is no earlier one"
+            problem = cause(next(iter(failed.failures.values()))[0])
+            raise raised_by_all_ranks(
+                CheckpointError(f"cannot save checkpoint {self.writer.target}: {problem}; {earlier}")
+            ) from failed
 
     @property
     def failed(self) -> bool:
-        """Whether the last save has ended badly: `wait` says why."""
+        """True if the last save has ended badly: `wait` raises why."""
         return self.pending is not None and self.pending.done() and self.pending.exception() is not None
 
     def close(self) -> None:
         """Lets a save under way end; its failure is not raised."""
-        self.thread.shutdown(wait=True)
-
-    def write(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Runs in the thread, on every rank."""
-        world = self.world
-        writer = Writer(self.folder, step, world.rank, world.size, state)
-        try:
-            dcp_save(tensors, storage_writer=writer, process_group=world.saving, no_dist=world.size == 1)
-        except CheckpointException as failed:
-            if world.first:
-                clear(self.folder)
-            kept = saved_steps(self.folder)
-            last = f"step-{kept[-1]} is kept" if kept else "there is no earlier one"
-            problem = cause(next(iter(failed.failures.values()))[0])
-            raise raised_by_all_ranks(
-                CheckpointError(f"cannot save checkpoint {writer.target}: {problem}; {last}")
-            ) from failed
-        if world.first:
-            self.prune(step)
-
-    def prune(self, newest: int) -> None:
-        """Removes all but the newest `keep` and that of step `trunk`. Those later than `newest` were passed over as
-        corrupt, or belong to steps that were rewound."""
-        found = saved_steps(self.folder)
-        current = [step for step in found if step <= newest]
-        kept = set(current[-self.keep :])
-        kept |= {step for step in current if step == self.trunk}
-        for old in set(found) - kept:
-            shutil.rmtree(self.folder / f"step-{old}", ignore_errors=True)
+        wait([self.pending] if self.pending is not None else [])
 
 
 def load_checkpoint(
@@ -111,27 +109,22 @@ def load_checkpoint(
     was changed. Without optimizers only the weights are read.
     """
     state = world.on_all_ranks(lambda: read_and_verify(path, world, optimizers is not None))
-    files = [name for name in sorted(state["sha256"]) if optimizers is not None or kind_of(name) == "model"]
-    reader = Reader(path, files)
-    found = reader.tensors()
-    own, _ = tensors_to_save(model, [], world)
-    own.update(more)
-    sizes = {name: about.size for name, about in found.items() if name.startswith("model.")}
-    wanted = {name: tensor for name, tensor in own.items() if name.startswith("model.")}
-    for name in sorted({*sizes, *wanted} - {f"model.{name}" for name in aliases(model)}):
-        if name not in sizes or name not in wanted or sizes[name] != wanted[name].shape:
+    headers, weights = read_headers(path), weights_of(model)
+    saved = {name for name in headers if kind_of(name) == "model"}
+    for name in sorted(saved | weights.keys()):
+        if name not in saved or name not in weights or headers[name].size != weights[name].shape:
             raise CheckpointError(f"checkpoint {path} is of another model: {name[6:]} does not fit")
     if optimizers is None:
-        reader.fill(wanted, world.size == 1)
+        read_into(path, weights, world.size == 1)
         return state
-    targets = wanted | {name: tensor for name, tensor in own.items() if name in found}
-    moments = make_moments(found, model)
-    reader.fill({**targets, **moments}, world.size == 1)
+    random = {name: tensor for name, tensor in {**random_states(world), **more}.items() if name in headers}
+    moments = make_moments(headers, model)
+    read_into(path, {**weights, **random, **moments}, world.size == 1)
     restore_optimizers(model, optimizers, moments, state["optimizer"])
     # every rank its own generators; a rank that the saved run did not have keeps its seed
-    if (cpu := targets.get(f"random.{world.rank}.cpu")) is not None:
+    if (cpu := random.get(f"random.{world.rank}.cpu")) is not None:
         torch.set_rng_state(cpu)
-    if (cuda := targets.get(f"random.{world.rank}.cuda")) is not None:
+    if (cuda := random.get(f"random.{world.rank}.cuda")) is not None:
         torch.cuda.set_rng_state(cuda)
     return state
 
@@ -143,20 +136,18 @@ def load_matching(
     that were loaded, that the checkpoint lacks, and that it has besides. CheckpointError, on every rank, if no name is
     there or one has another shape; then nothing was changed."""
     state = world.on_all_ranks(lambda: read_and_verify(path, world, everything=False))
-    files = [name for name in sorted(state["sha256"]) if kind_of(name) == "model"]
-    reader = Reader(path, files)
-    saved = {name.partition(".")[2]: about.size for name, about in reader.tensors().items()}
-    weights = {name.partition(".")[2]: tensor for name, tensor in tensors_to_save(model, [], world)[0].items()
-               if name.startswith("model.")}  # fmt: skip
+    weights = weights_of(model)
+    saved = {name: about.size for name, about in read_headers(path).items() if kind_of(name) == "model"}
     loaded = [name for name in weights if name in saved]
     for name in loaded:
         if saved[name] != weights[name].shape:
             shapes = f"{list(saved[name])} there, {list(weights[name].shape)} here"
-            raise CheckpointError(f"checkpoint {path} is of a model of another size: {name} is {shapes}")
+            raise CheckpointError(f"checkpoint {path} is of a model of another size: {name[6:]} is {shapes}")
     if not loaded:
         raise CheckpointError(f"checkpoint {path} is of another model: it has no weight of this one")
-    reader.fill({f"model.{name}": weights[name] for name in loaded}, world.size == 1)
-    return state, loaded, [name for name in weights if name not in saved], sorted(saved.keys() - weights.keys())
+    read_into(path, {name: weights[name] for name in loaded}, world.size == 1)
+    missing, left = [name for name in weights if name not in saved], sorted(saved.keys() - weights.keys())
+    return state, *([name[6:] for name in names] for names in (loaded, missing, left))  # type: ignore[return-value]
 
 
 def load_newest(
@@ -170,25 +161,17 @@ def load_newest(
 ) -> dict[str, Any] | None:
     """The newest checkpoint that is whole, of steps up to `last`; each corrupt one is reported through `warn` and
     passed over. None if there is no checkpoint at all; CheckpointError if there are some and none can be used."""
-    found = world.share([step for step in saved_steps(folder) if step <= last])
-    for step in reversed(found):
+    steps = world.share([step for step in saved_steps(folder) if step <= last])
+    for step in reversed(steps):
         try:
             return load_checkpoint(folder / f"step-{step}", model, optimizers, world, more)
         except CheckpointError as error:
-            if step == found[0]:
+            if step == steps[0]:
                 raise raised_by_all_ranks(
                     CheckpointError(f"{error}; no usable checkpoint is left in {folder}: train anew with another --out")
                 ) from error
             warn(f"{error}; falling back to the previous one")
     return None
-
-
-def saved_steps(folder: Path) -> list[int]:
-    """Steps of the checkpoints in a folder, ascending."""
-    if not folder.is_dir():
-        return []
-    names = (entry.name for entry in folder.iterdir() if entry.is_dir())
-    return sorted(int(name[5:]) for name in names if name.startswith("step-") and name[5:].isdigit())
 
 
 def read_and_verify(path: Path, world: World, everything: bool) -> dict[str, Any]:
@@ -201,10 +184,8 @@ def read_and_verify(path: Path, world: World, everything: bool) -> dict[str, Any
 
 def tensors_to_save(model: nn.Module, optimizers: Optimizers, world: World) -> tuple[dict[str, Tensor], Scalars]:
     """Everything there is to save: tensors by name (they share memory with the model), and what is no tensor."""
-    skip = aliases(model)
-    tensors = {f"model.{name}": t.detach() for name, t in model.state_dict().items() if name not in skip}
+    tensors, scalars = weights_of(model) | random_states(world), Scalars()
     names = names_of(model)
-    scalars: Scalars = {}
     for optimizer in optimizers:
         for parameter, entry in optimizer.state.items():
             for field, value in entry.items():
@@ -213,10 +194,22 @@ def tensors_to_save(model: nn.Module, optimizers: Optimizers, world: World) -> t
                     tensors[f"optimizer.{name}.{field}"] = value.detach()
                 else:
                     scalars.setdefault(name, {})[field] = value
-    tensors[f"random.{world.rank}.cpu"] = torch.get_rng_state()
-    if torch.cuda.is_initialized():
-        tensors[f"random.{world.rank}.cuda"] = torch.cuda.get_rng_state()
     return tensors, scalars
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers as model.NAME; of those with several names (tied weights) the first counts."""
+    every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    further = every - {name for name, _ in model.named_parameters()}
+    return {f"model.{name}": t.detach() for name, t in model.state_dict().items() if name not in further}
+
+
+def random_states(world: World) -> dict[str, Tensor]:
+    """The states of this rank's generators."""
+    states = {f"random.{world.rank}.cpu": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        states[f"random.{world.rank}.cuda"] = torch.cuda.get_rng_state()
+    return states
 
 
 def names_of(model: nn.Module) -> dict[int, str]:
@@ -224,17 +217,11 @@ def names_of(model: nn.Module) -> dict[int, str]:
     return {id(parameter): name for name, parameter in model.named_parameters()}
 
 
-def aliases(model: nn.Module) -> set[str]:
-    """Second and further names of parameters that have several (tied weights)."""
-    every = (name for name, _ in model.named_parameters(remove_duplicate=False))
-    return set(every) - {name for name, _ in model.named_parameters()}
-
-
-def make_moments(found: dict[str, Any], model: nn.Module) -> dict[str, Tensor]:
+def make_moments(headers: Headers, model: nn.Module) -> dict[str, Tensor]:
     """Room for the optimizer state that a checkpoint holds, sharded as the parameters it belongs to."""
     parameters = dict(model.named_parameters())
-    blank: dict[str, Tensor] = {}
-    for key, about in found.items():
+    moments: dict[str, Tensor] = {}
+    for key, about in headers.items():
         kind, name = key.split(".", 1)
         if kind != "optimizer":
             continue
@@ -243,10 +230,10 @@ def make_moments(found: dict[str, Any], model: nn.Module) -> dict[str, Tensor]:
             raise CheckpointError(f"the checkpoint is of another model: it has optimizer state of {name}")
         dtype = about.properties.dtype
         if isinstance(parameter, DTensor) and about.size == parameter.shape:
-            blank[key] = torch.zeros_like(parameter, dtype=dtype)
+            moments[key] = torch.zeros_like(parameter, dtype=dtype)
         else:
-            blank[key] = torch.zeros(about.size, dtype=dtype, device=parameter.device)
-    return blank
+            moments[key] = torch.zeros(about.size, dtype=dtype, device=parameter.device)
+    return moments
 
 
 def restore_optimizers(model: nn.Module, optimizers: Optimizers, moments: dict[str, Tensor], scalars: Scalars) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
 from geonorm.lab import checkpoint, storage
 from geonorm.lab.config import Guard
@@ -18,15 +17,7 @@ from geonorm.lab.train.guard import AnomalyGuard
 
 from ...rows import each
 from ..conftest import spoil, summary
-
-
-def weights_and_moments(run: Path, step: int) -> dict[str, Any]:
-    folder = run / "checkpoints" / f"step-{step}"
-    return {
-        f"{kind} {k}": v
-        for kind in ("model", "optimizer")
-        for k, v in load_file(folder / f"{kind}.safetensors").items()
-    }
+from ..train.saved import tensors
 
 
 def test_losses_read_seldom_leave_out_the_bad_batch_alone(train: Any, monkeypatch: Any, tmp_path: Path) -> None:
@@ -59,7 +50,7 @@ def test_a_bad_batch_is_left_out(train: Any, losses: Any, after: Any, tmp_path: 
     expected = {"step": 7, "action": action, "what": "loss is not finite", "loss": None}
     assert events == [expected if action == "skip" else {**expected, "to": 6}]
     skipped = [row["step"] for row in rows if "skipped" in row]
-    made = weights_and_moments(whole, 12)["optimizer embed.weight.step"]
+    made = tensors(whole, 12)["optimizer.embed.weight.step"]
     state = storage.read_state(whole / "checkpoints" / "step-12")
     if action == "skip":
         assert skipped == [7] and rows[6]["loss"] is None and made == 11 and state["passed_over"] == 0
@@ -75,7 +66,7 @@ def test_a_bad_batch_is_left_out(train: Any, losses: Any, after: Any, tmp_path: 
         resumed = train(parts, *options)
     assert resumed.status == 0 and "at step 8 of 12" in resumed.out
     assert losses(parts) == losses(whole) and summary(parts)["events"] == events
-    ends = [weights_and_moments(run, 12) for run in (whole, parts)]
+    ends = [tensors(run, 12) for run in (whole, parts)]
     assert all((ends[0][name] == ends[1][name]).all() for name in ends[0])
 
 

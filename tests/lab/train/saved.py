@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 
 
 def tensors(run: Path, step: int) -> dict[str, torch.Tensor]:
-    """Weights and optimizer state of a checkpoint."""
+    """Weights, optimizer state and random states of a checkpoint, by KIND.NAME."""
     files = sorted((run / "checkpoints" / f"step-{step}").glob("*.safetensors"))
-    return {f"{file.name}: {name}": tensor for file in files for name, tensor in load_file(file).items()}
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
 def same(first: Path, second: Path, step: int) -> bool:

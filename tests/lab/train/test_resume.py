@@ -184,4 +184,4 @@ def test_steps_read_their_batch_at_each_roles_rate(train: Any, tmp_path: Path, m
     assert train(tmp_path / "run", *options).status == 0 and numbers == [0, 1, 2]
     second, third = (load_file(tmp_path / f"run/checkpoints/step-{step}/model.safetensors") for step in (2, 3))
     moved = {name for name in third if not torch.allclose(second[name], third[name], atol=1e-6)}
-    assert "embed.weight" not in moved and "head.weight" in moved, "the rate of a role holds in the loop"
+    assert "model.embed.weight" not in moved and "model.head.weight" in moved, "the rate of a role holds in the loop"

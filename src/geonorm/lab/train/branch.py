@@ -14,12 +14,13 @@ from pathlib import Path
 
 from ...errors import CheckpointError, ConfigError
 from ...settings import to_dict
-from ..checkpoint import read_and_verify, saved_steps
+from ..checkpoint import read_and_verify
 from ..config import TrainConfig
 from ..distributed.ranks import ALONE
 from ..resolve import resolve
 from ..runs.folder import VOLATILE, RunFolder, first_difference, read_text, write_atomic, write_settings
 from ..runs.loggers import TRACKED
+from ..storage import saved_steps
 from .optim import rate_share
 
 APART = (*VOLATILE, "steps", "evaluation.every", "evaluation.whole", "checkpoint.every")

@@ -9,11 +9,12 @@ from typing import Any
 from ...errors import CheckpointError
 from ...models.decoder import Transformer
 from ...parsing import list_paths
-from ..checkpoint import load_matching, saved_steps
+from ..checkpoint import load_matching
 from ..config import TrainConfig
 from ..distributed.ranks import World
 from ..runs.folder import RunFolder
 from ..runs.provenance import read_last, seen_data
+from ..storage import saved_steps
 
 
 @dataclass(frozen=True)
