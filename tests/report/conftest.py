@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,7 @@ import pytest
 STEPS, TOKENS_PER_STEP, LAYERS, EVALUATIONS = 400, 2048, 4, 8
 BEST = {"pre": (3.31, 3e-3), "geonorm": (3.285, 3e-3), "post": (3.352, 1e-3), "peri": (3.306, 3e-3)}
 GROWTH = {"pre": 0.55, "peri": 0.5}  # how the radius grows with depth; the others stay on the sphere
-
-ANGLES = {
-    "pre": (0.8, 1.0),
-    "geonorm": (0.7, 1.1),
-    "post": (0.5, 0.1),
-    "peri": (0.65, 0.8),
-}  # first, decay with depth
+ANGLES = {"pre": (0.8, 1.0), "geonorm": (0.7, 1.1), "post": (0.5, 0.1), "peri": (0.65, 0.8)}  # first, decay with depth
 
 
 def run_summary(scheme: str, seed: int, lr: float = 3e-3, **extra: Any) -> dict[str, Any]:
@@ -66,30 +61,22 @@ def metrics_rows(summary: dict[str, Any], steps: int = STEPS) -> list[dict[str, 
 
 
 def trace_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
-    """Radius, angle and the rest at each site of each evaluation."""
+    """Radius, angle and the rest at each sub-layer of each evaluation."""
     scheme, noise = summary["scheme"], np.random.default_rng([5, summary["seed"]])
-    geodesic = scheme.startswith("geonorm")
     first, power = ANGLES.get(scheme, (0.6, 0.5))
     rows = []
-    for step in range(0, STEPS + 1, STEPS // EVALUATIONS):
-        learned = step / STEPS
-        for layer in range(LAYERS):
-            for offset, kind in enumerate(("attn", "mlp")):
-                depth = layer + offset / 2
-                grown = math.exp(GROWTH.get(scheme, 0.0) * depth * (0.5 + 1.6 * learned))
-                angle = first * (1 - 0.4 * learned) / (1 + depth) ** power * (1.1 if kind == "attn" else 0.9)
-                rows.append({
-                    "step": step, "scheme": scheme, "layer": layer, "kind": kind, "t": layer + 1,
-                    "radius": 11.3 * grown, "radius_cv": 0.1, "step_norm": 2.0, "radial": 0.1,
-                    "tangential": 1.9,
-                    "ratio": 0.3, "ratio_p99": 0.9, "angle": angle * (1 + noise.normal(0, 0.03)),
-                    "off_plane": None,
-                    "update_norm": 2.2, "clamped": 0.4 * learned / (1 + layer) if geodesic else None,
-                    "cos_ones": 0.02, "angle_ones": 1.55, "cos_null": 0.0, "rotation": None,
-                    "radius_after": 11.5 * grown, "law_radius": 11.4 * grown, "law_angle": angle, "law_start": 0.0,
-                    "speed": None if scheme == "peri" else 11.3 * grown,
-                    "cos_pair": 0.1 + 0.1 * power * depth, "grad_norm": 0.2 * first / (1 + depth) ** power,
-                })  # fmt: skip
+    for step, layer, kind in product(range(0, STEPS + 1, STEPS // EVALUATIONS), range(LAYERS), ("attn", "mlp")):
+        learned, depth = step / STEPS, layer + 0.5 * (kind == "mlp")
+        grown = math.exp(GROWTH.get(scheme, 0.0) * depth * (0.5 + 1.6 * learned))
+        angle = first * (1 - 0.4 * learned) / (1 + depth) ** power * (1.1 if kind == "attn" else 0.9)
+        rows.append({
+            "step": step, "scheme": scheme, "layer": layer, "kind": kind, "t": layer + 1, "radius": 11.3 * grown,
+            "angle": angle * (1 + noise.normal(0, 0.03)), "off_plane": None, "radius_after": 11.5 * grown,
+            "clamped": 0.4 * learned / (1 + layer) if scheme.startswith("geonorm") else None,
+            "law_radius": 11.4 * grown, "law_angle": angle, "law_start": 0.0,
+            "speed": None if scheme == "peri" else 11.3 * grown,
+            "cos_pair": 0.1 + 0.1 * power * depth, "grad_norm": 0.2 * first / (1 + depth) ** power,
+        })  # fmt: skip
     return rows
 
 

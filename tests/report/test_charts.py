@@ -118,4 +118,8 @@ def test_both_axes_of_a_picture_have_one_scale_and_a_clamped_token_is_hollow() -
 
 def test_values_are_those_of_the_axis_where_it_names_them() -> None:
     assert Axis(0, 1, labels=[0.5]).channel("x")["axis"]["values"] == [0.5]
+    assert Axis.around([0.3, 0.44], log=True).decades() is None  # Vega's are linear there
+    for low, high in ((0.03, 0.2), (1, 96), (0.012, 0.9), (1e-20, 3)):
+        axis = Axis.around([low, high], log=True)
+        assert 3 <= len(axis.decades() or []) <= 7 and all(map(axis.holds, axis.decades() or []))
     assert "values" not in Axis(0, 1).channel("x")["axis"] and Axis(0, 1, visible=False).channel("x")["axis"] is None

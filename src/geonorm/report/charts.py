@@ -92,13 +92,23 @@ class Axis:
     def holds(self, value: float) -> bool:
         return self.low <= value <= self.high
 
+    def decades(self) -> list[float] | None:
+        """About five round values along a logarithmic axis of a decade or more; None for Vega's own."""
+        exponents = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        for digits in ("1", "13", "125"):
+            values = [value for e in exponents for d in digits if self.holds(value := float(f"{d}e{e}"))]
+            if len(values) >= 3:
+                return values[:: math.ceil(len(values) / 7)]
+        return None
+
     def channel(self, name: str) -> Spec:
         """The encoding of this axis, for the column `name`."""
         form = f"format(datum.value, '{self.form}')" if self.form == RATE else self.form
         scale = {"type": "log" if self.log else "linear", "domain": [self.low, self.high], "nice": False, "zero": False}
         axis = {"tickCount": 5, "labelExpr": form, "title": self.title or None, "labelOverlap": True}
-        if self.labels is not None:
-            axis["values"] = list(self.labels)
+        values = self.decades() if self.labels is None and self.log else self.labels
+        if values is not None:
+            axis["values"] = list(values)
         return {"field": name, "type": "quantitative", "scale": scale, "axis": axis if self.visible else None}
 
 

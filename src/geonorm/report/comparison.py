@@ -145,15 +145,11 @@ class SavedComparison(ComparedRuns):
         parts = ["<p>In the directory in which these runs were started:</p>"]
         if self.command:
             parts.append(f"<p>The whole comparison:</p><pre>{escape(self.command)}</pre>")
-        firsts = {scheme: self.drawn(scheme)[0] for scheme in self.names}
-        one = firsts[self.names[0]]
+        one = self.drawn(self.names[0])[0]
         config = Path(str(one.config.get("out") or one.path)) / "config.yaml"
         again = shlex.join(["geonorm", "train", "--config", str(config), "--out", "NEW"])
         parts.append(f"<p>One run, from what is stored in its directory:</p><pre>{escape(again)}</pre>")
-        for scheme, run in firsts.items():
-            if run.config_text:
-                text = f"<pre>{escape(run.config_text)}</pre>"
-                parts.append(details(f"Configuration of {run.path.name} ({scheme})", text))
+        parts.append(details(f"Configuration of {one.path.name}", f"<pre>{escape(one.config_text)}</pre>"))
         environments: dict[str, dict[str, Any]] = {}
         for part in (part for run in self.runs for part in run.environment or [{}]):
             machine = {key: value for key, value in part.items() if key != "step"}  # the step at which it took over

@@ -159,11 +159,7 @@ def _rates(comparison: ComparedRuns, rows: Sequence[Row], what: str) -> list[Cha
     y = Axis.around([low, high], margin=0.1, title=f"{what} (nats per token)")
     note = "Ringed: the rate the scheme is judged at. A cross at the top: some run there did not finish."
     if max(known) > y.high:
-        judged = {row["scheme"]: row["lrs"].get(row["lr"]) or low for row in rows}
-        gone = [f"{scheme} ({loss:.4f})" for scheme, loss in judged.items() if loss > y.high]
-        note += " Higher losses leave the frame" + (f", with the rings of {', '.join(gone)}." if gone else ".")
-    if others := [row["scheme"] for row in comparison.rows if row not in rows]:
-        note += f" Schemes that other runs decided on are not here: {', '.join(others)}."
+        note += " Higher losses leave the frame; the table has them."
     chart = Chart("Learning rates", x, y, comparison.looks, note)
     for row in rows:
         scheme = row["scheme"]

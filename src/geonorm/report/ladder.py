@@ -239,7 +239,7 @@ def speedup_charts(ladder: SavedLadder) -> list[Chart]:
     ends = [row[f"speedup{end}"] for row in rows for end in ("", "_low", "_high") if row[f"speedup{end}"]]
     ends += [row["limit"] for row in rows if row["bound"]] + [math.exp(ln) for row in rows for ln in row["ln"]]
     unit = f"speed-up over {ladder.baseline}"
-    axis = ratio_axis(ends, f"{unit} (right of 1 is better)")
+    axis = Axis.around([0.95, 1.05, *ends], log=True, margin=0.08, title=f"{unit} (right of 1 is better)")
     note = "Each mark is one seed, the bar the 95 % interval of their mean. > and <: outside the curves."
     charts = []
     for size in dict.fromkeys(row["size"] for row in rows):
@@ -253,7 +253,7 @@ def speedup_charts(ladder: SavedLadder) -> list[Chart]:
             strips.append(Strip(scheme, text, dots, row["speedup"], row["speedup_low"], row["speedup_high"]))
         charts.append(strip_chart(title, "", strips, ladder.looks, note, rule=1.0, axis=axis))
     if len(charts) > 1:
-        charts.append(over_sizes(ladder, rows, ratio_axis(ends, unit)))
+        charts.append(over_sizes(ladder, rows, replace(axis, title=unit)))
     return charts
 
 
@@ -284,18 +284,6 @@ def over_sizes(ladder: SavedLadder, rows: Sequence[Record], y: Axis) -> Chart:
         ]  # fmt: skip
         chart.curve(scheme, points)
     return chart
-
-
-def ratio_axis(ratios: Sequence[float], title: str) -> Axis:
-    """A logarithmic axis that holds these ratios and those near 1, with about five written on it, 1 among them."""
-    axis = Axis.around([0.95, 1.05, *ratios], log=True, margin=0.08, title=title)
-    for steps in (
-        [0.9, 0.95, 1, 1.05, 1.1], [0.8, 0.9, 1, 1.1, 1.25], [0.5, 0.67, 0.8, 1, 1.25, 1.5, 2],
-        [0.1, 0.2, 0.5, 1, 2, 5, 10],
-    ):  # fmt: skip
-        if steps[0] <= axis.low * 1.06 and steps[-1] >= axis.high / 1.06:
-            return replace(axis, labels=[step for step in steps if axis.holds(step)])
-    return axis
 
 
 def budget_axis(ladder: SavedLadder) -> tuple[str, Axis]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import cos, pi, sin
 
+import numpy as np
+
 from .charts import Axis, Chart, Spec, figure
 from .style import GREYS, Look, ramp
 
@@ -23,7 +25,9 @@ def draw_paths(
     """A chart for each block t: its paths, each of an update (|u| / |x|, points from x to x' in lengths of x, whether
     the token was clamped), beside the line x + u at `angle` to x and the sphere of x. Blocks that are alike to three
     decimals are one chart."""
-    same = len({ends_of(paths) for paths in blocks.values()}) == 1
+    rounded = [[(clamped, np.round([points[0], points[-1]], 3).tolist()) for _, points, clamped in paths]
+               for paths in blocks.values()]  # fmt: skip
+    same = all(paths == rounded[0] for paths in rounded)
     drawn = dict(list(blocks.items())[:1]) if same else blocks
     ends = [place for paths in drawn.values() for _, points, _ in paths for place in (points[0], points[-1])]
     low = min(0.0, *(value for place in ends for value in place)) - MARGIN
@@ -48,9 +52,3 @@ def draw_paths(
         chart.mark(START, *start, "x", kind="best")
         charts.append(chart)
     return figure(charts)
-
-
-def ends_of(paths: Sequence[tuple[float, Points, bool]]) -> str:
-    """Where paths begin and end, to three decimals, and if clamped, as a text that can be compared."""
-    places = [(*points[0], *points[-1]) for _, points, _ in paths]
-    return " ".join(f"{value:.3f}" for place in places for value in place) + str([bound for *_, bound in paths])

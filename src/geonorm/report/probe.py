@@ -301,29 +301,25 @@ def layer_likeness(study: SavedProbe) -> list[Chart]:
 
 
 def implied_steps(study: SavedProbe) -> list[Chart]:
-    """Implied step size over depth, mean of a block's sub-layers, on linear and on logarithmic axes, with its law."""
+    """Implied step size over depth, mean of a block's sub-layers, with its law."""
     means = {name: block_means(study.trace.get(name, []), "ratio") for name in study.names}
     points = [point for rows in means.values() for point in rows]
     if not points:
         return []
-    end = max(t for t, _ in points)
-    charts = []
-    for log in (False, True):
-        note = "Dotted: the law that it follows, a power of t where it follows none."
-        title = "Implied step size" + (": powers are straight" if log else "")
-        x = Axis(1 if log else 0.5, end * 1.1 if log else end + 0.5, log=log, title="block t" + ", logarithmic" * log)
-        unit = "tangential / |x|, mean of a block" + ", log" * log
-        y = Axis.around([value for _, value in points], log=log, margin=0.1, title=unit)
-        chart = Chart(title, x, y, study.looks, note)
-        for name, rows in means.items():
-            law = study.schedule(name)
-            if rows and law:
-                grid = [1 + (len(rows) - 1) * k / 60 for k in range(61)]
-                chart.line(name, [(t, evaluate_law(law, t, len(rows))) for t in grid], "dotted")
-            for t, value in rows:
-                chart.mark(name, t, value, f"{name} · block {t}: {figures(value)}")
-        charts.append(chart)
-    return charts
+    x = Axis(1, max(t for t, _ in points) * 1.1, log=True, title="block t, logarithmic")
+    y = Axis.around(
+        [value for _, value in points], log=True, margin=0.1, title="tangential / |x|, mean of a block, log"
+    )
+    note = "Powers are straight. Dotted: the law that it follows, a power of t where it follows none."
+    chart = Chart("Implied step size", x, y, study.looks, note)
+    for name, rows in means.items():
+        law = study.schedule(name)
+        if rows and law:
+            grid = [1 + (len(rows) - 1) * k / 60 for k in range(61)]
+            chart.line(name, [(t, evaluate_law(law, t, len(rows))) for t in grid], "dotted")
+        for t, value in rows:
+            chart.mark(name, t, value, f"{name} · block {t}: {figures(value)}")
+    return [chart]
 
 
 def block_means(rows: Sequence[Record], key: str) -> list[tuple[int, float]]:
