@@ -259,7 +259,7 @@ def test_losses_of_tuning_and_final_runs_are_not_on_one_axis(make_run: MakeRun, 
         make_run("pre", seed, lr=12e-3, phase="final", val_loss=3.4 + seed / 100, parts=BARE)
     (chart,) = charts.learning_rates(load_comparison(tmp_path))
     assert chart.y and chart.y.title.startswith("final validation loss")
-    assert labels(chart, "mark", "best")[:2] == ["pre · lr 3e-3: 3.5000, 3 runs", "ngpt · lr 1.5e-2: 3.6000, 3 runs"]
+    assert labels(chart, "mark", "best")[:2] == ["pre · lr 3e-3: 3.5000, 3 runs", "pre · lr 1.2e-2: 3.4100, 3 runs"]
 
 
 def test_what_leaves_a_frame_is_named(make_run: MakeRun, tmp_path: Path) -> None:
