@@ -54,7 +54,7 @@ class Folder:
         """Forgets what this process has loaded."""
         elsewhere.LOADED.clear()
         elsewhere.BOUND.clear()
-        elsewhere.SAID.clear()
+        elsewhere.say.cache_clear()
         for name in [name for name in sys.modules if "rule_here" in name]:
             del sys.modules[name]
 

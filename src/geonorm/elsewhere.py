@@ -16,8 +16,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from importlib.abc import SourceLoader
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,9 +39,9 @@ class Stored(str):
     def __new__(
         cls, text: str, sources: Mapping[str, str] | None = None, where: str = "a folder", strict: bool = False
     ) -> Stored:
-        made = super().__new__(cls, text)
-        made.sources, made.where, made.strict = dict(sources or {}), where, strict
-        return made
+        stored = super().__new__(cls, text)
+        stored.sources, stored.where, stored.strict = dict(sources or {}), where, strict
+        return stored
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         return str(self), self.sources, self.where, self.strict
@@ -57,7 +57,6 @@ LOADED: dict[tuple[str, str], ModuleType] = {}
 """Modules from elsewhere of this process, by place and sha256."""
 BOUND: dict[str, ModuleType] = {}
 """What a place means in this process after a stored text that names it was parsed."""
-SAID: set[str] = set()
 OURS = __name__.partition(".")[0]
 PLACE = "__geonorm_place__"
 """Attribute of a module that was made of a text: the place that it stands for."""
@@ -96,11 +95,10 @@ def read_from(file: str, words: list[str]) -> None:
     SETTINGS.set((file, " ".join(words)))
 
 
+@cache
 def say(line: str) -> None:
     """One line on stderr, once."""
-    if line not in SAID:
-        SAID.add(line)
-        print(line, file=sys.stderr)
+    print(line, file=sys.stderr)
 
 
 def find_code(name: str) -> Any:
@@ -134,14 +132,14 @@ def import_typed(place: str) -> ModuleType:
 
 def import_stored(place: str, stored: Stored) -> ModuleType:
     """The module of a place that a stored text names, if it may run."""
-    kept, here = stored.sources.get(place), text_at_hand(place)
-    text = here if kept is None else kept
+    copy, here = stored.sources.get(place), text_at_hand(place)
+    text = here if copy is None else copy
     module = None if text is None else LOADED.get((place, digest(text)))
     if module is None and not ALLOWED.get():
         raise UntrustedCode(
             f"{stored.where} names code, {place}: read it, then say --trust-code, in Python trust_remote_code=True"
         )
-    if kept is not None and here not in (None, kept):
+    if copy is not None and here not in (None, copy):
         if stored.strict:
             raise ConfigError(
                 f"{place} is not what it was for {stored.where}: put it back, or name the scheme with --scheme and "
@@ -149,38 +147,24 @@ def import_stored(place: str, stored: Stored) -> ModuleType:
             )
         say(f"{place} has changed since {stored.where} was made; the source that is kept there is used")
     if module is None:
-        module = import_typed(place) if kept in (None, here) else run_text(place, str(kept))
+        module = import_typed(place) if copy in (None, here) else run_text(place, str(copy))
     BOUND[place] = module
     return module
 
 
-class Text(SourceLoader):
-    """Loads a module from a text, whatever stands in its file."""
-
-    def __init__(self, path: str, text: str) -> None:
-        self.path, self.text = path, text
-
-    def get_filename(self, fullname: str) -> str:
-        return self.path
-
-    def get_data(self, path: str) -> bytes:
-        return self.text.encode()
-
-
 def run_text(place: str, text: str) -> ModuleType:
-    """A new module that a source makes; what it imports may lie beside its file."""
+    """A new module that a source makes, whatever stands in its file; what it imports may lie beside that file."""
     path = os.path.abspath(os.path.expanduser(place)) if is_file(place) else f"<{place}>"
-    name = re.sub(r"\W", "_", own(place)) + f"_{hashlib.sha256(f'{place} {text}'.encode()).hexdigest()[:12]}"
-    spec = spec_from_file_location(name, path, loader=Text(path, text))
-    assert spec and spec.loader
-    module = module_from_spec(spec)
-    vars(module).update({PLACE: place, SOURCE: text})
+    stem = Path(place).stem if is_file(place) else place
+    name = re.sub(r"\W", "_", stem) + f"_{digest(f'{place} {text}')[:12]}"
+    module = ModuleType(name)
+    vars(module).update({"__file__": path, PLACE: place, SOURCE: text})
     if not is_file(place):
         module.__package__ = place.rpartition(".")[0]  # for its relative imports
     sys.modules[name] = module
     try:
         with explain_failure(place), importing_from(os.path.dirname(path) or os.getcwd()):
-            spec.loader.exec_module(module)
+            exec(compile(text, path, "exec"), vars(module))  # noqa: S102
     except BaseException:
         del sys.modules[name]
         raise
@@ -213,11 +197,6 @@ def explain_failure(place: str) -> Iterator[None]:
 
 def is_file(place: str) -> bool:
     return place.endswith(".py")
-
-
-def own(place: str) -> str:
-    """The name of a place without folders."""
-    return Path(place).stem if is_file(place) else place
 
 
 def place_of(kind: type) -> str:

@@ -162,7 +162,7 @@ def test_readers_use_the_source_of_the_run(train: Any, call: Any, own: Path) -> 
     first = json.loads(call("eval", run, "--data", "text.txt").out)["loss"]
     text = call("generate", run, "--prompt", "the", "--tokens", 4, "--temperature", 0).out
     edit(own / "half_rule.py", "0.5", "5.0")
-    elsewhere.SAID.clear()
+    elsewhere.say.cache_clear()
     found = call("eval", run, "--data", "text.txt")
     said = f"./half_rule.py has changed since {run} was made; the source that is kept there is used\n"
     assert json.loads(found.out)["loss"] == first and found.err == said
@@ -192,5 +192,6 @@ def test_settings_from_a_file_run_no_code_of_a_stranger(train: Any, call: Any, o
 
 def test_settings_cannot_trust_themselves(call: Any, own: Path) -> None:
     (own / "config.yaml").write_text("trust_code: true\nscheme: ./half_rule.py:Half\n")
-    refused = call("train", "--config", "config.yaml")
-    assert refused.status == 2 and "unknown setting 'trust_code'" in refused.err
+    for words, line in (([], "names code, ./half_rule.py"), (["--trust-code"], "unknown setting 'trust_code'")):
+        refused = call("train", "--config", "config.yaml", *words)
+        assert refused.status == 2 and line in refused.err
