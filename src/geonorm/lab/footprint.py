@@ -1,4 +1,4 @@
-"""What one micro-batch keeps in memory, part by part of a model: its own code, run on tensors without storage.
+"""The memory of one micro-batch, part by part of a model: its own code, run on tensors without storage.
 
 Nothing is typed in about a scheme or a layer: forward and backward pass of the entry, of every different block and of
 the head run on PyTorch's fake tensors while the bytes of all live storages are counted. The sizes are those of
@@ -44,7 +44,7 @@ class Piece:
     backward: int
     """Most bytes that its backward pass holds at once beyond `saved`, the gradients of its weights included."""
     block: bool = False
-    """Whether it is a block, of which recomputation keeps the input alone."""
+    """True for a block, of which recomputation keeps the input alone."""
 
     def with_recomputation(self) -> Piece:
         """The same under activation checkpointing: of a block only the input is kept, the backward pass makes the rest
@@ -64,12 +64,12 @@ class Piece:
 
 
 class Live(TorchDispatchMode):
-    """Counts the bytes of the storages that operators make, from their making to their end; not those of `given`."""
+    """Counts the bytes of the storages that operators make, from their making to their end; not those of `existing`."""
 
-    def __init__(self, given: list[Tensor]) -> None:
+    def __init__(self, existing: list[Tensor]) -> None:
         super().__init__()
         self.now = self.peak = 0
-        self.known = {tensor.untyped_storage()._cdata for tensor in given}
+        self.known = {tensor.untyped_storage()._cdata for tensor in existing}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = function(*args, **(kwargs or {}))
@@ -94,7 +94,7 @@ def replace_modules(model: Decoder, **others: nn.Module | None) -> Decoder:
 
 
 class Front(nn.Module):
-    """What stands before the blocks: from ids to the stream."""
+    """The part before the blocks: from ids to the stream."""
 
     def __init__(self, model: Decoder) -> None:
         super().__init__()
@@ -102,13 +102,13 @@ class Front(nn.Module):
         self.model = replace_modules(model, **dict.fromkeys(behind))
         self.entry = model.entry
 
-    def forward(self, given: Tensor) -> Tensor:
-        out: Tensor = self.entry(self.model.begin(given)[0])
+    def forward(self, inputs: Tensor) -> Tensor:
+        out: Tensor = self.entry(self.model.begin(inputs)[0])
         return out
 
 
 class Head(nn.Module):
-    """What follows the blocks: exit, head and cross entropy, on the stream."""
+    """The part behind the blocks: exit, head and cross entropy, on the stream."""
 
     def __init__(self, model: Decoder, targets: Tensor) -> None:
         super().__init__()
@@ -141,31 +141,31 @@ def footprint(model: Decoder, batch: int, conditions: Conditions) -> list[Piece]
         return count_stack(model, ids, head, cast, conditions)
 
 
-def count_stack(model: Decoder, given: Tensor, end: nn.Module, cast: set[str], c: Conditions) -> list[Piece]:
-    """The pieces of the stream, in front of which a model turns what is given into vectors. cast: the parameters of its
-    end that are seen in the dtype of the blocks."""
+def count_stack(model: Decoder, inputs: Tensor, end: nn.Module, cast: set[str], c: Conditions) -> list[Piece]:
+    """The pieces of a model whose inputs are ids. cast: the parameters of its end that are seen in the dtype of the
+    blocks."""
     pieces: dict[str, Piece] = {}
     keys: list[str] = []
     start = Front(model)
-    first = run_part(start, given, {}, c, set())
+    first = run_part(start, inputs, {}, c, set())
     with torch.no_grad(), c.precision():
-        stream = functional_call(start, stand_ins(start, c, set()), (given,))
+        stream = functional_call(start, stand_ins(start, c, set()), (inputs,))
     for block in model.blocks:
         # blocks that do the same with tensors of the same shapes are counted once
         schemes = [str(module.scheme) for module in block.modules() if isinstance(module, Residual)]
         windows = [module.window for module in block.modules() if isinstance(module, SelfAttention)]
         keys.append(repr((schemes, windows, [(name, tuple(p.shape)) for name, p in block.named_parameters()])))
         if keys[-1] not in pieces:
-            handed = {"positions": turns_of(model, given)}
-            values = shape_of_values(block, given.shape[0], model.config.context)
+            handed = {"positions": turns_of(model, inputs)}
+            values = shape_of_values(block, inputs.shape[0], model.config.context)
             counted = run_part(block, stream, handed, c, set(dict(block.named_parameters())), values)
             pieces[keys[-1]] = replace(counted, block=True)
     return [first, *(pieces[key] for key in keys), run_part(end, stream, {}, c, cast)]
 
 
-def turns_of(model: Decoder, given: Tensor) -> Rope | None:
-    """The turns of the positions of what a model is given."""
-    return None if model.rotary is None else model.rotary(torch.arange(given.shape[1]))
+def turns_of(model: Decoder, inputs: Tensor) -> Rope | None:
+    """The rotations of the positions of inputs."""
+    return None if model.rotary is None else model.rotary(torch.arange(inputs.shape[1]))
 
 
 def stand_ins(module: nn.Module, conditions: Conditions, cast: set[str]) -> dict[str, Tensor]:
@@ -181,14 +181,14 @@ def stand_ins(module: nn.Module, conditions: Conditions, cast: set[str]) -> dict
 
 
 def shape_of_values(block: nn.Module, batch: int, context: int) -> tuple[int, ...] | None:
-    """What a block is handed beside the stream for its values, or None."""
-    found = [m for m in block.modules() if isinstance(m, SelfAttention) and m.mix is not None]
-    return (batch, context, found[0].groups * found[0].head_dim) if found else None
+    """The shape of the tensor for its values that a block gets beside the stream, or None."""
+    mixing = [m for m in block.modules() if isinstance(m, SelfAttention) and m.mix is not None]
+    return (batch, context, mixing[0].groups * mixing[0].head_dim) if mixing else None
 
 
 def run_part(
     module: nn.Module,
-    given: Tensor,
+    inputs: Tensor,
     others: dict[str, Any],
     conditions: Conditions,
     cast: set[str],
@@ -196,11 +196,11 @@ def run_part(
 ) -> Piece:
     """Forward and backward pass of a part of the model, counted. values: the shape of those that it is handed."""
     tensors = stand_ins(module, conditions, cast)
-    found = [*tensors.values(), *(t for t in tree_leaves(others) if t is not None)]
-    gradients = [tensor.grad for tensor in found if tensor.grad is not None]
-    with Live([given, *found, *gradients]) as live:
+    existing = [*tensors.values(), *(t for t in tree_leaves(others) if t is not None)]
+    gradients = [tensor.grad for tensor in existing if tensor.grad is not None]
+    with Live([inputs, *existing, *gradients]) as live:
         # the stream is made here, so that it lives as long as the pass keeps it and no longer
-        entering = given if isinstance(module, Front) else given.detach().requires_grad_() * 1.0
+        entering = inputs if isinstance(module, Front) else inputs.detach().requires_grad_() * 1.0
         if values is not None:
             others = {**others, "values": torch.empty(values, requires_grad=True) * 1.0}
         stream = live.now

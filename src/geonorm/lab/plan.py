@@ -1,4 +1,4 @@
-"""What a run would be, without running it: size, operations, memory of a rank, time of its operations.
+"""A plan of a run, without running it: size, operations, memory of a rank, time of its operations.
 
 The model is built on the meta device; what its passes keep is counted on tensors without storage (footprint.py); the
 rest is arithmetic that is written out here. Nothing is written, and no data is read.
@@ -167,13 +167,13 @@ class Memory:
         few, many = (
             [one.at(batch, size, two) for one, two in zip(*both, strict=True)] for size, both in self.lines.items()
         )
-        found = [
+        pieces = [
             replace(a, forward=max(a.forward, b.forward), backward=max(a.backward, b.backward))
             for a, b in zip(few, many, strict=True)
         ]
         if recompute is None:
             recompute = self.runtime.recompute
-        return [piece.with_recomputation() for piece in found] if recompute else found
+        return [piece.with_recomputation() for piece in pieces] if recompute else pieces
 
     def parts(self, batch: int) -> dict[str, int]:
         """Bytes by kind; they need not be there at the same moment, see `peak`. `activations` and `weight_copies` (what
@@ -226,14 +226,14 @@ class Memory:
         return bisect_right(range(1, 2**32), room, key=self.peak)
 
 
-def table(found: dict[str, Any]) -> str:
+def table(planned: dict[str, Any]) -> str:
     """A plan as lines for a terminal; memory below one KiB is left out."""
-    memory, runtime, seconds = found["memory"], found["settings"]["runtime"], found["seconds_per_step"]
+    memory, runtime, seconds = planned["memory"], planned["settings"]["runtime"], planned["seconds_per_step"]
     now, other = ("with", "without") if runtime["recompute"] else ("without", "with")
-    peak = {"with": found["peak_bytes_recompute"], "without": found["peak_bytes_no_recompute"]}
-    layouts = {"none": "one process", "ddp": "DDP", "fsdp": f"FSDP, {found['ranks_of_a_copy']} to a copy"}
-    batch, largest = found["largest_micro_batch"], found["largest_batch"]
-    shape = found["model"]
+    peak = {"with": planned["peak_bytes_recompute"], "without": planned["peak_bytes_no_recompute"]}
+    layouts = {"none": "one process", "ddp": "DDP", "fsdp": f"FSDP, {planned['ranks_of_a_copy']} to a copy"}
+    batch, largest = planned["largest_micro_batch"], planned["largest_batch"]
+    shape = planned["model"]
     notes = {
         "parameters": " (fp32: they are the master copies)",
         "average": " (of the weights, evaluation.average)",
@@ -246,32 +246,33 @@ def table(found: dict[str, Any]) -> str:
     rows = [
         (
             "model",
-            f"{found['settings']['scheme']}; {shape['layers']} layers, width {shape['width']}, "
+            f"{planned['settings']['scheme']}; {shape['layers']} layers, width {shape['width']}, "
             f"{shape['heads']} heads, hidden {shape['hidden']}, vocabulary {shape['vocab_size']}, "
             f"context {shape['context']}",
         ),
-        ("parameters", f"{found['parameters']:,} ({found['matmul_parameters']:,} in matrices)"),
+        ("parameters", f"{planned['parameters']:,} ({planned['matmul_parameters']:,} in matrices)"),
         (
             "ranks",
-            f"{found['ranks']} ({layouts[found['parallel']]}); sequences a pass {found['micro_batch']}, "
-            f"passes a step {found['accumulate']}, learning rate {found['lr']:g}",
+            f"{planned['ranks']} ({layouts[planned['parallel']]}); sequences a pass {planned['micro_batch']}, "
+            f"passes a step {planned['accumulate']}, learning rate {planned['lr']:g}",
         ),
-        ("tokens", f"{found['tokens']:,} ({found['tokens_per_step']:,} a step)"),
-        ("FLOPs per token", f"{found['flops_per_token']:,}"),
-        ("FLOPs of the run", f"{found['flops']:.3g}"),
+        ("tokens", f"{planned['tokens']:,} ({planned['tokens_per_step']:,} a step)"),
+        ("FLOPs per token", f"{planned['flops_per_token']:,}"),
+        ("FLOPs of the run", f"{planned['flops']:.3g}"),
         ("memory of a rank", ""),
         *((f"  {names.get(key, key)}", binary(n) + notes.get(key, "")) for key, n in memory.items() if n >= 2**10),
         ("  peak of a step", f"{binary(peak[now])}; {binary(peak[other])} {other} recomputation"),
         (
-            f"fits {found['memory_assumed']:g} GiB",
+            f"fits {planned['memory_assumed']:g} GiB",
             f"up to {batch} sequences a pass, batch_size {largest}" if largest else "no: not with one sequence",
         ),
         ("seconds a step", f"{seconds:.3g} of computing"),
-        ("tokens a day", f"{86400 * found['tokens_per_step'] / seconds:.3g} at most"),
-        ("days of the run", f"{seconds * found['settings']['steps'] / 86400:.3g} or more"),
+        ("tokens a day", f"{86400 * planned['tokens_per_step'] / seconds:.3g} at most"),
+        ("days of the run", f"{seconds * planned['settings']['steps'] / 86400:.3g} or more"),
         (
             "assumed",
-            f"{found['tflops_assumed']:g} TFLOP/s in {runtime['dtype']} (--machine.*), MFU {found['mfu_assumed']:g}",
+            f"{planned['tflops_assumed']:g} TFLOP/s in {runtime['dtype']} (--machine.*), "
+            f"MFU {planned['mfu_assumed']:g}",
         ),
     ]
     return "\n".join(f"{name:<22} {text}".rstrip() for name, text in rows)

@@ -7,7 +7,6 @@ their own in parallel blocks too. One run of four steps is trained for each kind
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import shutil
 from collections.abc import Callable
@@ -18,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from geonorm import Decoder, DecoderConfig, names, report
+from geonorm import Decoder, DecoderConfig, names
 from geonorm.lab.config import Checkpoint, Evaluation, Model, Runtime, Tokens, TrainConfig
 from geonorm.lab.distributed import parallel
 from geonorm.lab.open import open_run
@@ -140,11 +139,16 @@ def test_deepnorm_scales_values_apart_from_queries_and_keys() -> None:
             torch.testing.assert_close(ours, theirs * BLOCK_STD["deepnorm"].get(role, 1.0))
 
 
+def declaring(scheme: str) -> list[str]:
+    """The names of DECLARED that a scheme is or contains; `affine` is also a value of a field."""
+    return [name for name in DECLARED if name in scheme and f"={name}" not in scheme]
+
+
 def test_parameters_are_those_of_pre_but_for_declared_ones() -> None:
     def count(scheme: str) -> tuple[int, int, int]:
         with torch.device("meta"):
             model = Decoder(preset("nano", scheme=scheme))
-        wanted = [part for name, parts in DECLARED.items() if name in scheme for part in parts]
+        wanted = [part for name in declaring(scheme) for part in DECLARED[name]]
         declared = sum(p.numel() for name, p in model.named_parameters() if any(part in name for part in wanted))
         return model.matmul_parameter_count(), model.parameter_count() - declared, declared
 
@@ -153,7 +157,7 @@ def test_parameters_are_those_of_pre_but_for_declared_ones() -> None:
         found, plain, declared = count(scheme)
         assert found == matrices, scheme
         assert abs(plain - everything) < 0.002 * everything, scheme
-        assert (declared > 0) == any(name in scheme for name in DECLARED), scheme
+        assert (declared > 0) == bool(declaring(scheme)), scheme
 
 
 @each("scheme, block", LAYOUTS)
@@ -265,18 +269,6 @@ def test_texts_are_the_same_with_and_without_a_cache(scheme: str, run: Runs) -> 
     cache = model.new_cache(12)
     parts = [model(ids()[:, a:b], cache) for a, b in ((0, 5), (5, 6), (6, 12))]
     torch.testing.assert_close(torch.cat(parts, 1), model(ids()), rtol=1e-4, atol=1e-4)
-
-
-def test_one_page_about_them_all(run: Runs, tmp_path: Path) -> None:
-    page = report.build([run(scheme) for scheme in TRAINED], tmp_path / "report.html").read_text()
-    for scheme in TRAINED:
-        assert scheme in page
-        rows = [json.loads(line) for line in (run(scheme) / "trace.jsonl").read_text().splitlines()]
-        assert len(rows) == 8 and all(row["grad_norm"] > 0 or row["scheme"] == "rezero" for row in rows)
-    text = page.lower()
-    for word in ("nano", "guard.nan", "nan: stop"):  # a preset and a setting, as the page shows settings
-        text = text.replace(word, "")
-    assert "nan" not in text
 
 
 @pytest.mark.slow

@@ -115,15 +115,6 @@ def test_what_cannot_be_extended_is_refused_in_a_line(
     assert kept(run) == before
 
 
-def test_the_warm_up_that_is_named_extends_it(train: Any, losses: Any, tmp_path: Path) -> None:
-    run, planned = tmp_path / "run", tmp_path / "planned"
-    assert train(run, *SCHEDULES["constant"], "--steps", 10, "--evaluation.every", 5).status == 0
-    longer = [*SCHEDULES["constant"], "--steps", 20, "--evaluation.every", 5, "--optim.warmup-steps", 1]
-    assert train(run, *longer).status == 0
-    assert train(planned, *longer).status == 0
-    assert losses(run) == losses(planned) and same(run, planned, 20)
-
-
 def test_damaged_checkpoints_lose_nothing_more(train: Any, tmp_path: Path) -> None:
     """The only one of the trunk is damaged: what the shorter run found stays."""
     run = tmp_path / "run"

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from geonorm.errors import ConfigError
-from geonorm.lab.config import CompareConfig, Model, Optim, Runtime, TrainConfig
+from geonorm.lab.config import CompareConfig, Optim, Runtime, TrainConfig
 from geonorm.lab.distributed import parallel
 from geonorm.lab.resolve import resolve
 from geonorm.lab.train import optim, trace
@@ -71,15 +71,6 @@ def test_modern_brings_its_scheme_and_its_optimizer() -> None:
     assert (given.scheme, given.optim.name, given.optim.clip) == ("geonorm", "adamw", 0.5)
     assert given.shape("geonorm").values == "token" and given.shape("geonorm").soft_cap == 15
     assert CompareConfig(preset="modern").optim.name == "muon"
-
-
-def test_a_switch_of_the_model_that_is_set_to_false_is_given() -> None:
-    assert not TrainConfig(model=Model(gains=False)).shape("pre").gains
-
-
-def test_schedule_of_one_step() -> None:
-    assert optim.rate_share(Optim(), 1, 1) == pytest.approx(0.1)
-    assert optim.rate_share(Optim(warmup=1.0), 1, 1) == 1.0
 
 
 def groups(decoder: Decoder, name: str) -> dict[str, set[str]]:
@@ -235,10 +226,6 @@ def test_bfloat16_keeps_the_stream_in_fp32(scheme: str) -> None:
     ):
         decoder(IDS)
     assert dtypes == [(torch.float32, torch.bfloat16, torch.float32)] * 4
-
-
-def test_bfloat16_trains(train: Any, tmp_path: Path) -> None:
-    assert train(tmp_path / "run", "--steps", 2, "--runtime.dtype", "bf16").status == 0
 
 
 @pytest.mark.filterwarnings("ignore")  # torch silences its compiler's warnings itself

@@ -49,12 +49,12 @@ def distribute(model: M, runtime: Runtime, device: torch.device) -> M:
     return model
 
 
-def recompute(own: Callable[..., Any]) -> Callable[..., Any]:
+def recompute(forward_pass: Callable[..., Any]) -> Callable[..., Any]:
     """A forward pass that keeps its input alone and is made again for the backward pass. A function of Python's: the
     compiler passes over a partial of `checkpoint`, and the block would run eagerly."""
 
     def forward(*args: Any, **context: Any) -> Any:
-        return checkpoint(own, *args, use_reentrant=False, **context)
+        return checkpoint(forward_pass, *args, use_reentrant=False, **context)
 
     return forward
 
@@ -104,7 +104,7 @@ def group_alike(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor."""
+    """This rank's part of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -205,31 +205,31 @@ def draw_weights(model: Transformer, device: torch.device) -> None:
     model.to_empty(device=device)
     model.share_weights()
     matrices = {id(weight) for _, weight, _, _ in model.weights()}
-    kept = [
+    others = [
         (module, name, parameter)
         for module in model.modules()
         for name, parameter in module.named_parameters(recurse=False)
         if id(parameter) not in matrices
     ]
-    for module, name, parameter in kept:
+    for module, name, parameter in others:
         module._parameters[name] = nn.Parameter(torch.empty(parameter.shape, device=device))
     restore_scalars(model)
-    for module, name, parameter in kept:
-        copy_own_part(parameter, getattr(module, name))
+    for module, name, parameter in others:
+        copy_rank_part(parameter, getattr(module, name))
         module._parameters[name] = parameter
     for role, weight, scheme, site in model.weights():
-        copy_own_part(weight, draw_weight(torch.empty(weight.shape), role, scheme, site, model.config))
+        copy_rank_part(weight, draw_weight(torch.empty(weight.shape), role, scheme, site, model.config))
 
 
 @torch.no_grad()
-def copy_own_part(parameter: Tensor, whole: Tensor) -> None:
+def copy_rank_part(parameter: Tensor, whole: Tensor) -> None:
     """Copies this rank's part of a whole tensor."""
     if not isinstance(parameter, DTensor):
         parameter.copy_(whole)
         return
     for chunk in parameter.__create_chunk_list__():
-        own = tuple(slice(at, at + n) for at, n in zip(chunk.offsets, chunk.sizes, strict=True))
-        parameter.to_local().copy_(whole[own])
+        part = tuple(slice(at, at + n) for at, n in zip(chunk.offsets, chunk.sizes, strict=True))
+        parameter.to_local().copy_(whole[part])
 
 
 def shard(model: Transformer, runtime: Runtime, mesh: DeviceMesh) -> None:
@@ -264,10 +264,10 @@ def split_groups(optimizers: Optimizers) -> Optimizers:
     return optimizers
 
 
-def to_device(found: Tensor, device: torch.device) -> Tensor:
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor of this process's memory on the device; a GPU fetches it without this process waiting for the GPU's
     earlier work."""
-    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def precision(runtime: Runtime, device: torch.device) -> AbstractContextManager[object]:

@@ -40,7 +40,7 @@ class World:
 
     @property
     def first(self) -> bool:
-        """Whether this rank speaks and writes for all."""
+        """True on the rank that prints and writes for all."""
         return self.rank == 0
 
     def mean(self, value: Tensor) -> Tensor:
@@ -62,9 +62,9 @@ class World:
         """The largest of the ranks' numbers: how ranks agree that one of them wants to stop."""
         if self.size == 1:
             return value
-        found = torch.tensor(value)
-        dist.all_reduce(found, op=dist.ReduceOp.MAX)
-        return int(found)
+        largest = torch.tensor(value)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        return int(largest)
 
     def share(self, value: T) -> T:
         """The first rank's value, on every rank."""
@@ -81,23 +81,23 @@ class World:
         room = max(int(size) for size in sizes)
         texts = [torch.empty(room, dtype=torch.uint8) for _ in sizes]
         dist.all_gather(texts, torch.nn.functional.pad(text, (0, room - len(text))))
-        return [from_bytes(found[: int(size)]) for found, size in zip(texts, sizes, strict=True)]
+        return [from_bytes(padded[: int(size)]) for padded, size in zip(texts, sizes, strict=True)]
 
     def on_all_ranks(self, work: Callable[[], T]) -> T:
         """Runs `work` on every rank; if it fails on one, all raise that error, which says the rank if it is not the
         first. Without this the others would wait for ever."""
         if self.size == 1:
             return work()
-        failure: tuple[str, str] | None = None
+        own_failure: tuple[str, str] | None = None
         try:
             result = work()
         except (GeonormError, OSError, MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not is_out_of_memory(error):
-                raise  # a fault of the program: it is told whole, and ends this rank
-            failure = (type(error).__name__, " ".join(str(error).split()) or "out of memory")
-        for rank, found in enumerate(self.gather(failure)):
-            if found is not None:
-                kind, text = found
+                raise  # a fault of the program: it is shown whole, and ends this rank
+            own_failure = (type(error).__name__, " ".join(str(error).split()) or "out of memory")
+        for rank, failure in enumerate(self.gather(own_failure)):
+            if failure is not None:
+                kind, text = failure
                 raise raised_by_all_ranks(KINDS.get(kind, GeonormError)(text if rank == 0 else f"rank {rank}: {text}"))
         return result
 

@@ -24,10 +24,10 @@ from ..storage import saved_steps
 from .optim import rate_share
 
 APART = (*VOLATILE, "steps", "evaluation.every", "evaluation.whole", "checkpoint.every")
-"""What a run and its branch may say differently."""
+"""Settings in which a run and its branch may differ."""
 LONGER = (*VOLATILE, "steps", "optim.warmup", "optim.warmup_steps", "evaluation.every", "evaluation.whole",
           "checkpoint.every")  # fmt: skip
-"""What may be said anew when a run is extended, if no rate before that was another."""
+"""Settings that may change when a run is extended, if no learning rate so far was another."""
 
 
 def shared_steps(config: TrainConfig, other: TrainConfig) -> int:
@@ -50,7 +50,7 @@ def shared_steps(config: TrainConfig, other: TrainConfig) -> int:
 def first_other_rate(config: TrainConfig, other: TrainConfig, last: int) -> int | None:
     """The first step up to `last` at which the two runs have another share of their highest rate."""
     shares = ([rate_share(run.optim, step, run.steps) for run in (config, other)] for step in range(1, last + 1))
-    return next((step for step, (own, others) in enumerate(shares, 1) if own != others), None)
+    return next((step for step, (ours, theirs) in enumerate(shares, 1) if ours != theirs), None)
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class SharedPrefix:
     folder: RunFolder
     last: int
 
-    def copy_rows(self, run: RunFolder, found: bool) -> None:
-        """What it has measured, if a checkpoint was found; `truncate` drops what is later than that."""
-        for name in ("metrics", "trace", "norms") if run.writes and found else ():
+    def copy_rows(self, run: RunFolder, resumed: bool) -> None:
+        """Copies its measurements, if the run resumes in its checkpoint; `truncate` drops those after that step."""
+        for name in ("metrics", "trace", "norms") if run.writes and resumed else ():
             if text := read_text(getattr(self.folder, name)):
                 write_atomic(getattr(run, name), text)
 
@@ -128,8 +128,8 @@ def find_extension(config: TrainConfig) -> Extension | None:
         warmup = before.optim.warmup_end(stored.steps)
         raise CheckpointError(f"{where}, with {warmup} of warm-up: add --optim.warmup-steps {warmup} to extend it")
     last = min(shared, after.evaluation.averaging_start(after.steps))
-    kept = saved_steps(folder.checkpoints)
-    if min(kept, default=last + 1) > last and (kept or folder.summary()):
+    steps = saved_steps(folder.checkpoints)
+    if min(steps, default=last + 1) > last and (steps or folder.summary()):
         raise CheckpointError(
             f"{where}, and none of its checkpoints is of the first {last}, which more steps would share; choose "
             "another --out"

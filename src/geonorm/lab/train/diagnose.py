@@ -1,4 +1,4 @@
-"""What to tell someone whose loss has just become NaN."""
+"""A diagnosis in one line of a loss that has become NaN."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LARGE = 1e4
 
 
 def all_finite(parameter: Tensor) -> bool:
-    """Whether all of a parameter is finite, its shards on other ranks included."""
+    """True if all of a parameter is finite, its shards on other ranks included."""
     whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
     return bool(torch.isfinite(whole).all())
 

@@ -43,27 +43,27 @@ def evaluate_held_out(
     tokens = size = 0
     with evaluating(model):
         for ids, targets, counts in share_batches(batches, world):
-            given = ids.to(device), targets.to(device)
+            inputs = ids.to(device), targets.to(device)
             met = torch.zeros_like(hits)
             if accuracy:
-                losses, right = token_losses(model, *given)
+                losses, right = token_losses(model, *inputs)
                 loss, met = losses.double().sum(), right.sum()
             else:
-                loss = model.loss(*given, reduction="sum").double()
+                loss = model.loss(*inputs, reduction="sum").double()
             if counts:
                 nats += loss
                 hits += met
                 predicted = targets[targets != IGNORED].numpy()
                 tokens += len(predicted)
                 size += int(token_bytes[predicted].sum())
-    total, count, length, found = world.total([nats.item(), tokens, size, hits.item()])
+    total, count, length, correct = world.total([nats.item(), tokens, size, hits.item()])
     tokens, size = int(count), int(length)
     result = {"val_loss": total / tokens, "val_bpb": total / log(2) / max(1, size), "tokens": tokens, "bytes": size}
-    return result | ({"val_accuracy": found / tokens} if accuracy else {})
+    return result | ({"val_accuracy": correct / tokens} if accuracy else {})
 
 
 def token_losses(model: Any, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Nats of every target, and whether the model holds it for the likeliest token: (batch * tokens,), 0 and False
+    """Nats of every target, and True where the model finds it the likeliest token: (batch * tokens,), 0 and False
     where it is IGNORED."""
     logits = model(ids).flatten(0, 1)
     return Decoder.cross_entropy(logits, targets.flatten(), "none"), logits.argmax(-1) == targets.flatten()

@@ -74,7 +74,7 @@ def trace(model: Transformer, ids: Tensor, step: int, gradients: Gradients) -> T
         measure = SiteMeasure()
         before, behind = (wide(place.seen(part)) for part in (x, after))
         measure.update(before, behind, wide(u))
-        own = [norms[module]["rotation"] for module in residual.own.children() if module in norms]
+        rotations = [norms[module]["rotation"] for module in residual.own.children() if module in norms]
         sites.append(
             {
                 **place_columns(step, place.scheme, place.site),
@@ -83,23 +83,23 @@ def trace(model: Transformer, ids: Tensor, step: int, gradients: Gradients) -> T
                 **tangential_quantiles("proposal", before, wide(u)),
                 **predict_step(residual, x, u),
                 "clamped": None if clamped is None else clamped.double().mean().item(),
-                "rotation": own[0] if own else None,
+                "rotation": rotations[0] if rotations else None,
                 **GRADIENTS,
                 **gradients.get(place.key, {}),
             }
         )
 
-    found = stream_norms(model)
+    norms_of_stream = stream_norms(model)
 
     def look_at_norm(norm: nn.Module, x: Tensor, y: Tensor) -> None:
         if norm in norms:  # `predict_step` runs it once more, and some schemes use a norm twice
             return
-        site, scheme, name = found[norm]
+        site, scheme, name = norms_of_stream[norm]
         measure = NormMeasure(CENTRED[type(norm)])
         measure.update(wide(x), wide(y), getattr(norm, "weight", None), getattr(norm, "bias", None), filled(x, None))
         norms[norm] = {**place_columns(step, str(scheme), site), "norm": name, **without_quantiles(measure.row())}
 
-    with evaluating(model), watch(model, look), watch_calls({norm: norm for norm in found}, look_at_norm):
+    with evaluating(model), watch(model, look), watch_calls({norm: norm for norm in norms_of_stream}, look_at_norm):
         model(ids)
     return Trace(sites, list(norms.values()))
 
@@ -131,9 +131,9 @@ def without_quantiles(row: dict[str, Any], *but: str) -> dict[str, Any]:
 
 def tangential_quantiles(name: str, x: Tensor, step: Tensor) -> dict[str, float]:
     """Quantiles over tokens of |v|/|x|, v the part of a step tangential to x. Of the update as the sub-layer returned
-    it (`proposal`): what a ceiling has to deal with, before it and before any decay."""
-    found = sphere.safe_divide(sphere.radius(sphere.tangent(x, step)), sphere.radius(x)).flatten()
-    at = torch.quantile(found, torch.tensor([0.05, 0.5, 0.95], dtype=found.dtype, device=found.device))
+    it (`proposal`): the angle before clamp and decay."""
+    lengths = sphere.safe_divide(sphere.radius(sphere.tangent(x, step)), sphere.radius(x)).flatten()
+    at = torch.quantile(lengths, torch.tensor([0.05, 0.5, 0.95], dtype=lengths.dtype, device=lengths.device))
     return dict(zip((f"{name}_p05", f"{name}_p50", f"{name}_p95"), at.tolist(), strict=True))
 
 

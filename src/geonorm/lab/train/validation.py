@@ -43,7 +43,7 @@ class Validation:
         self.trace_tokens = config.evaluation.trace_tokens
         cheap = 3 * len(tokens.validation) <= config.steps * config.batch_size * context
         self.whole = cheap if config.evaluation.whole is None else config.evaluation.whole
-        """Whether all of it is measured at the end."""
+        """True if all of it is measured at the end."""
         self.part = list(validation_batches(tokens.validation, self.rows, context, config.evaluation.tokens, objective))
         """Batches spread over all of it."""
 
@@ -69,17 +69,17 @@ class Validation:
         places = validation_batches(owners, self.rows, self.context, objective=About(self.objective))
         with evaluating(model):
             for (ids, targets), owner, counts in share_batches(zip(windows, places, strict=True), self.world):
-                given = ids.to(self.device), targets.to(self.device)
+                inputs = ids.to(self.device), targets.to(self.device)
                 if self.accuracy:
-                    losses, hits = (each.double().cpu() for each in token_losses(model, *given))
+                    losses, hits = (each.double().cpu() for each in token_losses(model, *inputs))
                 else:
-                    losses = model.loss(*given, reduction="none").double().cpu()
+                    losses = model.loss(*inputs, reduction="none").double().cpu()
                     hits = torch.zeros_like(losses)
                 if counts:
                     predicted = (targets != IGNORED).flatten()
                     length = sizes[targets.flatten().clamp(min=0)] * predicted
-                    found = torch.stack((losses, predicted.double(), length.double(), hits))
-                    sums.index_add_(1, owner[0].flatten(), found)
+                    measures = torch.stack((losses, predicted.double(), length.double(), hits))
+                    sums.index_add_(1, owner[0].flatten(), measures)
         sums = torch.tensor(self.world.total(sums.flatten().tolist()), dtype=torch.float64).view(4, -1)
         nats, tokens, size, right = (total.item() for total in sums.sum(1))
         result: dict[str, Any] = {"val_loss": nats / tokens, "val_bpb": nats / log(2) / max(1, size)}
