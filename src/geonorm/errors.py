@@ -10,7 +10,14 @@ from pathlib import Path
 
 
 class GeonormError(ValueError):
-    """Base of all errors that geonorm raises on purpose."""
+    """Base of all errors that geonorm raises on purpose.
+
+    >>> try:
+    ...     geonorm.parse("prre")
+    ... except geonorm.GeonormError as error:
+    ...     print(error)
+    unknown scheme 'prre': did you mean 'pre'? (valid: ...)
+    """
 
     agreed = False
     """Whether all ranks of a world raise it alike, so that one of them says it."""

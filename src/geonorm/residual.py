@@ -36,6 +36,11 @@ class Residual(nn.Module):
 
         x, reading = self.attention(x, then=self.mlp, mask=mask)
         x = self.mlp(x, reading=reading)
+
+    >>> attention = geonorm.Residual(torch.nn.Linear(64, 64), "geonorm", geonorm.Site(0, "attn", 12), dim=64)
+    >>> x = torch.randn(2, 10, 64)
+    >>> attention(x).shape
+    torch.Size([2, 10, 64])
     """
 
     layer: Tensor

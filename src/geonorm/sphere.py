@@ -16,34 +16,60 @@ from torch import Tensor
 
 
 def dot(x: Tensor, y: Tensor) -> Tensor:
-    """Inner product of rows, shape (..., 1)."""
+    """Inner product of rows, shape (..., 1).
+
+    >>> geonorm.sphere.dot(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))
+    tensor([11.])
+    """
     return (x * y).sum(-1, keepdim=True)
 
 
 def radius(x: Tensor) -> Tensor:
-    """|x|, shape (..., 1), with gradient 0 (not NaN) at x = 0."""
+    """|x|, shape (..., 1), with gradient 0 (not NaN) at x = 0.
+
+    >>> geonorm.sphere.radius(torch.tensor([3.0, 4.0]))
+    tensor([5.])
+    """
     return safe_sqrt(dot(x, x))
 
 
 def safe_sqrt(squared: Tensor) -> Tensor:
-    """Square root whose derivative at 0 is 0 instead of infinite."""
+    """Square root whose derivative at 0 is 0 instead of infinite.
+
+    >>> x = torch.zeros(1, requires_grad=True)
+    >>> geonorm.sphere.safe_sqrt(x).backward()
+    >>> x.grad
+    tensor([0.])
+    """
     zero = squared == 0.0
     return torch.where(zero, 0.0, torch.sqrt(torch.where(zero, 1.0, squared)))
 
 
 def vanishes(squared: Tensor) -> Tensor:
-    """Where a squared length is 0, or so small that 1 over it may overflow."""
+    """Where a squared length is 0, or so small that 1 over it may overflow.
+
+    >>> geonorm.sphere.vanishes(torch.tensor([1e-39, 1.0]))
+    tensor([ True, False])
+    """
     return squared < torch.finfo(squared.dtype).tiny
 
 
 def safe_divide(a: Tensor, b: Tensor, zero: Tensor | None = None) -> Tensor:
-    """a / b where b is not 0, and 0 with zero gradient where it is. NaN passes through. zero: where b counts as 0."""
+    """a / b where b is not 0, and 0 with zero gradient where it is. NaN passes through. zero: where b counts as 0.
+
+    >>> geonorm.sphere.safe_divide(torch.tensor([1.0, 1.0]), torch.tensor([0.0, 2.0]))
+    tensor([0.0000, 0.5000])
+    """
     zero = b == 0.0 if zero is None else zero
     return torch.where(zero, 0.0, a / torch.where(zero, 1.0, b))
 
 
 def sinc(angle: Tensor) -> Tensor:
-    """sin(angle) / angle, smooth through 0 (series below 1e-2, exact to 1e-16 in value and gradient)."""
+    """sin(angle) / angle, smooth through 0 (series below 1e-2, exact to 1e-16 in value and gradient).
+
+    >>> geonorm.sphere.sinc(torch.tensor([0.0, 3.0]))
+    tensor([1.0000, 0.0470])
+    """
     squared = angle * angle
     small = squared < 1e-4
     series = 1 - squared / 6 * (1 - squared / 20 * (1 - squared / 42))
@@ -53,7 +79,11 @@ def sinc(angle: Tensor) -> Tensor:
 
 def cos_and_sinc(squared: Tensor) -> tuple[Tensor, Tensor]:
     """cos(a) and sin(a) / a of a^2: both are power series in it, so no root stands where the angle vanishes, and
-    derivatives of every order are right there. Series below 0.04, exact to 1e-16."""
+    derivatives of every order are right there. Series below 0.04, exact to 1e-16.
+
+    >>> geonorm.sphere.cos_and_sinc(torch.tensor(0.0))
+    (tensor(1.), tensor(1.))
+    """
     small = squared < 0.04
     near = torch.where(small, squared, 0.0)  # the gradient of a series that overflows would be 0 times infinity
     root = torch.sqrt(torch.where(small, 1.0, squared))
@@ -69,7 +99,11 @@ ATAN = [(-1) ** k / (2 * k + 1) for k in range(8)]
 
 
 def power_series(s: Tensor, coefficients: list[float]) -> Tensor:
-    """Polynomial in s, lowest power first."""
+    """Polynomial in s, lowest power first.
+
+    >>> geonorm.sphere.power_series(torch.tensor(2.0), [1.0, 2.0, 3.0])  # 1 + 2 s + 3 s^2
+    tensor(17.)
+    """
     total = torch.full_like(s, coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
         total = total * s + coefficient
@@ -81,6 +115,9 @@ def frame(x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
 
     v is orthogonalised twice, so that <x, v> is rounding error even where u is nearly parallel to x; the shorter
     formula <u,u> - <x,u>^2/<x,x> for |v|^2 loses the angle to cancellation.
+
+    >>> geonorm.sphere.frame(torch.tensor([2.0, 0.0]), torch.tensor([1.0, 3.0]))
+    (tensor([0.5000]), tensor([0., 3.]))
     """
     squared = dot(x, x)
     zero = vanishes(squared)
@@ -91,12 +128,21 @@ def frame(x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tangent(x: Tensor, u: Tensor) -> Tensor:
-    """Part of u in the tangent space at x."""
+    """Part of u in the tangent space at x.
+
+    >>> geonorm.sphere.tangent(torch.tensor([2.0, 0.0]), torch.tensor([1.0, 3.0]))
+    tensor([0., 3.])
+    """
     return frame(x, u)[1]
 
 
 def exp(x: Tensor, v: Tensor) -> Tensor:
-    """Exponential map: from x along the geodesic of the tangent vector v, by the arc length |v|."""
+    """Exponential map: from x along the geodesic of the tangent vector v, by the arc length |v|.
+
+    >>> x, v = torch.tensor([2.0, 0.0]), torch.tensor([0.0, torch.pi])  # a quarter of the circle of radius 2
+    >>> geonorm.sphere.exp(x, v).round(decimals=4).abs()
+    tensor([0., 2.])
+    """
     squared = dot(x, x)
     zero = vanishes(squared)
     cos, pull = cos_and_sinc(safe_divide(dot(v, v), squared, zero))
@@ -107,13 +153,21 @@ def log(x: Tensor, y: Tensor) -> Tensor:
     """Inverse of exp: the tangent vector at x that reaches y (of the same radius), at most half a turn away.
 
     At antipodal points the direction is undefined and 0 is returned.
+
+    >>> x, y = torch.tensor([2.0, 0.0]), torch.tensor([0.0, 2.0])
+    >>> geonorm.sphere.log(x, y)
+    tensor([0.0000, 3.1416])
     """
     v = tangent(x, y)
     return safe_divide(angle(x, y) * radius(x), radius(v)) * v
 
 
 def retraction_quotient(squared: Tensor, power: float) -> Tensor:
-    """Angle of the step over ratio, from ratio^2: atan(z) / z with z = ratio / p, smooth through 0."""
+    """Angle of the step over ratio, from ratio^2: atan(z) / z with z = ratio / p, smooth through 0.
+
+    >>> geonorm.sphere.retraction_quotient(torch.tensor(1.0), power=1.0)  # atan(1)
+    tensor(0.7854)
+    """
     if power == inf:
         return torch.ones_like(squared)
     s = squared / (power * power)
@@ -124,12 +178,21 @@ def retraction_quotient(squared: Tensor, power: float) -> Tensor:
 
 
 def transport(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
-    """Parallel transport of the tangent vector w at x to y along the geodesic between them (undefined at y = -x)."""
+    """Parallel transport of the tangent vector w at x to y along the geodesic between them (undefined at y = -x).
+
+    >>> x, y, w = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0])
+    >>> geonorm.sphere.transport(x, y, w)
+    tensor([-1.,  0.])
+    """
     return w - safe_divide(dot(y, w), dot(x, x) + dot(x, y)) * (x + y)
 
 
 def angle(x: Tensor, y: Tensor) -> Tensor:
-    """Angle between rows in radians, shape (..., 1), accurate near 0 and pi (Kahan's form of two norms)."""
+    """Angle between rows in radians, shape (..., 1), accurate near 0 and pi (Kahan's form of two norms).
+
+    >>> geonorm.sphere.angle(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 2.0]))
+    tensor([1.5708])
+    """
     a = safe_divide(x, radius(x))
     b = safe_divide(y, radius(y))
     return 2 * torch.atan2(radius(a - b), radius(a + b))

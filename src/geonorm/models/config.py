@@ -129,7 +129,12 @@ class TransformerConfig(Settings):
 
 @dataclass(frozen=True)
 class DecoderConfig(TransformerConfig):
-    """A Transformer on tokens: causal, or attending to both sides, which is an encoder."""
+    """A Transformer on tokens: causal, or attending to both sides, which is an encoder.
+
+    >>> config = geonorm.DecoderConfig("geonorm", layers=2, width=64, heads=4, hidden=128, vocab_size=256)
+    >>> config.head_dim
+    16
+    """
 
     vocab_size: Count = 1024
     """Rows of the embedding."""
@@ -148,7 +153,12 @@ class DecoderConfig(TransformerConfig):
 @dataclass(frozen=True)
 class VisionConfig(TransformerConfig):
     """A Transformer on the patches of an image, which see each other, and a head on one vector of the image
-    (arXiv:2010.11929)."""
+    (arXiv:2010.11929).
+
+    >>> config = geonorm.models.VisionConfig("pre", image_size=32, patch=4)
+    >>> config.side
+    8
+    """
 
     causal: bool = False
     """Off: patches have no order."""
@@ -225,7 +235,11 @@ PRESETS: dict[str, DecoderConfig] = {
 
 
 def preset(name: str, **changes: Any) -> DecoderConfig:
-    """The named model with fields replaced; ConfigError names the nearest preset or field."""
+    """The named model with fields replaced; ConfigError names the nearest preset or field.
+
+    >>> geonorm.models.preset("125m", scheme="peri").layers
+    12
+    """
     if name not in PRESETS:
         raise ConfigError(unknown("preset", name, PRESETS))
     known = {f.name for f in fields(DecoderConfig)}

@@ -227,7 +227,15 @@ class Transform(nn.Module):
 
 
 class Decoder(Transformer):
-    """(batch, tokens) of ids to logits (batch, tokens, vocab_size)."""
+    """(batch, tokens) of ids to logits (batch, tokens, vocab_size).
+
+    >>> model = geonorm.Decoder(geonorm.models.preset("nano", layers=2, vocab_size=256))
+    >>> ids = torch.randint(256, (1, 8))
+    >>> model(ids).shape
+    torch.Size([1, 8, 256])
+    >>> model.loss(ids[:, :-1], ids[:, 1:]).shape  # cross entropy in nats, a mean
+    torch.Size([])
+    """
 
     config: DecoderConfig
 

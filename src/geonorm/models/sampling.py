@@ -28,6 +28,10 @@ def generate(
 
     temperature 0 is greedy. Without a cache every step runs the whole sequence again: the slow twin.
     Raises ConfigError for an empty prompt, a negative temperature, or a model that attends to both sides.
+
+    >>> model = geonorm.Decoder(geonorm.models.preset("nano", layers=1, vocab_size=256))
+    >>> len(list(geonorm.models.generate(model, torch.tensor([[1, 2, 3]]), tokens=4)))
+    4
     """
     if not model.config.causal:
         raise ConfigError(NOT_CAUSAL)

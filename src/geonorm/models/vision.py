@@ -20,6 +20,10 @@ class VisionTransformer(Transformer):
     Every patch is one token: a linear map of its pixels, channel by channel and row by row, plus a learned vector of
     its place, or queries and keys turned by its row and its column. The head reads a token of its own, or the mean
     over all patches, behind the exit. The stream is fp32 or better.
+
+    >>> config = geonorm.models.VisionConfig("geonorm", layers=1, image_size=8, patch=4, classes=10)
+    >>> geonorm.models.VisionTransformer(config)(torch.randn(2, 3, 8, 8)).shape
+    torch.Size([2, 10])
     """
 
     config: VisionConfig

@@ -24,7 +24,11 @@ at a ratio of 0.01."""
 @dataclass(frozen=True)
 class AngleMap:
     """Parameters of the angle. `pre`, `post`, `gain`, `bias`: floats or tensors of one number (learned or per layer);
-    `max_angle` in radians; `power` p of the retraction phi_p(t) = p atan(t / p), infinity for the exponential map."""
+    `max_angle` in radians; `power` p of the retraction phi_p(t) = p atan(t / p), infinity for the exponential map.
+
+    >>> geonorm.ops.AngleMap(post=0.5)(torch.tensor([0.2, 10.0]))  # half of the ratio; clamped at pi/4, halved
+    tensor([0.1000, 0.3927])
+    """
 
     pre: float | Tensor = 1.0
     post: float | Tensor = 1.0

@@ -40,6 +40,11 @@ def geodesic_update(
 
     Derivatives of every order are those of the textbook, but code under torch.compile has first ones alone: PyTorch's
     compilers refuse a second one, or, where the loss itself is compiled, drop it for any operation, plain ones too.
+
+    >>> x, u = torch.randn(3, 64), torch.randn(3, 64)
+    >>> y = geonorm.geodesic_update(x, u, decay=1 / 2)  # block l = 1 of the paper's rule
+    >>> torch.allclose(y.norm(dim=-1), x.norm(dim=-1))
+    True
     """
     if x.shape != u.shape or x.dim() == 0:
         raise ConfigError(f"x and u must have one shape (..., dim), got {tuple(x.shape)} and {tuple(u.shape)}")
@@ -58,7 +63,12 @@ def geodesic_update(
 
 def geodesic_step(x: Tensor, u: Tensor, angles: AngleMap, h: float | Tensor = 1.0, backend: str = "auto") -> Tensor:
     """The update under any angle map. h scales the angle of the step: a tensor h takes the reference twin, which is
-    differentiable forward and backward (d/dh at 0 is the velocity of the particle system)."""
+    differentiable forward and backward (d/dh at 0 is the velocity of the particle system).
+
+    >>> x, u = torch.tensor([1.0, 0.0]), torch.tensor([5.0, 0.1])
+    >>> geonorm.ops.geodesic_step(x, u, geonorm.ops.AngleMap())  # 0.1 radians
+    tensor([0.9950, 0.0998])
+    """
     path = choose_backend(backend, x, u, angles)
     if path == "reference" or not isinstance(h, float) or h != 1.0:
         return reference(x, u, angles, h)
@@ -84,6 +94,11 @@ def geodesic_step_read(
     is used twice costs 3 + 5 and an addition of three. Without a norm and with equal dtypes both results share memory.
     An RMSNorm or LayerNorm of rows up to 8192 wide is part of the kernels, 4 + 6 passes, and sees x' as it is in
     memory; any other module is called.
+
+    >>> x, u = torch.randn(4, 8), torch.randn(4, 8)
+    >>> x, y = geonorm.ops.geodesic_step_read(x, u, geonorm.ops.AngleMap(), norm=torch.nn.RMSNorm(8))
+    >>> y.square().mean(-1)
+    tensor([1.0..., 1.0..., 1.0..., 1.0...], grad_fn=...)
     """
     dtype = x.dtype if dtype is None else dtype
     if choose_backend(backend, x, u, angles) == "triton" and dtype in DTYPES:
@@ -102,7 +117,11 @@ def compile_closed_form() -> Callable[[Tensor, Tensor, AngleMap], Tensor]:
 
 def backends(device: str = "") -> dict[str, str]:
     """What `auto` takes on a device ("cpu", "cuda"; default: the GPU if there is one), and the reason, for the paper's
-    rule in dtypes and widths that the kernels know: {"auto": path, "reason": text}."""
+    rule in dtypes and widths that the kernels know: {"auto": path, "reason": text}.
+
+    >>> geonorm.ops.backends("cpu")["auto"]
+    'closed'
+    """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     wanted = read_backend("auto")
     missing = why_not_triton(torch.device(device), (torch.float32,), 1024, AngleMap())

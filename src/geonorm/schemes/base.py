@@ -38,6 +38,10 @@ class Site:
     of parallel sites, which have 2 themselves, for attention and MLP. Of a model of two stacks each counts its own
     blocks.
     Raises ConfigError for another kind, no blocks, and an int that is none of theirs.
+
+    >>> site = geonorm.Site(2, "mlp", 12)
+    >>> site.t, site.number, site.total
+    (3, 5, 24)
     """
 
     layer: Any
@@ -102,7 +106,11 @@ def normalise_update(u: Tensor, p: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class About:
-    """What is known of a scheme; the catalogue, the documentation and tests read it."""
+    """What is known of a scheme; the catalogue, the documentation and tests read it.
+
+    >>> geonorm.parse("pre").about.law
+    "s = r, r' = <θ,A>"
+    """
 
     equation: str = ""
     source: str = ""
@@ -129,6 +137,16 @@ class Scheme:
     """Base of all schemes. A new one is a frozen dataclass with `parts` and `write`; everything else has a default.
 
     Shapes: x is (..., dim), or (..., streams, dim); y and u are (..., dim). `p` has the parts of the site by name.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Half(geonorm.Scheme):
+    ...     parts = {"input": "norm"}
+    ...     def write(self, x, u, p, site, h=1.0):
+    ...         return x + 0.5 * h * u
+    >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), Half(), geonorm.Site(0, "mlp", 4), dim=8)
+    >>> layer(torch.randn(2, 8)).shape
+    torch.Size([2, 8])
     """
 
     about: ClassVar[About] = About()
@@ -262,7 +280,11 @@ class Scheme:
 
 @dataclass(frozen=True)
 class Placement(Scheme):
-    """A scheme with the usual ends: a gain-free N after the embedding, a gained N before the head."""
+    """A scheme with the usual ends: a gain-free N after the embedding, a gained N before the head.
+
+    >>> print(geonorm.schemes.Pre(entry="embedding"))
+    pre(entry=embedding)
+    """
 
     entry: Literal["sphere", "embedding"] = field(default="sphere", kw_only=True)
     """sphere: the stream starts as the gain-free N of the embedding; embedding: as the raw embedding."""
@@ -293,7 +315,11 @@ class Copied(Placement):
 
 
 def enter_as(scheme: Scheme, entry: str) -> Scheme:
-    """The scheme with another entry; itself where it has no such field."""
+    """The scheme with another entry; itself where it has no such field.
+
+    >>> print(geonorm.schemes.enter_as(geonorm.parse("geonorm"), "embedding"))
+    geonorm(entry=embedding)
+    """
     return replace(scheme, entry=entry) if isinstance(scheme, Placement) else scheme  # type: ignore[arg-type]
 
 

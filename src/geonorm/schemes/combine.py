@@ -17,7 +17,11 @@ from .registry import register
 
 
 def state_of(scheme: Scheme) -> str:
-    """What a token is between two blocks, in words: schemes of one state may follow one another."""
+    """What a token is between two blocks, in words: schemes of one state may follow one another.
+
+    >>> geonorm.schemes.state_of(geonorm.parse("mix(post, pre)"))
+    'one stream'
+    """
     if isinstance(scheme, Nested):
         return state_of(scheme.inside()[0])
     plain = "one stream" if scheme.streams == 1 else f"{scheme.streams} streams of {type(scheme).__name__}"
@@ -95,6 +99,10 @@ class Mix(Combined):
     """The first share of the blocks under `a`, the rest under `b`; post, pre and a quarter are Mix-LN.
 
     The entry is that of the first block, the exit that of the last.
+
+    >>> mix = geonorm.parse("mix(post, pre, 0.25)")
+    >>> [str(mix.resolve(geonorm.Site(layer, "mlp", 4))) for layer in range(4)]
+    ['post', 'pre', 'pre', 'pre']
     """
 
     about = About(
@@ -120,7 +128,11 @@ class Mix(Combined):
 @register("first")
 @dataclass(frozen=True)
 class First(Combined):
-    """The first few blocks under `a`, the rest under `b`: `first(hybrid(input=norm), hybrid)` is HybridNorm*."""
+    """The first few blocks under `a`, the rest under `b`: `first(hybrid(input=norm), hybrid)` is HybridNorm*.
+
+    >>> print(geonorm.parse("first(post, geonorm)").resolve(geonorm.Site(0, "attn", 4)))
+    post
+    """
 
     about = About(
         equation="a in the first n blocks, b after them; n = blocks",
@@ -143,7 +155,12 @@ class First(Combined):
 @register("per_kind")
 @dataclass(frozen=True)
 class PerKind(Combined):
-    """One scheme for attention (cross and parallel sites too), another for the MLP; the ends are those of `ends`."""
+    """One scheme for attention (cross and parallel sites too), another for the MLP; the ends are those of `ends`.
+
+    >>> scheme = geonorm.schemes.PerKind("geonorm", "pre")
+    >>> print(scheme.resolve(geonorm.Site(0, "attn", 4)), scheme.resolve(geonorm.Site(0, "mlp", 4)))
+    geonorm pre
+    """
 
     about = About(
         equation="attn at attention, mlp at the MLP",

@@ -19,7 +19,12 @@ from .registry import register
 @register("post")
 @dataclass(frozen=True)
 class Post(Decayed):
-    """Post-Norm: the stream is normalised after every addition. Needs no norm before the head."""
+    """Post-Norm: the stream is normalised after every addition. Needs no norm before the head.
+
+    >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "post", geonorm.Site(0, "mlp", 4), dim=8)
+    >>> round(layer(torch.randn(8)).square().mean().item(), 3)  # what a norm leaves
+    1.0
+    """
 
     about = About(
         equation="N(x + s u(x)), s = 1",
@@ -43,7 +48,11 @@ class Post(Decayed):
 @register("peri")
 @dataclass(frozen=True)
 class Peri(Decayed):
-    """Peri-LN: norms before and after the sub-layer, the residual addition stays plain (Gemma 2 and 3)."""
+    """Peri-LN: norms before and after the sub-layer, the residual addition stays plain (Gemma 2 and 3).
+
+    >>> geonorm.parse("peri").about.equation
+    'x + s N(u(N(x))), s = 1'
+    """
 
     about = About(
         equation="x + s N(u(N(x))), s = 1",
@@ -65,6 +74,9 @@ class Sandwich(Decayed):
     `rescale=max` is the paper's precaution against overflow in fp16: each norm divides its input by max|x| / 8, without
     gradient, so it acts through eps alone wherever norms compute in fp32, as all do here. The maximum is that of the
     token, not of the whole batch as in the official code, so that no token knows of another.
+
+    >>> print(geonorm.schemes.Sandwich(rescale="max"))
+    sandwich(rescale=max)
     """
 
     about = About(
@@ -108,7 +120,12 @@ class Rescaled(nn.Module):
 @register("olmo2")
 @dataclass(frozen=True)
 class Olmo2(Placement):
-    """Reordered norm of OLMo 2: only the output of the sub-layer is normalised."""
+    """Reordered norm of OLMo 2: only the output of the sub-layer is normalised.
+
+    >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "olmo2", geonorm.Site(0, "mlp", 4), dim=8)
+    >>> layer(torch.randn(2, 8)).shape
+    torch.Size([2, 8])
+    """
 
     about = About(
         equation="x + N(u(x))",
@@ -128,7 +145,11 @@ class Olmo2(Placement):
 @register("deepnorm")
 @dataclass(frozen=True)
 class DeepNorm(Placement):
-    """DeepNorm for decoders: the skip path is weighed up, value, output and MLP weights start smaller."""
+    """DeepNorm for decoders: the skip path is weighed up, value, output and MLP weights start smaller.
+
+    >>> geonorm.parse("deepnorm").init_std("o", 8, 8, geonorm.Site(0, "attn", 8), base=1.0)  # (8 L)^(-1/4)
+    0.3535...
+    """
 
     about = About(
         equation="N((2L)^(1/4) x + u(x))",
@@ -158,6 +179,9 @@ class Keel(Placement):
     The notes on the paper disagree about alpha. The number of sub-layers 2 L is taken here because it alone keeps the
     product of the skip paths' Jacobians, about alpha / sqrt(alpha^2 + |u|^2/|x|^2) each, from vanishing with depth.
     Gains on both norms are an assumption.
+
+    >>> print(geonorm.schemes.Keel(alpha=8.0))
+    keel(alpha=8)
     """
 
     about = About(
@@ -183,7 +207,12 @@ class Keel(Placement):
 @dataclass(frozen=True)
 class LayerNormScaling(Placement):
     """LayerNorm scaling: Pre-Norm whose norm output shrinks with depth. Not to be combined with a scaled init, so that
-    of gpt2 and neox is left unscaled."""
+    of gpt2 and neox is left unscaled.
+
+    >>> layer = geonorm.Residual(torch.nn.Identity(), "lns(entry=embedding)", geonorm.Site(3, "mlp", 4), dim=1)
+    >>> layer(torch.tensor([4.0])) - 4  # N(4) = 1, over the root of t = 4
+    tensor([0.5000], grad_fn=...)
+    """
 
     about = About(
         equation="x + u(N(x) / sqrt(t))",
@@ -207,7 +236,12 @@ class LayerNormScaling(Placement):
 @register("sqrt")
 @dataclass(frozen=True)
 class Sqrt(Placement):
-    """Post-Norm with updates scaled by 1/sqrt(t): the "sqrt-scaling" row of the attention-dynamics paper."""
+    """Post-Norm with updates scaled by 1/sqrt(t): the "sqrt-scaling" row of the attention-dynamics paper.
+
+    >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "sqrt", geonorm.Site(0, "mlp", 4), dim=8)
+    >>> layer(torch.randn(2, 8)).shape
+    torch.Size([2, 8])
+    """
 
     about = About(
         equation="N(x + u(x) / sqrt(t))",

@@ -32,6 +32,11 @@ class GeoNorm(Placement):
 
     SpheretNorm (arXiv:2608.02668) is this step with a learned step size inside the angle of another retraction:
     `geonorm(retraction=projection, learn=step, decay=constant, decay_on=update, max_angle=pi)`, or cayley, or a number.
+
+    >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "geonorm(decay=sqrt)", geonorm.Site(0, "mlp", 4), dim=8)
+    >>> x = torch.randn(2, 8)
+    >>> torch.allclose(layer(x).norm(dim=-1), x.norm(dim=-1))  # it turns the token and keeps its length
+    True
     """
 
     about = About(

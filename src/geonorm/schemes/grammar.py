@@ -23,7 +23,11 @@ from .registry import REGISTRY, installed, names
 
 
 def find(name: str) -> type[Scheme]:
-    """The class of a name. ConfigError with the nearest valid name when there is none."""
+    """The class of a name. ConfigError with the nearest valid name when there is none.
+
+    >>> geonorm.schemes.find("peri").__name__
+    'Peri'
+    """
     if name in REGISTRY:
         return REGISTRY[name]
     if name in installed():
@@ -176,6 +180,13 @@ def parse(text: str | Scheme) -> Scheme:
     """The scheme of a string such as `geonorm(decay=sqrt, max_angle=pi/8)`; a Scheme passes through.
 
     Raises ConfigError, one line with the nearest valid name, for anything that is not one.
+
+    >>> geonorm.parse("geonorm(max_angle=pi/8)").max_angle
+    0.392...
+    >>> geonorm.parse("geonrm")
+    Traceback (most recent call last):
+        ...
+    geonorm.errors.ConfigError: unknown scheme 'geonrm': did you mean 'geonorm'? (valid: ...)
     """
     if isinstance(text, Scheme):
         return text

@@ -24,6 +24,9 @@ class AttentionResiduals(Placement):
     Slot 0 of the stream is the embedding, slot n the sum of what block n wrote so far; a sub-layer sees the slots
     before its block's, and its block's too unless it is the first of it. The head sees all. Attention and MLP count
     apart. With as many blocks as sub-layers, or more, each writes to a slot of its own: the full form.
+
+    >>> geonorm.schemes.AttentionResiduals(blocks=2).streams
+    3
     """
 
     about = About(

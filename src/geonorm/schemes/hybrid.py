@@ -21,6 +21,9 @@ class Hybrid(Placement):
     on q, k, v are RMSNorms over one head with gains that the heads share, before RoPE, whatever N is. Output
     projections start smaller by sqrt(2 L), once ("full Megatron" in the official code). A parallel block, which the
     paper has not, is written as attention is: its MLP reads the stream as it is.
+
+    >>> print(geonorm.parse("first(hybrid(input=norm), hybrid)"))  # HybridNorm*
+    first(a=hybrid(input=norm), b=hybrid)
     """
 
     about = About(

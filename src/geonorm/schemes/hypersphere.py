@@ -63,6 +63,11 @@ class NGPT(Interpolated):
 
     Weights are normalised along the model dimension after every optimizer step; queries, keys, MLP units and logits get
     learned scales. Following the official code where it and the text differ (both up and gate times sqrt(dim)).
+
+    >>> weight = torch.randn(4, 8)
+    >>> geonorm.parse("ngpt").constrain({"up": [weight]})
+    >>> weight.norm(dim=1)
+    tensor([1..., 1..., 1..., 1...])
     """
 
     about = About(
@@ -119,6 +124,11 @@ class AnGPT(Interpolated):
     hidden = 4 width, near enough to the 3.74 of the notes to say what that number is). The step starts at 0.05 and the
     logit scale at 1, queries and keys carry a learned scale, and the embedding is put on the unit sphere, all as in
     nGPT. The factors presume a gated MLP; a GELU MLP is nearly linear under them.
+
+    >>> weight = torch.full((1, 4), 2.0)
+    >>> geonorm.parse("angpt").constrain({"up": [weight]})
+    >>> weight
+    tensor([[0.5000, 0.5000, 0.5000, 0.5000]])
     """
 
     about = About(

@@ -24,6 +24,11 @@ class ReZero(Placement):
     The paper shares the scalar between attention and MLP of a layer. Here each site has its own, because a residual
     owns all that it needs (it can be sharded, checkpointed and put into other models alone); the shared form is the
     case of two equal scalars, and both start at 0. No norm before the head either.
+
+    >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "rezero", geonorm.Site(0, "mlp", 4), dim=8)
+    >>> x = torch.randn(2, 8)
+    >>> torch.equal(layer(x), x)  # the scalar starts at 0
+    True
     """
 
     about = About(
@@ -57,6 +62,9 @@ class LayerScale(Placement):
     Initial values are the rule of the paper's text, as others quote it: 0.1 up to 18 blocks, 1e-5 at 24, 1e-6 beyond.
     The official models have 1e-5 at 24 and 1e-6 at S36, M36 and M48, but 1e-5 at XXS36; none has 18 blocks or fewer, so
     that 0.1 stands in no code of theirs.
+
+    >>> print(geonorm.schemes.LayerScale(start=0.01))
+    layerscale(start=0.01)
     """
 
     about = About(
@@ -87,6 +95,10 @@ class GPAS(Placement):
     The gradient is that of the sum x + u: forward mode and second derivatives are of it, too, so that none of them is
     the derivative of the value. The official code shares the gate between attention and MLP of a layer; here each site
     has its own, as with `rezero`.
+
+    >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "gpas", geonorm.Site(0, "mlp", 4), dim=8)
+    >>> layer(torch.randn(2, 8)).shape
+    torch.Size([2, 8])
     """
 
     about = About(

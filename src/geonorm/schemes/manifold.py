@@ -35,6 +35,9 @@ class ManifoldHyper(Connected):
     Reference codes differ from the paper and from each other (initial values; transformers adds 1e-6 in its Sinkhorn
     steps and to the reading weights, and ends with a learned collapse); this is the paper. Initial values, of which the
     paper gives 0.01 alone, are those of mHC-lite's code.
+
+    >>> print(geonorm.schemes.ManifoldHyper(mix="permutation"))
+    mhc(mix=permutation)
     """
 
     about = About(

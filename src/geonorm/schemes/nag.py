@@ -31,6 +31,10 @@ class NAG(Placement):
     v/|v| is softened as in `geonorm(update=unit)`, where the root mean square of v is near 0.001: an output of 0, as
     output matrices that start at 0 give it, moves nothing, and its gradient is 1000 a m |x| / sqrt(dim) times the
     tangential part of that by x: large, finite, and enough to leave 0 in one step.
+
+    >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "nag(directions=4)", geonorm.Site(0, "mlp", 4), dim=8)
+    >>> layer(torch.randn(2, 8)).shape
+    torch.Size([2, 8])
     """
 
     about = About(

@@ -11,7 +11,11 @@ from .base import INTERFACE, Scheme
 
 
 def schemes_in(scheme: Scheme) -> Iterator[type[Scheme]]:
-    """The class of a scheme, and those of the schemes in its fields."""
+    """The class of a scheme, and those of the schemes in its fields.
+
+    >>> [kind.__name__ for kind in geonorm.schemes.schemes_in(geonorm.parse("mix(post, pre)"))]
+    ['Mix', 'Post', 'Pre']
+    """
     yield type(scheme)
     for f in fields(scheme):
         value = getattr(scheme, f.name)
@@ -21,7 +25,11 @@ def schemes_in(scheme: Scheme) -> Iterator[type[Scheme]]:
 
 def sources_of(scheme: Scheme) -> dict[str, dict[str, Any]]:
     """What is kept of the schemes from elsewhere in a scheme, by place: sha256, version of the interface, source.
-    Empty for the schemes of this package; without a source where there is none, as in a notebook."""
+    Empty for the schemes of this package; without a source where there is none, as in a notebook.
+
+    >>> geonorm.schemes.sources_of(geonorm.parse("geonorm"))  # of this package: nothing to keep
+    {}
+    """
     found = {}
     for kind in schemes_in(scheme):
         if kind.__module__.partition(".")[0] != elsewhere.OURS:
@@ -33,7 +41,11 @@ def sources_of(scheme: Scheme) -> dict[str, dict[str, Any]]:
 
 def stored(text: str, sources: Mapping[str, Any] | None, where: str, strict: bool = False) -> elsewhere.Stored:
     """A scheme's text with the sources that a folder keeps of it, in the form of `sources_of`; a source for another
-    version of the interface is said."""
+    version of the interface is said.
+
+    >>> print(geonorm.parse(geonorm.schemes.stored("geonorm(alpha=2.0)", None, "config.yaml")))
+    geonorm(alpha=2)
+    """
     kept = {}
     for place, about in (sources or {}).items():
         source = about.get("source") if isinstance(about, Mapping) else None

@@ -25,7 +25,12 @@ MADE = "_made_by_scheme"
 
 
 def belongs_to_scheme(module: nn.Module) -> bool:
-    """Whether a scheme made a module, a part or a slot: whoever draws weights leaves it alone, and calls `restore`."""
+    """Whether a scheme made a module, a part or a slot: whoever draws weights leaves it alone, and calls `restore`.
+
+    >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "pre", geonorm.Site(0, "mlp", 4), dim=8)
+    >>> geonorm.schemes.belongs_to_scheme(layer.own.input), geonorm.schemes.belongs_to_scheme(layer.branch)
+    (True, False)
+    """
     return hasattr(module, MADE)
 
 
@@ -37,7 +42,14 @@ def claim(module: nn.Module, make: Callable[[], Any], prefix: str = "") -> None:
 
 def restore(module: nn.Module, alone: bool = False) -> None:
     """Gives a slot the values that the scheme made it with; a part, which its Parts restore, and what lies inside
-    another only with `alone`."""
+    another only with `alone`.
+
+    >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "pre", geonorm.Site(0, "mlp", 4), dim=8)
+    >>> _ = torch.nn.init.zeros_(layer.own.input.weight)
+    >>> geonorm.schemes.restore(layer.own.input, alone=True)
+    >>> layer.own.input.weight.sum().item()
+    8.0
+    """
     make, path = getattr(module, MADE)
     if alone or not path:
         take_values(module, lambda: make().get_submodule(path))
@@ -73,7 +85,12 @@ def draw_apart(make: Callable[[], Made], place: str) -> Made:
 
 
 def slot_at(scheme: Scheme, name: str, shape: tuple[int, ...], dim: int, site: Site) -> nn.Module | None:
-    """What a scheme puts inside a branch or the head (`Scheme.slot`): drawn anew, it begins as the scheme made it."""
+    """What a scheme puts inside a branch or the head (`Scheme.slot`): drawn anew, it begins as the scheme made it.
+
+    >>> site = geonorm.Site(0, "attn", 4)
+    >>> geonorm.schemes.slot_at(geonorm.parse("hybrid"), "q", (4, 16), 64, site)
+    RMSNorm(...)
+    """
     place = f"{site.kind} {int(site.layer)} slot {name}"
     make = partial(draw_apart, partial(scheme.slot, name, shape, dim, site), place)
     slot = make()
@@ -84,7 +101,13 @@ def slot_at(scheme: Scheme, name: str, shape: tuple[int, ...], dim: int, site: S
 
 class Parts(nn.ModuleDict):
     """Norms, learned numbers and other modules of a scheme at a site. Called, it gives them by name: as a call, so that
-    whoever moves weights about (offloading, sharding) sees them asked for."""
+    whoever moves weights about (offloading, sharding) sees them asked for.
+
+    >>> from geonorm.norms import NormSpec
+    >>> parts = geonorm.schemes.Parts(geonorm.parse("peri"), geonorm.Site(0, "mlp", 4), NormSpec("rms", 8))
+    >>> sorted(vars(parts()))
+    ['input', 'output']
+    """
 
     def __init__(self, scheme: Scheme, site: Site, norm: NormSpec) -> None:
         super().__init__()
@@ -141,14 +164,26 @@ def make_part(name: str, part: Any, norm: NormSpec) -> nn.Module | nn.Parameter:
 def advance(model: nn.Module, steps: int = 1) -> None:
     """One optimizer step more (or `steps`), for schemes that change over training (`prores`): to be called after each.
     What it counts is saved with the model. It is a whole number: a moving average of weights copies it, as
-    `AveragedModel` does unless it averages buffers, too."""
+    `AveragedModel` does unless it averages buffers, too.
+
+    >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "prores", geonorm.Site(0, "mlp", 4), dim=8)
+    >>> geonorm.schemes.advance(layer)
+    >>> layer.own.progress.done
+    tensor(1)
+    """
     for module in model.modules():
         if isinstance(module, Progress):
             module.done += steps
 
 
 class Progress(nn.Module):
-    """Optimizer steps so far, as a tensor: code that is compiled once sees it grow."""
+    """Optimizer steps so far, as a tensor: code that is compiled once sees it grow.
+
+    >>> progress = geonorm.schemes.Progress()
+    >>> geonorm.schemes.advance(progress, 3)
+    >>> progress.done.item()
+    3
+    """
 
     done: Tensor
 
@@ -158,13 +193,24 @@ class Progress(nn.Module):
 
 
 def read_at(scheme: Scheme, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
-    """What the sub-layer reads, and what the scheme carries from this look at x to its write: None for most."""
+    """What the sub-layer reads, and what the scheme carries from this look at x to its write: None for most.
+
+    >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "pre", geonorm.Site(0, "mlp", 4), dim=8)
+    >>> y, carry = geonorm.schemes.read_at(layer.scheme, torch.ones(8), layer.own(), layer.place())
+    >>> carry is None
+    True
+    """
     return scheme.read(x, p, site) if scheme.carries else (scheme.read(x, p, site), None)
 
 
 def write_at(scheme: Scheme, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0, *, carry: Any = None) -> Tensor:
     """The stream after the sub-layer proposed u, in the dtype of x: u is cast to it before, the result after.
-    ConfigError if a scheme's `write` returns another shape."""
+    ConfigError if a scheme's `write` returns another shape.
+
+    >>> scheme, site = geonorm.parse("pre(input=raw)"), geonorm.Site(0, "mlp", 4)
+    >>> geonorm.schemes.write_at(scheme, torch.ones(2), torch.ones(2), None, site, h=0.5)
+    tensor([1.5000, 1.5000])
+    """
     u = u.to(x.dtype)
     out = scheme.write(x, u, p, site, h, carry) if scheme.carries else scheme.write(x, u, p, site, h)  # type: ignore[call-arg]
     if out.shape != x.shape:

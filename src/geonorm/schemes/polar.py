@@ -57,6 +57,9 @@ class Polar(Pre):
     becomes a metric projection whose step the radius divides, so that Pre-Norm shows itself as a spherical scheme with
     a decay of its own making; and no number of the state grows with depth. Outputs and gradients are those of `pre` to
     rounding; keep the state fp32, because bf16 would lose the small increments of the log-radius.
+
+    >>> geonorm.schemes.Polar().width(8)  # direction and log-radius
+    9
     """
 
     about = About(

@@ -16,7 +16,12 @@ from .registry import register
 @register("pre")
 @dataclass(frozen=True)
 class Pre(Decayed):
-    """Pre-Norm: the sub-layer reads the normalised stream, the stream itself is never normalised on the way."""
+    """Pre-Norm: the sub-layer reads the normalised stream, the stream itself is never normalised on the way.
+
+    >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "pre", geonorm.Site(0, "mlp", 4), dim=8)
+    >>> layer(torch.randn(2, 8)).shape
+    torch.Size([2, 8])
+    """
 
     about = About(
         equation="x + s u(N(x)), s = 1",

@@ -28,6 +28,14 @@ class ProRes(Nested):
     Whoever steps the optimizer says so: `geonorm train` and `geonorm.hf.Trainer` do, a loop of one's own calls
     `geonorm.schemes.advance(model)` after each step. The count is saved with the model, and a model that is not trained
     keeps the steps it has: at the start none, so that it is not for models that exist.
+
+    >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "prores(geonorm, steps=10)", geonorm.Site(0, "mlp", 4), dim=8)
+    >>> x = torch.randn(2, 8)
+    >>> torch.equal(layer(x), x)  # no step is made yet
+    True
+    >>> geonorm.schemes.advance(layer, 10)
+    >>> torch.equal(layer(x), x)
+    False
     """
 
     about = About(

@@ -18,7 +18,15 @@ S = TypeVar("S", bound=type[Any])
 
 
 def register(name: str) -> Any:
-    """Class decorator that gives a scheme its name."""
+    """Class decorator that gives a scheme its name.
+
+    >>> @geonorm.schemes.register("plain_sum")
+    ... class PlainSum(geonorm.schemes.Pre):
+    ...     pass
+    >>> print(geonorm.parse("plain_sum"))
+    plain_sum
+    >>> del geonorm.schemes.registry.REGISTRY["plain_sum"]
+    """
 
     def add(cls: S) -> S:
         if name in REGISTRY:
@@ -30,7 +38,11 @@ def register(name: str) -> Any:
 
 
 def names() -> list[str]:
-    """Every scheme known by a bare name: ours in the order of definition, then those of installed packages."""
+    """Every scheme known by a bare name: ours in the order of definition, then those of installed packages.
+
+    >>> geonorm.names()[:3]
+    ['pre', 'post', 'peri']
+    """
     return [*REGISTRY, *(name for name in sorted(installed()) if name not in REGISTRY)]
 
 

@@ -22,6 +22,10 @@ class Beam(Placement):
     y_n = sqrt(n + 1) x_n, with n updates added, follows y + N(u(N(y))): the function of `peri` with the same weights,
     up to the eps of the norms. Lengths and rounding differ. h scales the weight of the update; the other weight
     follows, so that their squares sum to 1.
+
+    >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "beam", geonorm.Site(0, "mlp", 4), dim=8)
+    >>> layer(torch.randn(2, 8)).shape
+    torch.Size([2, 8])
     """
 
     about = About(
@@ -47,6 +51,10 @@ class Muse(Placement):
     b = sigmoid(g / temperature) weighs the update, a = sqrt(1 - b^2) the stream, so that the length holds on average.
     The update is normalised without gains; that of the MLP is multiplied by a learned vector before, not after. h
     scales b; a follows.
+
+    >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "muse", geonorm.Site(0, "mlp", 4), dim=8)
+    >>> layer(torch.randn(2, 8)).shape
+    torch.Size([2, 8])
     """
 
     about = About(
@@ -88,7 +96,12 @@ class ScaledInput(nn.Module):
 @register("affine")
 @dataclass(frozen=True)
 class AffineResidual(Placement):
-    """Pre-Norm with a learned scale and bias per channel on both terms of the addition; plain Pre-Norm at the start."""
+    """Pre-Norm with a learned scale and bias per channel on both terms of the addition; plain Pre-Norm at the start.
+
+    >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "affine", geonorm.Site(0, "mlp", 4), dim=8)
+    >>> layer(torch.randn(2, 8)).shape
+    torch.Size([2, 8])
+    """
 
     about = About(
         equation="(x + b) s + (u(N(x)) + c) w per channel, learned, s = w = 1, b = c = 0 at the start",

@@ -20,7 +20,11 @@ from .registry import register
 @register("residual_dual")
 @dataclass(frozen=True)
 class ResidualDual(Copied):
-    """ResiDual: a Post-Norm stream that sub-layers read, beside a plain sum of all updates, joined at the end."""
+    """ResiDual: a Post-Norm stream that sub-layers read, beside a plain sum of all updates, joined at the end.
+
+    >>> geonorm.schemes.ResidualDual().streams
+    2
+    """
 
     about = About(
         equation="p = N(p + u(p)), d = d + u(p); exit p + N(d)",
@@ -53,6 +57,9 @@ class Siamese(Copied):
     Without fields this is the paper's algorithm. The official code normalises each sum a + N(b) once more and divides
     what a receives by sqrt(2t): siamese(sum=norm, decay=sqrt, alpha=0.7071067811865476). The paper's language models
     use HybridNorm inside the stream a, which is a matter of the attention and not of the residual.
+
+    >>> geonorm.schemes.Siamese().streams
+    2
     """
 
     about = About(
@@ -115,6 +122,10 @@ class Hyper(Connected):
     The streams start as copies and leave as their sum. The paper also rescales the matrices that write to the stream
     with n at the start, and lets the dynamic weights decay; here every scheme draws the same matrices, and only
     matrices of the sub-layers decay.
+
+    >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "hyper(n=2)", geonorm.Site(0, "mlp", 4), dim=8)
+    >>> layer(torch.randn(5, 2, 8)).shape  # two streams a token
+    torch.Size([5, 2, 8])
     """
 
     about = About(

@@ -23,6 +23,11 @@ class Orthogonal(Decayed):
     The projection is per token over the features ("Orthogonal-F", the default of the official code), with eps in its
     denominator, so a share eps / (|x|^2 + eps) of the radial part is left. The inner products are fp32. With decay it
     is the flat twin of GeoNorm's step: tangential, but the radius grows as the square root of 1 + |v|^2/|x|^2.
+
+    >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "orthogonal", geonorm.Site(0, "mlp", 4), dim=8)
+    >>> x = torch.randn(2, 8)
+    >>> torch.allclose(geonorm.sphere.dot(layer(x) - x, x), torch.zeros(2, 1), atol=1e-5)
+    True
     """
 
     about = About(
@@ -54,6 +59,10 @@ class NormPreserving(Placement):
 
     What GeoNorm's step holds for every token, this holds on average and without a projection: the control for keeping
     the norm alone. `h` scales the weight of the update; the other follows, so that the squares sum to 1 all along.
+
+    >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "norm_preserving", geonorm.Site(0, "mlp", 4), dim=8)
+    >>> layer(torch.randn(2, 8)).shape
+    torch.Size([2, 8])
     """
 
     about = About(
