@@ -1,10 +1,10 @@
-"""GeoNorm less Pre-Norm in the experiments that trained both with tuned rates: one figure, from their results.jsonl.
+"""GeoNorm − Pre-Norm in the experiments that trained both with tuned rates: one figure, from their results.jsonl.
 
     python experiments/answer.py
 
 Writes docs/figures/answer.svg and answer.md beside it: a row for each comparison of two seeds or more, each scheme at
-the best of the rates that have two, unless the row says another, paired by seed, with 95 % intervals; on one side the
-raw embedding for both, as in the papers, on the other a norm after the embedding for both, the default here. Without
+the best of the rates that have two, unless the row says another, paired by seed, with 95 % intervals; on one side both
+without embedding norm, as in the papers, on the other both with it, the default here. Without
 001 and 003, which 019 repeats, and 015, which converts.
 """
 
@@ -30,8 +30,8 @@ from geonorm.report.tables import markdown_lines
 HERE = Path(__file__).parent
 OUT = HERE.parent / "docs" / "figures"
 ENTRIES = {
-    "The raw embedding in both": ("geonorm(entry=embedding)", "pre(entry=embedding)"),
-    "A norm after the embedding in both": ("geonorm", "pre"),
+    "Without embedding norm in both": ("geonorm(entry=embedding)", "pre(entry=embedding)"),
+    "With embedding norm in both": ("geonorm", "pre"),
 }
 """GeoNorm and Pre-Norm by what they take in."""
 NAMES = {"books": "novels", "latex": "LaTeX"}
@@ -66,7 +66,7 @@ scheme at its best rate; one budget of a ladder, the longest; of two comparisons
 
 
 Gaps = dict[int, float]
-"""GeoNorm's loss less Pre-Norm's, by seed."""
+"""GeoNorm's loss − Pre-Norm's, by seed."""
 
 
 @dataclass(frozen=True)
@@ -195,10 +195,10 @@ def main() -> None:
             if low is not None and high is not None and high - low <= DRAWN:
                 drawn[title][place] = gaps
                 ends += [low, high, *gaps.values()]
-    x = Axis.around(ends, title="GeoNorm less Pre-Norm, nats (left of 0 GeoNorm is better)")
+    x = Axis.around(ends, title="GeoNorm − Pre-Norm, nats (left of 0 GeoNorm is better)")
     shared = {place.label: RECIPES[place.recipe] for place in places()}
     charts = [draw(title, found, shared, x) for title, found in drawn.items()]
-    print(Figure(figure(charts, "GeoNorm less Pre-Norm")).save(OUT / "answer.svg"))
+    print(Figure(figure(charts, "GeoNorm − Pre-Norm")).save(OUT / "answer.svg"))
     (OUT / "answer.md").write_text(tabulate(sides), encoding="utf-8")
     print(OUT / "answer.md")
 

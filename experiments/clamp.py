@@ -2,7 +2,7 @@
 
     python experiments/clamp.py experiments/017-paper-recipe [RUN ...]
 
-One chart a scheme, one line a run, by rate. figures/clamped.svg: the share of site-tokens at the ceiling over training.
+One chart a scheme, one line a run, by rate. figures/clamped.svg: the share of clamped updates over training.
 figures/course.svg: the training loss less that of `pre` with the same entry, rate and seed, on the same batches.
 figures/ratio.svg: for the first seed of each scheme and rate the ratio |v|/|x| site by site, v the tangential part of
 what the sub-layer proposes, median over tokens: above the dashed line it is clamped.
@@ -34,7 +34,7 @@ STEPS = "optimizer step"
 
 
 def read_traces(experiment: Path) -> Rows:
-    """Rows of traces.csv by run, of the runs that have a ceiling and are not at it by definition."""
+    """Rows of traces.csv by run, of the runs that have a clamp and are not at it by definition."""
     found: Rows = {}
     with (experiment / "traces.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
@@ -72,10 +72,10 @@ def draw_shares(traces: Rows, runs: Mapping[str, Any]) -> list[Chart]:
             at.setdefault(int(row["step"]), []).append(float(row["clamped"]))
         course = [(float(step), mean(shares)) for step, shares in sorted(at.items())]
         lines.setdefault(name_row(runs[name]), []).append((rate(runs[name]["lr"]), course))
-    return draw_rows(lines, Axis(0, 1.02, title="share of site-tokens"))
+    return draw_rows(lines, Axis(0, 1.02, title="share of clamped updates"))
 
 
-def ceiling_of(scheme: str) -> float:
+def clamp_of(scheme: str) -> float:
     """What the ratio of a proposal is compared with; NaN where that is another number."""
     rule = parse(scheme)
     hard = [getattr(rule, name, "") for name in ("retraction", "decay_on")] == ["exp", "angle"]
@@ -90,14 +90,14 @@ def draw_ratio(rows: Sequence[Mapping[str, str]], run: Mapping[str, Any], y: Axi
         sites[f"{name}, attention"] = look
         sites[f"{name}, MLP"] = Look(look.light, look.dark, "4 3", "square")
     x = Axis.around([int(row["step"]) for row in rows], log=True, title=STEPS)
-    ceiling = ceiling_of(run["scheme"])
-    hard = not math.isnan(ceiling)
+    clamp = clamp_of(run["scheme"])
+    hard = not math.isnan(clamp)
     chart = Chart(
         f"{rate(run['lr'])} {name_row(run)}", x, y, sites,
         "Median over tokens" + ("; clamped above the dashed line." if hard else "."), legend=True,
     )  # fmt: skip
     if hard:
-        chart.rule(y=ceiling)
+        chart.rule(y=clamp)
     for site in sites:
         block, kind = site.removeprefix("block ").split(", ")
         place = str(int(block) - 1), "mlp" if kind == "MLP" else "attn"
@@ -133,24 +133,24 @@ def draw_quantiles(traces: Rows, runs: Mapping[str, Any], shown: Sequence[str]) 
             chart.mark(lr, place, mid, f"{low:.3g} to {high:.3g}")
     for name in shown:
         chart = charts[name_row(runs[name])]
-        if not chart.rules and not math.isnan(ceiling := ceiling_of(runs[name]["scheme"])):
-            chart.rule(y=ceiling)
+        if not chart.rules and not math.isnan(clamp := clamp_of(runs[name]["scheme"])):
+            chart.rule(y=clamp)
     return list(charts.values())
 
 
 def draw_gaps(runs: Mapping[str, Any]) -> list[Chart]:
-    """The course of each run against that of its Pre-Norm twin, where it has one."""
+    """The loss of each run − that of the paired Pre-Norm run, where there is one."""
 
     def place(run: Mapping[str, Any], scheme: str = "") -> tuple[Any, ...]:
         return (name_row(run, scheme), *(run.get(key) for key in ("lr", "seed", "data", "steps")))
 
-    twins = {place(run): run for run in runs.values()}
+    partners = {place(run): run for run in runs.values()}
     lines: dict[str, list[tuple[str, Line]]] = {}
     for run in runs.values():
         entry = getattr(parse(run["scheme"]), "entry", "sphere")
-        twin = twins.get(place(run, f"pre(entry={entry})" if entry != "sphere" else "pre"))
-        if twin and twin is not run:
-            base = dict(twin["train"])
+        partner = partners.get(place(run, f"pre(entry={entry})" if entry != "sphere" else "pre"))
+        if partner and partner is not run:
+            base = dict(partner["train"])
             line = [(float(step), loss - base[step]) for step, loss in run["train"] if step in base]
             lines.setdefault(name_row(run), []).append((rate(run["lr"]), line))
     gaps = [gap for row in lines.values() for _, line in row for _, gap in line]
@@ -164,7 +164,7 @@ def main(experiment: Path, chosen: Sequence[str]) -> int:
     runs = {run["run"]: run for run in read_runs(experiment) if not chosen or run["run"] in chosen}
     traces = {name: rows for name, rows in read_traces(experiment).items() if name in runs}
     if not traces or not runs.keys() >= set(chosen):
-        print(f"{experiment} has no such runs, or none with a ceiling: name runs as traces.csv does", file=sys.stderr)
+        print(f"{experiment} has no such runs, or none with a clamp: name runs as traces.csv does", file=sys.stderr)
         return 2
     y = Axis.around(
         [float(row["proposal_p50"]) for rows in traces.values() for row in rows], log=True, title="|v| / |x|"
@@ -175,11 +175,11 @@ def main(experiment: Path, chosen: Sequence[str]) -> int:
     drawn = {
         "clamped": (
             draw_shares(traces, runs),
-            "share of site-tokens at the ceiling; a line is a run, a colour a rate",
+            "share of clamped updates; a line is a run, a colour a rate",
         ),
         "course": (
             draw_gaps(runs),
-            "training loss less that of pre with the same entry, rate and seed; means over 500 steps",
+            "training loss − that of pre with the same embedding norm, rate and seed; means over 500 steps",
         ),
         "ratio": ([draw_ratio(traces[name], runs[name], y) for _, name in sorted(first.items())], "first seed of each"),
         "quantiles": (

@@ -101,7 +101,7 @@ def draw_gaps(gaps: Sequence[Gap], baseline: str, unit: str) -> Chart:
     ends = [end for gap in gaps for end in (*(gap.moderated or ()), *gap.pairs.values())]
     schemes = list(dict.fromkeys(gap.scheme for gap in gaps))
     chart = Chart(
-        f"Less that of {baseline} at the same rate", Axis.around([gap.lr for gap in gaps], log=True, title=RATE,
+        f"Difference to {baseline} at the same rate", Axis.around([gap.lr for gap in gaps], log=True, title=RATE,
         form="~e"), Axis.around([*ends, 0.0], title=f"difference ({unit})"), looks(schemes),
         "Means over pairs with moderated 95 % intervals. Marks: pairs of one seed.", legend=True,
     )  # fmt: skip

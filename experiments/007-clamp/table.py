@@ -113,7 +113,7 @@ def draw_courses(setting: str, runs: Runs, clamped: Shares) -> list[Chart]:
         if len(lines) < 2:
             continue
         x = Axis.around([step for shares in lines.values() for step in shares], title="optimizer step")
-        y = Axis(0, 1, title="clamped share of site-tokens")
+        y = Axis(0, 1, title="share of clamped updates")
         chart = Chart(f"{setting}, {rate(lr)}", x, y, shared, "Seed 0.", height=160)
         for name in kinds:
             if name in lines:

@@ -158,7 +158,7 @@ WRONG = {
     "no results": ("curves.py", ["planned", "pre", "geonorm"], "planned has no results.jsonl"),
     "no such scheme": ("curves.py", ["017-paper-recipe", "pre", "nobody"], "has no runs of nobody on books"),
     "no traces": ("clamp.py", ["003-zoo"], "003-zoo has no traces.csv"),
-    "no run with a ceiling": ("clamp.py", ["017-paper-recipe", "nowhere"], "has no such runs, or none with a ceiling"),
+    "no run with a ceiling": ("clamp.py", ["017-paper-recipe", "nowhere"], "has no such runs, or none with a clamp"),
     "no such ladder": (
         "trends.py",
         ["009-tokens", "--only", "nothing"],
