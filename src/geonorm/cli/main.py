@@ -207,7 +207,7 @@ def evaluate(config: EvalConfig) -> int:
 
 def generate(config: GenerateConfig) -> int:
     """text from a trained run or a Hugging Face model"""
-    from ..lab.evaluate.evaluate import generate_text
+    from ..lab.evaluate.generate import generate_text
 
     for piece in generate_text(config):
         print(piece, end="", flush=True)
@@ -283,7 +283,7 @@ def simulate(config: SimulateConfig) -> int:
 
 
 def probe(config: ProbeConfig) -> int:
-    """what normalization does to hidden states: any Hugging Face model or run, site by site"""
+    """what normalization does to hidden states: any Hugging Face model or run, sub-layer by sub-layer"""
     from ..lab import probe as lab
 
     with show_progress(watched()) as progress:

@@ -110,7 +110,7 @@ def load_stock(folder: str | Path) -> GeoNormForCausalLM:
         raise ConfigError(f"{folder} is under a scheme already: load it with transformers.AutoModelForCausalLM")
     layout = layout_for(theirs)
     shape = read_shape(theirs, layout)
-    with one_line(str(folder), f"{folder} holds no weights that can be read"):
+    with one_line(f"{folder} holds no weights that can be read"):
         stock = with_weights(transformers.AutoModelForCausalLM, str(folder), dtype="auto")
     weights = stock.state_dict()
     if shape.block == "parallel":

@@ -28,7 +28,7 @@ from .statistics.comparison import usable
 
 CPU = torch.device("cpu")
 ENDLESS = 10**9
-"""As many tokens are what a tokenizer of transformers says that was never told how many there may be."""
+"""A tokenizer of transformers without a limit has a model_max_length above this."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Opened:
     """A model of transformers in evaluation mode on its device, and its tokenizer. `OpenedRun` is a run of ours."""
 
     name: str
-    """What opens it again: of a comparison's folder that of the chosen run."""
+    """The name that opens it again: in a comparison's folder that of the chosen run."""
     model: Any
     tokenizer: Any
     context: int | None
-    """Most tokens that it reads at once, where it says so."""
+    """Most tokens that it reads at once; None if unknown."""
     device: torch.device
 
     def encode(self, text: str) -> list[int]:
@@ -48,14 +48,14 @@ class Opened:
         return encode_running(self.tokenizer, text)
 
     def check(self, largest: int) -> None:
-        """DataError where its tokenizer gives an id that its model has no embedding for."""
+        """DataError for an id of its tokenizer that its model has no embedding for."""
         known = self.model.get_input_embeddings().weight.shape[0]
         if largest >= known:
             raise DataError(f"the tokenizer of {self.name} gives ids up to {largest}, its model knows {known}")
 
     @property
     def causal(self) -> bool:
-        """Whether it predicts the next token of a text."""
+        """True for a model of the next token."""
         return not load.predicts_masked(self.model.config)
 
     @property
@@ -69,11 +69,10 @@ class Opened:
         return FileTokenizer(self.name, t.backend_tokenizer.to_str(), t.eos_token or t.sep_token)
 
     def objective(self) -> Objective:
-        """What its loss is about. GeonormError if its tokenizer lacks what that needs."""
-        return NEXT if self.causal else self.masking()
-
-    def masking(self) -> MaskedTokens:
+        """The objective of its loss. ConfigError for a model of masked tokens without a mask token."""
         t = self.tokenizer
+        if self.causal:
+            return NEXT
         if t.mask_token_id is None:
             raise ConfigError(f"the tokenizer of {self.name} has no mask token")
         # the end that text is stored with; slow tokenizers only read running text, without ends
@@ -116,10 +115,10 @@ class OpenedRun(Opened):
 
 @dataclass(frozen=True)
 class OpenedClassifier(Opened):
-    """A model of transformers that tells classes of images apart; it has no tokenizer."""
+    """A classifier of images of transformers; it has no tokenizer."""
 
     processor: Any
-    """What makes pixels of images."""
+    """Its image processor."""
 
     @property
     def causal(self) -> bool:
@@ -146,43 +145,43 @@ def open_model(
 
     scheme: of a comparison's folder the best finished run of that scheme. The rest is for models of transformers.
     causal: one that predicts tokens, the next or masked ones; else of the class that its weights were saved from, and
-    not quantised.
-    tokenizer: another than its own.
+    not quantised. tokenizer: another than its own.
     """
     name = run_of(name, scheme)
     hub: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     settings = read_settings(name, causal=causal, **hub)
     if isinstance(settings, TrainConfig):
-        others = {"dtype": dtype != "auto", "tokenizer": tokenizer, "revision": revision}
-        if asked := next((option for option, given in others.items() if given), None):
-            raise ConfigError(
-                f"{name} is a run: --{asked} is for models of transformers; leave it out, or open them apart"
-            )
+        options = {"dtype": dtype != "auto", "tokenizer": tokenizer, "revision": revision}
+        if useless := next((option for option, value in options.items() if value), None):
+            raise ConfigError(f"{name} is a run: --{useless} is for models of transformers; leave it out")
         return open_run(Path(name), device)
     images = load.tells_images(settings)
     if causal and (images or settings.is_encoder_decoder):
         kind = "a model of images" if images else "an encoder-decoder"
         raise ConfigError(f"{name} is {kind}: this needs a model of the next token, or of masked tokens")
-    if images and tokenizer is not None:
-        raise ConfigError(f"{name} reads images: it has no tokenizer, leave out --tokenizer")
-    own = load.load_processor(name, **hub) if images else load.load_model_tokenizer(tokenizer or name, **hub)
+    beside = load.load_processor(name, **hub) if images else load.load_model_tokenizer(tokenizer or name, **hub)
     model = load.load_model(name, settings, device, dtype, causal=causal, **hub)
     if images:
-        return OpenedClassifier(name, model, None, None, device, own)
+        return OpenedClassifier(name, model, None, None, device, beside)
     context = load.context_of(settings)
     if context is None and settings.is_encoder_decoder:  # T5 has no end of positions, but was trained up to here
-        context = own.model_max_length if own.model_max_length < ENDLESS else None
-    return Opened(name, model, own, context, device)
+        context = beside.model_max_length if beside.model_max_length < ENDLESS else None
+    return Opened(name, model, beside, context, device)
 
 
 def read_settings(
     name: str, *, causal: bool = True, revision: str | None = None, trust_remote_code: bool = False
 ) -> Any:
-    """What can be known without loading: the settings of a run, or the configuration of a model of transformers, our
-    own types included. GeonormError where it is neither or cannot be used."""
+    """The settings of a run, or the configuration of a model of transformers, our own types included, without weights.
+    GeonormError where it is neither or cannot be used."""
     path = Path(name)
     if path.exists() and not (path / "config.json").is_file():
-        return read_run_settings(path)
+        try:
+            return RunFolder(path).config()
+        except CheckpointError as error:
+            if path.is_dir() and "holds no run" in str(error):
+                raise CheckpointError(f"{error}, nor a config.json of a Hugging Face model") from None
+            raise
     load.hugging_face()
     from .. import hf  # noqa: F401  our own model types become known
 
@@ -193,19 +192,10 @@ def read_settings(
     )
 
 
-def read_run_settings(path: Path) -> TrainConfig:
-    try:
-        return RunFolder(path).config()
-    except CheckpointError as error:
-        if path.is_dir() and "holds no run" in str(error):
-            raise CheckpointError(f"{error}, nor a config.json of a Hugging Face model") from None
-        raise
-
-
 def open_run(path: Path, device: torch.device = CPU) -> OpenedRun:
     """The model of a run at its newest whole checkpoint, whatever number of ranks trained it. CheckpointError if the
     folder holds none."""
-    config = read_run_settings(path)
+    config = RunFolder(path).config()
     parse(stored(config.scheme, read_sources(path), str(path)))
     model = Decoder(config.shape(config.scheme)).to(device)
     folder = path / "checkpoints"
@@ -217,11 +207,11 @@ def open_run(path: Path, device: torch.device = CPU) -> OpenedRun:
 
 
 class FinishedRun(NamedTuple):
-    """What a finished run says of its losses and machine."""
+    """The record of a finished run."""
 
     summary: dict[str, Any]
     environment: dict[str, Any]
-    """Of the part of the run that ended it."""
+    """Of the part of the run that reached its end."""
     rows: list[dict[str, Any]]
 
 

@@ -14,10 +14,8 @@ from safetensors import SafetensorError
 from ..errors import CheckpointError, ConfigError, GeonormError, cause, near_folder
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-IMAGES = "ForImageClassification"
-"""How the class of a model of images ends."""
 PATIENCE = 5.0
-"""Seconds in which the hub must answer whether it has a model."""
+"""Seconds until the hub must have answered."""
 
 
 def hugging_face() -> Any:
@@ -40,13 +38,13 @@ def load_config(
     trust_remote_code: bool = False,
 ) -> Any:
     """Configuration of a local directory or hub model. ConfigError where there is none that can be read, or where it is
-    quantised and may not be. causal: that of a model that predicts the next token is wanted."""
+    quantised and may not be. causal: for a model that predicts tokens."""
     path = Path(name)
     if path.is_file():
         raise ConfigError(f"{name} is a file: MODEL is a directory with config.json and safetensors, or a hub name")
     if not path.exists():
         check_name(name, revision)
-    with one_line(name, no_model(name, causal)):
+    with one_line(no_model(name, causal)):
         config = hugging_face().AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
     method = getattr(config, "quantization_config", None)
     if method and not quantised:
@@ -60,8 +58,8 @@ def no_model(name: str, causal: bool) -> str:
 
 
 def check_name(name: str, revision: str | None = None) -> None:
-    """ConfigError, at once, unless the hub, or its cache on this machine, has a model of this name, which is no path
-    that exists. transformers would try a hub out of reach for half a minute."""
+    """ConfigError unless the hub, or its cache on this machine, has a model of this name. Within seconds: transformers
+    would try a hub out of reach for half a minute."""
     missing = f"there is no run and no model folder {name}"
     if not HUB_NAME.fullmatch(name):
         raise ConfigError(f"{missing}{near_folder(name)}")
@@ -73,11 +71,11 @@ def check_name(name: str, revision: str | None = None) -> None:
         if not isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision), str):
             huggingface_hub.HfApi().model_info(name, revision=revision, timeout=PATIENCE)
     except (errors.HFValidationError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
-        if isinstance(error, errors.GatedRepoError):  # it exists; transformers says how to get at it
+        if isinstance(error, errors.GatedRepoError):  # it exists; transformers explains how to get access
             return
         at = "" if revision is None else f" at revision {revision}"
         raise ConfigError(f"{missing}, and no such model on the hub{at}{near_folder(name)}") from None
-    except errors.HfHubHTTPError:  # the hub is there and will tell transformers what the matter is
+    except errors.HfHubHTTPError:  # the hub answers, and transformers will report the problem
         return
     except Exception as error:  # its classes belong to the library of the connection, which hub versions exchange
         raise ConfigError(
@@ -85,17 +83,18 @@ def check_name(name: str, revision: str | None = None) -> None:
         ) from None
 
 
-def model_class(config: Any) -> Any:
-    """The class that the weights were saved from, or, where transformers does not have it, what stands for its kind."""
+def saved_class(config: Any) -> Any:
+    """The class that the weights were saved from, or an Auto class of its kind."""
     transformers = hugging_face()
     names = getattr(config, "architectures", None) or ()
     known = is_for("CausalLM", config) or predicts_masked(config) or tells_images(config)
-    other = task_class(config) if known else transformers.AutoModel
+    other = auto_class(config) if known else transformers.AutoModel
     return next((getattr(transformers, name) for name in names if hasattr(transformers, name)), other)
 
 
-def task_class(config: Any) -> Any:
-    """What tells classes of images or masked tokens if the weights do, else the next token."""
+def auto_class(config: Any) -> Any:
+    """The Auto class of a classifier of images or a model of masked tokens if the weights are of one, else of the next
+    token."""
     transformers = hugging_face()
     if tells_images(config):
         return transformers.AutoModelForImageClassification
@@ -103,18 +102,18 @@ def task_class(config: Any) -> Any:
 
 
 def is_for(task: str, config: Any) -> bool:
-    """Whether the weights were saved from a class with these words in its name."""
+    """True if the weights were saved from a class with these words in its name."""
     return any(task in name for name in getattr(config, "architectures", None) or ())
 
 
 def predicts_masked(config: Any) -> bool:
-    """Whether the weights are those of a model of masked tokens."""
+    """True for weights of a model of masked tokens."""
     return is_for("MaskedLM", config)
 
 
 def tells_images(config: Any) -> bool:
-    """Whether the weights are those of a model that tells classes of images apart."""
-    return is_for(IMAGES, config)
+    """True for weights of a classifier of images."""
+    return is_for("ForImageClassification", config)
 
 
 def load_model(
@@ -135,8 +134,8 @@ def load_model(
             f"{no_model(name, causal)}: there are no safetensors weights; pickled ones are not read: convert them first"
         )
     wanted = "auto" if dtype == "auto" else getattr(torch, dtype)
-    kind = task_class(config) if causal else model_class(config)
-    with one_line(name, no_model(name, causal)):
+    kind = auto_class(config) if causal else saved_class(config)
+    with one_line(no_model(name, causal)):
         model = with_weights(
             kind, name, config=config, dtype=wanted, revision=revision, trust_remote_code=trust_remote_code
         )
@@ -145,13 +144,13 @@ def load_model(
 
 def with_weights(kind: Any, name: str, **settings: Any) -> Any:
     """A model of a class of transformers, each parameter from its files but for a pooler, which many leave out.
-    CheckpointError where config.json wants another model: transformers would draw what is missing at random."""
-    hugging_face()  # quiet: what is missing is said here
-    model, found = kind.from_pretrained(
+    CheckpointError where config.json describes another model: transformers would draw missing weights at random."""
+    hugging_face()  # quiet: the error names the missing weight
+    model, report = kind.from_pretrained(
         name, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True, **settings
     )
-    missing = {key for key in found["missing_keys"] if "pooler." not in key} & dict(model.named_parameters()).keys()
-    for key in sorted(missing | {entry[0] for entry in found["mismatched_keys"]}):
+    missing = {key for key in report["missing_keys"] if "pooler." not in key} & dict(model.named_parameters()).keys()
+    for key in sorted(missing | {entry[0] for entry in report["mismatched_keys"]}):
         raise CheckpointError(f"{name} holds no {key} as its config.json wants it: one of the two is of another model")
     return model
 
@@ -159,15 +158,15 @@ def with_weights(kind: Any, name: str, **settings: Any) -> Any:
 def load_model_tokenizer(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
     """The tokenizer beside a model. ConfigError where there is none."""
     remedy = "save one there (geonorm probe also takes another by --tokenizer)"
-    with one_line(name, f"no tokenizer in {name} that can be read: {remedy}"):
+    with one_line(f"no tokenizer in {name} that can be read: {remedy}"):
         return hugging_face().AutoTokenizer.from_pretrained(
             name, revision=revision, trust_remote_code=trust_remote_code
         )
 
 
 def load_processor(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
-    """What makes pixels of images beside a model. ConfigError where there is none."""
-    with one_line(name, f"no preprocessor_config.json in {name} that can be read: how it reads images is not known"):
+    """The image processor beside a model. ConfigError where there is none."""
+    with one_line(f"no preprocessor_config.json in {name} that can be read: how it reads images is not known"):
         return hugging_face().AutoImageProcessor.from_pretrained(
             name, revision=revision, trust_remote_code=trust_remote_code
         )
@@ -175,8 +174,8 @@ def load_processor(name: str, *, revision: str | None = None, trust_remote_code:
 
 def context_of(config: Any) -> int | None:
     """The most tokens a model can read, or None."""
-    given = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "n_ctx")]
-    most = next((number for number in given if number is not None), None)
+    limits = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "n_ctx")]
+    most = next((number for number in limits if number is not None), None)
     if most is None:
         return None
     # RoBERTa counts positions from behind its padding
@@ -184,13 +183,12 @@ def context_of(config: Any) -> int | None:
 
 
 @contextmanager
-def one_line(name: str, message: str) -> Iterator[None]:
-    """What transformers and the hub raise, as a ConfigError of one line: the message and how the cause begins."""
+def one_line(message: str) -> Iterator[None]:
+    """Inside, errors of transformers and the hub are a ConfigError of one line: the message and the begin of the
+    cause."""
     try:
         yield
     except GeonormError:
         raise
-    except ImportError as error:  # a quantiser, for one, that is not installed
-        raise ConfigError(f"{name} cannot be loaded here ({cause(error)[:200]})") from None
-    except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
+    except (ImportError, OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
         raise ConfigError(f"{message} ({cause(error)[:200]})") from None

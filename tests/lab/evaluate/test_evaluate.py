@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from geonorm.errors import ConfigError
-from geonorm.lab.evaluate import evaluate as use
+from geonorm.lab.evaluate import evaluate as use, generate
 from geonorm.lab.evaluate.config import EvalConfig, GenerateConfig
 from geonorm.lab.evaluate.downstream import gold
 from geonorm.lab.open import open_run
@@ -73,16 +73,24 @@ def evaluated_ids(path: Path) -> list[int]:
     return [i for split in ("train", "validation") for doc in source.documents(split) for i in [*doc.encode(), 256]]
 
 
-def test_own_text_is_evaluated_on_its_held_out_part(run: Path, call: Any, text: Path) -> None:
+def test_own_text_is_evaluated_on_its_held_out_part(run: Path, call: Any, text: Path, tmp_path: Path) -> None:
     answer = json.loads(call("eval", run, "--data", text).out)
     summary = json.loads((run / "summary.json").read_text())
     assert answer["part"] == "held-out"
     assert answer["loss"] == pytest.approx(summary["val_loss"], abs=1e-12)
     assert answer["bits_per_byte"] == pytest.approx(summary["val_bpb"], abs=1e-12)
+    (folder := tmp_path / "corpus").mkdir()  # a text with a split of its own
+    (folder / "train.txt").write_text("nothing of this counts\n" * 50)
+    (folder / "validation.txt").write_text(text.read_text()[:1000])
+    answer = json.loads(call("eval", run, "--data", folder).out)
+    assert answer["part"] == "held-out" and answer["tokens"] == 992
 
 
 @pytest.mark.parametrize("layout", ["geonorm", "gpt2"])
-def test_an_export_knows_the_text_of_its_run(layout: str, train: Any, call: Any, text: Path, tmp_path: Path) -> None:
+def test_an_export_is_evaluated_and_writes_as_its_run(
+    layout: str, train: Any, call: Any, text: Path, tmp_path: Path
+) -> None:
+    """It knows the text of its run, and draws the same tokens."""
     pytest.importorskip("transformers")
     run, folder = tmp_path / "run", tmp_path / "folder"
     gpt2 = ["--scheme", "pre(entry=embedding)", "--preset", "nano-gpt2"]
@@ -92,6 +100,15 @@ def test_an_export_knows_the_text_of_its_run(layout: str, train: Any, call: Any,
     assert own["part"] == theirs["part"] == "held-out" and theirs["bytes"] == own["bytes"]
     (other := tmp_path / "other.txt").write_text(text.read_text()[:3000])
     assert json.loads(call("eval", folder, "--data", other).out)["part"] == "all"
+    for options in (["--temperature", 0], ["--seed", 3], ["--top-k", "null", "--temperature", 1.5]):
+        texts = [call("generate", name, "--prompt", "the cat", "--tokens", 8, *options).out for name in (run, folder)]
+        assert texts[0] == texts[1] and texts[0].startswith("the cat")
+    assert call("generate", folder, "--tokens", 4).status == 0  # begins a new text
+    too_long = call("generate", folder, "--prompt", "the cat " * 9, "--tokens", 200)
+    if layout == "gpt2":
+        assert too_long.status == 2 and "more than the context of this model: " in too_long.err.splitlines()[-1]
+    else:
+        assert too_long.status == 0
 
 
 def test_files_that_a_run_was_trained_on_are_named(train: Any, call: Any, text: Path, tmp_path: Path) -> None:
@@ -118,15 +135,6 @@ def test_files_that_a_run_was_trained_on_are_named(train: Any, call: Any, text: 
     assert "trained_on" not in ask("other")
 
 
-def test_text_with_a_split_of_its_own(run: Path, call: Any, text: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    (folder / "train.txt").write_text("nothing of this counts\n" * 50)
-    (folder / "validation.txt").write_text(text.read_text()[:1000])
-    answer = json.loads(call("eval", run, "--data", folder).out)
-    assert answer["part"] == "held-out" and answer["tokens"] == 992
-
-
 def test_generation(run: Path, call: Any) -> None:
     def text(*options: Any) -> str:
         result = call("generate", run, *options)
@@ -143,50 +151,12 @@ def test_generation(run: Path, call: Any) -> None:
     assert text("--prompt=--é\n", "--tokens", 40).startswith("--é\n")  # longer than the context of 16
 
 
-@pytest.mark.parametrize("layout", ["geonorm", "gpt2"])
-def test_generation_of_a_model_folder_is_that_of_its_run(layout: str, train: Any, call: Any, tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    run, folder = tmp_path / "run", tmp_path / "folder"
-    gpt2 = ["--scheme", "pre(entry=embedding)", "--preset", "nano-gpt2"]
-    assert train(run, "--steps", 2, *(gpt2 if layout == "gpt2" else [])).status == 0
-    assert call("export", run, "--to", folder, "--layout", layout).status == 0
-    for options in (["--temperature", 0], ["--seed", 3], ["--top-k", "null", "--temperature", 1.5]):
-        texts = [call("generate", name, "--prompt", "the cat", "--tokens", 8, *options).out for name in (run, folder)]
-        assert texts[0] == texts[1] and texts[0].startswith("the cat")
-    assert call("generate", folder, "--tokens", 4).status == 0  # begins a new text
-    refused = call("generate", folder, "--tokens", 4, "--top-k", 0)
-    assert refused.status == 2 and "top_k must be at least 1" in refused.err
-    too_long = call("generate", folder, "--prompt", "the cat " * 9, "--tokens", 200)
-    if layout == "gpt2":
-        assert too_long.status == 2 and "more than the context of this model: " in too_long.err.splitlines()[-1]
-    else:
-        assert too_long.status == 0
-
-
-@each(
-    "options, said",
-    [
-        (["--tokens", 0], "tokens must be between 1 and 1e+06"),
-        (["--tokens", 10**30], "tokens must be between 1 and 1e+06"),
-        (["--temperature", -1], "temperature must be at least 0"),
-        (["--top-k", 0], "top_k must be at least 1"),
-        (["--seed", -1], "seed must be between 0"),
-        (["--prompt", "\udcff"], "prompt is not valid Unicode"),
-        (["--device", "tpu"], "'tpu'"),
-    ],
-)
-def test_generation_refuses(run: Path, call: Any, options: list[Any], said: str) -> None:
-    result = call("generate", run, *options)
-    assert result.status == 2 and said in result.err and len(result.err.splitlines()) == 1
-
-
-def test_eval_refuses(run: Path, call: Any, text: Path, tmp_path: Path) -> None:
+def test_runs_and_texts_that_cannot_be_evaluated(run: Path, call: Any, text: Path, tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("short")
     for arguments, said in [
         ((run,), "--data is missing"),
         ((run, "--data", tmp_path / "none.txt"), "none.txt"),
         ((run, "--data", tmp_path / "short.txt"), "do not fill one window of 16"),
-        ((run, "--data", text, "--tokens", 0), "tokens must be at least 1"),
         ((run, "--data", text, "--tokens", 15), "--tokens 15 is less than a window of this model: give 16 or more"),
         ((run, "--data", text, "--limit", 3), "--limit is about questions: give --tasks too"),
         ((tmp_path, "--data", text), "holds no run"),
@@ -194,25 +164,17 @@ def test_eval_refuses(run: Path, call: Any, text: Path, tmp_path: Path) -> None:
     ]:
         result = call("eval", *arguments)
         assert result.status == 2 and said in result.err and len(result.err.splitlines()) == 1, result.err
-    (run / "tokenizer.json").unlink()
-    result = call("generate", run)
-    assert result.status == 2 and "tokenizer" in result.err
-
-
-def test_eval_leaves_a_folder_with_something_else_as_it_is(run: Path, call: Any, text: Path, tmp_path: Path) -> None:
+    for _ in range(2):  # its own folder is written again
+        assert call("eval", run, "--data", text, "--out", tmp_path / "out").status == 0
     before = (run / "summary.json").read_bytes()
     result = call("eval", run, "--data", text, "--out", run)
     assert result.status == 2 and "holds no evaluation" in result.err and len(result.err.splitlines()) == 1
     assert (run / "summary.json").read_bytes() == before
-    for _ in range(2):  # its own folder is written again
-        assert call("eval", run, "--data", text, "--out", tmp_path / "found").status == 0
-
-
-def test_run_without_a_checkpoint(run: Path, call: Any) -> None:
-    for folder in (run / "checkpoints").iterdir():
-        folder.rename(run / f"away-{folder.name}")
-    result = call("generate", run)
-    assert result.status == 2 and "holds no checkpoint: let it train first" in result.err
+    for name, message in (("tokenizer.json", "tokenizer"), ("checkpoints", "holds no checkpoint")):
+        (run / name).rename(tmp_path / "away")
+        result = call("generate", run)
+        assert result.status == 2 and message in result.err
+        (tmp_path / "away").rename(run / name)
 
 
 def test_held_out_counts_bytes_not_tokens() -> None:
@@ -308,11 +270,11 @@ def test_a_text_that_ends_at_once_is_its_prompt(run: Path, monkeypatch: pytest.M
     def ends(opened: Any, prompt: str) -> Any:
         return [1], {7}, lambda *more: iter([torch.tensor(7)]), lambda ids: "the prompt"
 
-    monkeypatch.setattr(use, "of_run", ends)
-    assert "".join(use.generate_text(GenerateConfig(run=str(run), prompt="the prompt"))) == "the prompt"
+    monkeypatch.setattr(generate, "of_run", ends)
+    assert "".join(generate.generate_text(GenerateConfig(run=str(run), prompt="the prompt"))) == "the prompt"
 
 
-@pytest.mark.parametrize(("first", "longest"), [(None, 32), (5, 31)])
+@each("first, longest", [(None, 32), (5, 31)])
 def test_a_window_leaves_room_for_the_token_before_it(
     first: int | None, longest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,6 +283,8 @@ def test_a_window_leaves_room_for_the_token_before_it(
     assert use.window(opened, None) == use.window(opened, longest) == longest
     with pytest.raises(ConfigError, match=f"its context is {longest}"):
         use.window(opened, longest + 1)
+    with pytest.raises(ConfigError, match="are about a text"):
+        EvalConfig("model", tasks=["hellaswag"], context=5)
 
 
 def test_a_tokenizer_with_more_ids_than_its_model(train: Any, call: Any, text: Path, tmp_path: Path) -> None:
@@ -334,9 +298,3 @@ def test_a_tokenizer_with_more_ids_than_its_model(train: Any, call: Any, text: P
     for command in (["eval", folder, "--data", text], ["generate", folder, "--prompt", "the cat", "--tokens", 2]):
         found = call(*command)
         assert found.status == 2 and "gives ids up to" in found.err and "its model knows 100" in found.err
-
-
-@pytest.mark.parametrize("option", ["tokens", "context"])
-def test_settings_of_a_text_need_one(option: str) -> None:
-    with pytest.raises(ConfigError, match="are about a text"):
-        EvalConfig("model", tasks=["hellaswag"], **{option: 5})

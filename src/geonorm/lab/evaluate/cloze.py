@@ -58,24 +58,19 @@ def definition(name: str, path: Path) -> dict[str, Any]:
 
 
 def check_questions(path: Path) -> bool:
-    """Checks every line; whether questions have one context per choice, which all of them or none must. DataError for
-    the first line that is no question."""
+    """True if questions have one context per choice, which all of them or none must. DataError for the first line that
+    is no question."""
     forms = set()
     for number, line in enumerate(read_bytes(path).splitlines(), 1):
         if not line.strip():
             continue
         try:
             question = json.loads(line)
-            gold, choices = question["gold"], question["choices"]
-            shared = "contexts" in question
-            before = question["contexts"] if shared else [question["context"]]
-            fits = (
-                isinstance(choices, list)
-                and isinstance(before, list)
-                and len(before) == (len(choices) if shared else 1)
-            )
-            fits = fits and all(isinstance(text, str) for text in before + choices)
-            if not fits or type(gold) is not int or not 0 <= gold < len(choices):
+            gold, choices, shared = question["gold"], question["choices"], "contexts" in question
+            contexts = question["contexts"] if shared else [question["context"]]
+            sound = isinstance(contexts, list) and isinstance(choices, list) and type(gold) is int
+            sound = sound and len(contexts) == (len(choices) if shared else 1) and 0 <= gold < len(choices)
+            if not sound or not all(isinstance(text, str) for text in contexts + choices):
                 raise ValueError
         except (ValueError, KeyError, TypeError):
             raise DataError(

@@ -1,5 +1,5 @@
-"""Evaluation with tasks: lm-evaluation-harness over a model in hand, on local question files (`questions`) or tasks of
-its own, whose data come from the network. The score of a choice is the log-likelihood of exactly its text after exactly
+"""Downstream tasks: lm-evaluation-harness over a model in memory, on local question files (`cloze`) or tasks of its
+own, whose data come from the network. The score of a choice is the log-likelihood of exactly its text after exactly
 its context."""
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ def harness(name: str) -> Any:
     try:
         module = import_module(f"lm_eval.{name}")
     except ImportError as error:
-        raise ConfigError(f"{MISSING} ({error})" if "lm_eval" not in str(error) else MISSING) from None
+        raise ConfigError(f"{MISSING} ({error})") from None
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     return module
 
 
 class Tasks:
-    """Tasks that are loaded once and can be asked of any number of models.
+    """Tasks, loaded once for any number of models.
 
     names: local sets, paths of question files, or tasks and groups of the harness. limit: most documents of each task.
-    ConfigError for a name that nothing has; DataError where a task's data cannot be had.
+    ConfigError for an unknown name; DataError for a task whose data cannot be loaded.
     """
 
     def __init__(self, names: Iterable[str], limit: int | None = None) -> None:
@@ -46,12 +46,12 @@ class Tasks:
         known = local_sets()
         for name in names:
             path = known.get(name) or Path(name).expanduser()
-            if (own := set_name(path)) is None:
+            if (stem := set_name(path)) is None:
                 others.append(name)
-            elif own in self.definitions and self.definitions[own] != definition(own, path):
-                raise ConfigError(f"two sets are called {own}: rename {path}, since results go by that name")
+            elif stem in self.definitions and self.definitions[stem] != definition(stem, path):
+                raise ConfigError(f"two sets are called {stem}: rename {path}, since results go by that name")
             else:
-                self.definitions[own] = definition(own, path)
+                self.definitions[stem] = definition(stem, path)
         manager = harness("tasks").TaskManager(include_defaults=bool(others))
         for name in others:
             if name not in manager.task_index:
@@ -60,7 +60,6 @@ class Tasks:
                 raise ConfigError(f"unknown task {name!r}{': ' + guess if guess else ''} ({has})")
         import datasets  # a part of the harness
 
-        hidden = datasets.are_progress_bars_disabled()
         datasets.disable_progress_bars()  # where data come from the network, the harness says so itself
         try:
             self.loaded = manager.load([*self.definitions.values(), *others])
@@ -68,58 +67,52 @@ class Tasks:
             where = f"data of {', '.join(others)}" if others else f"question files {', '.join(self.definitions)}"
             reason = f"{type(error).__name__}: {cause(error)[:160]}"
             raise DataError(f"{where} cannot be loaded ({reason})") from error
-        finally:
-            if not hidden:
-                datasets.enable_progress_bars()
         for task in self.loaded["tasks"].values():
             if task.get_config("num_fewshot") is None:
                 task.set_config(key="num_fewshot", value=0)
             task.set_fewshot_seed(seed=1234)
 
     def write(self, folder: Path) -> None:
-        """The definitions of local sets as YAML: `lm_eval run --include_path FOLDER` runs the same."""
+        """Writes the definitions of local sets as YAML: `lm_eval run --include_path FOLDER` runs the same."""
         import yaml
 
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in self.definitions.items():
             (folder / f"{name}.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
 
-    def ask(self, lm: Any) -> dict[str, dict[str, Any]]:
+    def scores(self, lm: Any) -> dict[str, dict[str, Any]]:
         """Results by task: documents, each metric with its standard error, and for questions with choices
 
         chance               accuracy of guessing: mean of 1 / choices
         gold_probability     softmax over the choices' log-likelihoods at the right one: chance for a model that knows
                              nothing, and smoother than accuracy for small models
         gold_nats            -log p(right choice | context), summed over its tokens
-        too_long             questions with an answer that the context does not hold: a choice of likelihood 0, an empty
-                             answer; the last three leave out those none of whose choices fits, or not the right one
+        too_long             questions with a choice that does not fit the context and has likelihood 0; the last three
+                             leave out those whose right choice does not fit
         """
-        evaluate = harness("evaluator").evaluate
-        lm.too_long.clear()
-        answer = evaluate(lm, self.loaded, limit=self.limit, bootstrap_iters=1000)
-        found = {}
-        for name in [*answer["results"]]:
-            row = metrics(answer["results"][name])
-            samples = answer["samples"].get(name)
-            if samples:
+        report = harness("evaluator").evaluate(lm, self.loaded, limit=self.limit, bootstrap_iters=1000)
+        rows = {}
+        for name, result in report["results"].items():
+            row = metrics(result)
+            if samples := report["samples"].get(name):
                 row = {"documents": len({sample["doc_id"] for sample in samples}), **row}
                 task = self.loaded["tasks"][name]
                 if task.OUTPUT_TYPE == "multiple_choice":
                     row.update(gold(task, samples))
             if name in lm.too_long:
                 row["too_long"] = len(lm.too_long[name])
-            found[name] = finite_row(row)
-        return found
+            rows[name] = finite_row(row)
+        return rows
 
 
 def metrics(row: dict[str, Any]) -> dict[str, float]:
-    """The harness's `acc,none` as acc, `exact_match,strict` as exact_match[strict]; what is no number is left out."""
-    found = {}
+    """The harness's `acc,none` as acc, `exact_match,strict` as exact_match[strict]; numbers alone."""
+    numbers = {}
     for key, value in row.items():
         metric, comma, which = key.partition(",")
         if comma and isinstance(value, (int, float)):
-            found[metric if which == "none" else f"{metric}[{which}]"] = float(value)
-    return found
+            numbers[metric if which == "none" else f"{metric}[{which}]"] = float(value)
+    return numbers
 
 
 def gold(task: Any, samples: list[dict[str, Any]]) -> dict[str, float]:
@@ -154,44 +147,34 @@ def standard_error(values: list[float]) -> float:
     return stdev(values) / sqrt(len(values)) if len(values) > 1 else float("nan")
 
 
-def listener(model: Any, tokenizer: Any, batch_size: int, live: bool = False) -> Any:
-    """The harness's language model around a Hugging Face model in hand, and its tokenizer."""
+def language_model(model: Any, tokenizer: Any, batch_size: int, live: bool = False) -> Any:
+    """The harness's language model around a Hugging Face model in memory and its tokenizer.
+
+    A choice that does not fit the model's context has likelihood 0, and `too_long` has its question by task: the
+    harness itself ends with an AssertionError at the first one. live: with progress bars.
+    """
     lm = harness("models.huggingface").HFLM(
         pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch_size
     )
     lm.too_long = {}
-    lm.loglikelihood = skip_too_long(lm, lm.loglikelihood, longer_choice, (-inf, False))
-    lm.generate_until = skip_too_long(lm, lm.generate_until, longer_text, "")
+    loglikelihood = lm.loglikelihood
+
+    def fits(request: Any) -> bool:
+        return len(lm.tok_encode(request.args[1], add_special_tokens=False)) <= lm.max_length
+
+    def loglikelihood_of_fitting(requests: Any, **settings: Any) -> Any:
+        fitting = [request for request in requests if fits(request)]
+        for request in requests:
+            if not fits(request):
+                lm.too_long.setdefault(request.task_name, set()).add(request.doc_id)
+        scores = iter(loglikelihood(fitting, **settings) if fitting else ())
+        return [next(scores) if fits(request) else (-inf, False) for request in requests]
+
+    lm.loglikelihood = loglikelihood_of_fitting
     if not live:
         for name in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
             setattr(lm, name, partial(getattr(lm, name), disable_tqdm=True))
     return lm
-
-
-def longer_choice(lm: Any, request: Any) -> bool:
-    """Whether the model's context does not hold a choice."""
-    return len(lm.tok_encode(request.args[1], add_special_tokens=False)) > lm.max_length
-
-
-def longer_text(lm: Any, request: Any) -> bool:
-    """Whether the model's context does not hold the text that is asked for."""
-    return int(request.args[1].get("max_gen_toks", lm.max_gen_toks)) >= lm.max_length
-
-
-def skip_too_long(lm: Any, method: Any, longer: Any, answer: Any) -> Any:
-    """The method for those requests alone that the context holds; of the others, `lm.too_long` has task and question.
-    The harness ends with an AssertionError at the first of them."""
-
-    def call(requests: Any, **settings: Any) -> Any:
-        left_out = [longer(lm, request) for request in requests]
-        for request, out in zip(requests, left_out, strict=True):
-            if out:
-                lm.too_long.setdefault(request.task_name, set()).add(request.doc_id)
-        fit = [request for request, out in zip(requests, left_out, strict=True) if not out]
-        answers = iter(method(fit, **settings) if fit else ())
-        return [answer if out else next(answers) for out in left_out]
-
-    return call
 
 
 def adapt_decoder(model: Decoder, tokenizer: Tokenizer) -> tuple[Any, Any]:
@@ -200,5 +183,5 @@ def adapt_decoder(model: Decoder, tokenizer: Tokenizer) -> tuple[Any, Any]:
     from ...hf.export import fast_tokenizer
 
     end = tokenizer.eos
-    made = adapt(model, bos_token_id=end, eos_token_id=end, pad_token_id=end)
-    return made, fast_tokenizer(tokenizer.json, end, model.config.context)
+    adapted = adapt(model, bos_token_id=end, eos_token_id=end, pad_token_id=end)
+    return adapted, fast_tokenizer(tokenizer.json, end, model.config.context)

@@ -1,9 +1,8 @@
-"""What is done with a finished run: evaluate it on any text, generate from it."""
+"""`geonorm eval`: the loss of a run or a Hugging Face model on any text, and results of tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -17,9 +16,8 @@ from torch import Tensor, nn
 from ...devices import pick_device
 from ...errors import CheckpointError, ConfigError, DataError
 from ...measure.load import predicts_masked
-from ...models.sampling import NOT_CAUSAL, generate, sample
 from ...progress import Pace, show_progress
-from ..data import Tokenizer, open_source, tokenize
+from ..data import open_source, tokenize
 from ..data.batches import Pair, validation_batches
 from ..data.files import sha256_of
 from ..data.source import find_local
@@ -28,8 +26,8 @@ from ..runs.folder import check_writable
 from ..runs.provenance import seen_data
 from ..train.evaluate import evaluate_held_out, with_perplexity
 from ..train.validation import EVALUATION_BATCH
-from .config import EvalConfig, GenerateConfig
-from .downstream import Tasks, adapt_decoder, listener
+from .config import EvalConfig
+from .downstream import Tasks, adapt_decoder, language_model
 
 WINDOW = 2048
 """Most tokens of a window of text for Hugging Face models, unless --context says otherwise."""
@@ -56,9 +54,9 @@ def evaluate(c: EvalConfig, live: bool = False) -> dict[str, Any]:
         if isinstance(opened, OpenedRun):
             model, tokenizer = adapt_decoder(model, tokenizer)
         with opened.precision():
-            lm = listener(model, tokenizer, c.batch_size, live)
-            answers = tasks.ask(lm)
-        result.update(tasks=answers, limit=c.limit, harness=f"lm_eval {version('lm_eval')}")
+            lm = language_model(model, tokenizer, c.batch_size, live)
+            scores = tasks.scores(lm)
+        result.update(tasks=scores, limit=c.limit, harness=f"lm_eval {version('lm_eval')}")
         if lm.too_long:
             result["too_long"] = {name: sorted(documents) for name, documents in lm.too_long.items()}
         if c.out is not None:
@@ -74,82 +72,75 @@ def describe_model(opened: Opened) -> dict[str, Any]:
 
 
 def trained_on(opened: Opened) -> set[str]:
-    """sha256 of all data of a run, or of the run that a folder was exported from. Empty where nothing says
-    it."""
+    """sha256 of all data of a run, or of the run that a folder was exported from, as far as they are on record."""
     if not isinstance(opened, OpenedRun):
         return set((getattr(opened.model.config, "trained_on_sha256", None) or "").split())
-    with suppress(CheckpointError):  # a run that does not say
+    try:
         return seen_data(Path(opened.name))
-    return set()
+    except CheckpointError:  # environment.json is missing
+        return set()
 
 
-def check_window(asked: int | None, least: int, what: str) -> None:
-    """ConfigError where fewer tokens are asked for than are read at a time."""
-    if asked is not None and asked < least:
-        raise ConfigError(f"--tokens {asked} is less than {what} of this model: give {least} or more")
-
-
-def window(opened: Opened, asked: int | None) -> int:
-    """Tokens of a window of text. ConfigError where the model does not read as many as are asked for."""
+def window(opened: Opened, context: int | None) -> int:
+    """Tokens of a window of text. ConfigError for a --context that the model cannot read."""
     if isinstance(opened, OpenedRun):
-        if asked is not None:
+        if context is not None:
             raise ConfigError("--context is for Hugging Face models; a run is read in windows of its own context")
         return opened.model.config.context
     first = first_token(opened.tokenizer) is not None  # which stands before every window
     longest = (opened.context or WINDOW) - first
-    if asked is not None and not 1 <= asked <= longest:
-        raise ConfigError(f"--context {asked} does not fit {opened.name}: its context is {longest}")
-    return asked or min(longest, WINDOW - first)
+    if context is not None and context > longest:
+        raise ConfigError(f"--context {context} does not fit {opened.name}: its context is {longest}")
+    return context or min(longest, WINDOW - first)
 
 
 def evaluate_text(opened: Opened, context: int, data: str, tokens: int | None, live: bool = False) -> dict[str, Any]:
     """Loss, perplexity and bits per byte in windows of the model's context, of masked tokens accuracy too: on the
-    held-out part where the text comes with one or is what the run was trained on, else on all of it. `trained_on` names
+    held-out part where the text comes with one or is the run's training text, else on all of it. `trained_on` names
     the files among these that the run was trained on, if there are any."""
     source = open_source(data)
-    ours = isinstance(opened, OpenedRun)
     text = tokenize(source, opened.reader)
-    whole = not source.own_split and text.sha256 not in trained_on(opened)
+    known = text.sha256 in trained_on(opened)
+    whole = not source.own_split and not known
     ids = np.concatenate((text.train, text.validation)) if whole else text.validation
     opened.check(int(ids.max()))
     objective = opened.objective()
-    check_window(tokens, min(context, len(ids)), "a window")
+    if tokens is not None and tokens < (least := min(context, len(ids))):
+        raise ConfigError(f"--tokens {tokens} is less than a window of this model: give {least} or more")
     batches = validation_batches(ids, max(1, EVALUATION_BATCH // context), context, tokens, objective)
-    scorer = opened.model if ours else Scorer(opened.model, first_token(opened.tokenizer))
+    model = opened.model
+    scorer = model if isinstance(opened, OpenedRun) else Scorer(model, first_token(opened.tokenizer))
     count = min(len(ids), tokens or len(ids))
-    with opened.precision(), show_progress(live, tell=False) as shown:
-        read = tell_share(batches, count / context, partial(shown.show, f"{count:,} tokens of {data}"))
-        result = with_perplexity(
-            evaluate_held_out(scorer, read, text.token_bytes, opened.device, accuracy=objective.accuracy)
-        )
-    told: dict[str, Any] = {"data": data, "part": "all" if whole else "held-out", "data_sha256": text.sha256}
-    if text.sha256 not in trained_on(opened) and (learned := find_training_files(opened, data)):
-        told["trained_on"] = learned
-    return {**told, **result}
+    with opened.precision(), show_progress(live, tell=False) as bars:
+        watched = show_share(batches, count / context, partial(bars.show, f"{count:,} tokens of {data}"))
+        losses = evaluate_held_out(scorer, watched, text.token_bytes, opened.device, accuracy=objective.accuracy)
+    result: dict[str, Any] = {"data": data, "part": "all" if whole else "held-out", "data_sha256": text.sha256}
+    if not known and (files := find_training_files(opened, data)):
+        result["trained_on"] = files
+    return result | with_perplexity(losses)
 
 
 def find_training_files(opened: Opened, data: str) -> list[str]:
-    """Of the files that are evaluated those whose content a run was trained on, as far as its data are still where it
-    found them."""
+    """Of the files that are evaluated those whose content a run was trained on, as far as its data are still there."""
     if not isinstance(opened, OpenedRun):
         return []
     try:
-        own, asked = find_local(opened.config.data), find_local(data)
+        training, files = find_local(opened.config.data), find_local(data)
     except DataError:
         return []
-    if own is None or asked is None:
+    if training is None or files is None:
         return []
-    sums = {sha256_of(path) for path in own.train}
-    return [str(path) for path in asked.validation or asked.train if sha256_of(path) in sums]
+    sums = {sha256_of(path) for path in training.train}
+    return [str(path) for path in files.validation or files.train if sha256_of(path) in sums]
 
 
-def tell_share(batches: Iterable[Pair], windows: float, told: Callable[..., None]) -> Iterator[Pair]:
-    """The batches as they are; tells after each what share of so many windows is done, and seconds that are left."""
+def show_share(batches: Iterable[Pair], windows: float, show: Callable[..., None]) -> Iterator[Pair]:
+    """The batches as they are; after each show(share of so many windows, seconds left)."""
     done, pace = 0, Pace()
     for batch in batches:
         yield batch
         done += len(batch[0])
-        told(min(1.0, done / windows), left=pace.left(done, windows))
+        show(min(1.0, done / windows), left=pace.left(done, windows))
 
 
 def first_token(tokenizer: Any) -> int | None:
@@ -179,80 +170,3 @@ class Scorer(nn.Module):
 
     def loss(self, ids: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         return F.cross_entropy(self(ids).flatten(0, 1), targets.flatten(), reduction=reduction)
-
-
-def generate_text(config: GenerateConfig) -> Iterator[str]:
-    """The prompt and then new text of a run or a Hugging Face model, piece by piece as it is decoded."""
-    c, device = config, pick_device(config.device)
-    opened = open_model(c.run, device, scheme=c.scheme)
-    if not opened.causal:
-        raise ConfigError(NOT_CAUSAL)
-    ids, ends, writer, read = (of_run if isinstance(opened, OpenedRun) else of_transformers)(opened, c.prompt)
-    opened.check(max(ids))
-    yield (told := read(ids))
-    generator = torch.Generator(device).manual_seed(c.seed)
-    for token in writer(torch.tensor([ids], device=device), c.tokens, c.temperature, c.top_k, generator):
-        ids.append(int(token))
-        if ids[-1] in ends:
-            return
-        text = read(ids)
-        if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # half a character: wait for the rest
-            yield text[len(told) :]
-            told = text
-
-
-Speaker = tuple[list[int], set[int], Callable[..., Iterator[Tensor]], Callable[[list[int]], str]]
-"""Ids of the prompt, ids that end a text, what writes new ids, what makes text of ids."""
-
-
-def of_run(opened: Opened, prompt: str) -> Speaker:
-    tokenizer = opened.tokenizer
-    ids = opened.encode(prompt) if prompt else [tokenizer.eos]
-    return ids, {tokenizer.eos}, partial(generate, opened.model), partial(decode, tokenizer)
-
-
-def of_transformers(opened: Opened, prompt: str) -> Speaker:
-    model, tokenizer = opened.model, opened.tokenizer
-    start = next((i for i in (tokenizer.bos_token_id, tokenizer.eos_token_id) if i is not None), None)
-    ids = list(tokenizer(prompt).input_ids) if prompt else [] if start is None else [start]
-    if not ids:
-        raise ConfigError("this tokenizer has no token that begins a text: give a --prompt")
-    ends = model.generation_config.eos_token_id
-    ends = set(ends if isinstance(ends, list) else [ends]) - {None}
-    return ids, ends, partial(generate_cached, model), partial(tokenizer.decode, skip_special_tokens=True)
-
-
-@torch.no_grad()
-def generate_cached(
-    model: Any, ids: Tensor, tokens: int, temperature: float, top_k: int | None, generator: torch.Generator
-) -> Iterator[Tensor]:
-    """As `nn.generate`, for a model of transformers."""
-    from ...hf.versions import CACHE
-
-    past, fresh = None, ids
-    for _ in range(tokens):
-        if past is not None and renews(model, past.get_seq_length(), ids.shape[1]):
-            past, fresh = None, ids
-        try:
-            out = model(fresh, use_cache=True, **{CACHE: past})
-        except IndexError:  # learned positions have an end
-            longest = getattr(model.config, "max_position_embeddings", "unknown")
-            raise ConfigError(f"prompt and new tokens are more than the context of this model: {longest}") from None
-        past, fresh = getattr(out, CACHE), sample(out.logits[:, -1].float(), temperature, top_k, generator)
-        ids = torch.cat((ids, fresh), dim=1)
-        yield fresh
-
-
-def renews(model: Any, past: int, tokens: int) -> bool:
-    """Whether a text that grows so turns all its tokens anew (longrope), so that what is kept of them is of no use."""
-    config = model.config
-    rope = getattr(config, "rope_parameters", None) or {}
-    original = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", 0)
-    return rope.get("rope_type") == "longrope" and past <= (original or 0) < tokens
-
-
-def decode(tokenizer: Tokenizer, ids: list[int]) -> str:
-    try:
-        return tokenizer.decode(i for i in ids if i != tokenizer.eos)
-    except (ValueError, IndexError) as error:
-        raise DataError(f"the tokenizer cannot decode: {error}") from None
