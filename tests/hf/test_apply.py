@@ -288,12 +288,8 @@ def test_frozen_norms_stay_frozen_and_new_parts_train(tiny_model: Tiny) -> None:
 
 
 def test_refusals(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    import transformers
 
     model, _ = fresh(tiny_model, "llama")
-    mamba = transformers.MambaForCausalLM(
-        transformers.MambaConfig(hidden_size=8, num_hidden_layers=1, vocab_size=9, state_size=4)
-    )
     ours = hf.GeoNormForCausalLM(hf.GeoNormConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
     quantised, patched = copy.deepcopy(model), copy.deepcopy(model)
     quantised.hf_quantizer = object()
@@ -303,7 +299,6 @@ def test_refusals(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [name for name, _ in model.named_parameters()]
     for subject, scheme, said in [
         (nn.Linear(2, 2), "geonorm", "apply changes transformers models, not Linear"),
-        (mamba, "geonorm", "apply does not know the family 'mamba'"),
         (ours, "geonorm", "its scheme is a field of its configuration"),
         (quantised, "geonorm", "is quantised"),
         (patched, "geonorm", "wrapped"),

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from geonorm.errors import ConfigError
-from geonorm.measure.anatomy import FAMILIES, Branch, Stack, Sublayer, anatomy, join_path, root_stacks, sublayer
+from geonorm.measure.anatomy import FAMILIES, Branch, Stack, Sublayer, anatomy, join_path, sublayer
+from geonorm.measure.observe import stacks_of
 
 from ..conftest import CASES
 from ..rows import each
@@ -48,10 +49,6 @@ def run(model: nn.Module, inputs: dict[str, Any]) -> tuple[dict[int, tuple[Tenso
     return seen, out
 
 
-def stacks_of(model: Any) -> list[tuple[str, Stack]]:
-    return [(base, stack) for stack, base in root_stacks(model, anatomy(model.config))]
-
-
 def apply_norm(block: nn.Module, path: str | None, x: Tensor) -> Tensor:
     return x if path is None else block.get_submodule(path)(x)
 
@@ -65,7 +62,7 @@ def test_every_block_is_the_sum_that_the_table_states(family: str, tiny_model: T
     seen, _ = run(model, inputs)
     found = stacks_of(model)
     assert found
-    for base, stack in found:
+    for stack, base in found:
         blocks = model.get_submodule(join_path(base, stack.blocks))
         assert len(blocks) >= 2
         for block in blocks:
@@ -77,7 +74,7 @@ def test_every_block_is_the_sum_that_the_table_states(family: str, tiny_model: T
                     read = apply_norm(block, branch.norm, x)
                     torch.testing.assert_close(y.view(read.shape), read, rtol=1e-6, atol=1e-6)
                     u = seen[id(block.get_submodule(branch.modules[-1]))][1]
-                    scale = 1.0 if branch.scale is None else getattr(block, branch.scale)
+                    scale = getattr(block, branch.scale) if isinstance(branch.scale, str) else branch.scale or 1.0
                     update = update + scale * u.view(x.shape)
                 x = apply_norm(block, place.after, x + apply_norm(block, place.output, update))
             torch.testing.assert_close(x, wanted, rtol=1e-5, atol=1e-5)
@@ -95,7 +92,7 @@ def test_sublayers_that_are_taken_apart_wrongly_are_noticed(tiny_model: Tiny) ->
 def test_blocks_see_the_hidden_states_of_the_model(family: str, tiny_model: Tiny) -> None:
     model, inputs = tiny_model(family)
     seen, out = run(model, inputs)
-    for base, stack in stacks_of(model):
+    for stack, base in stacks_of(model):
         states = getattr(out, "hidden_states", None)
         if states is None:
             states = getattr(out, f"{stack.name}_hidden_states")
@@ -109,7 +106,7 @@ def test_norms_at_the_ends(family: str, tiny_model: Tiny) -> None:
     model, inputs = tiny_model(family)
     seen, _ = run(model, inputs)
     listed = set()
-    for base, stack in stacks_of(model):
+    for stack, base in stacks_of(model):
         blocks = model.get_submodule(join_path(base, stack.blocks))
         if stack.entry:
             norm = model.get_submodule(join_path(base, stack.entry))
@@ -135,7 +132,7 @@ def test_norms_at_the_ends(family: str, tiny_model: Tiny) -> None:
 def test_kinds_of_norm_and_stored_gains(family: str, tiny_model: Tiny) -> None:
     """rms or layer, and gain_offset: what each norm computes from its own weight."""
     model, _ = tiny_model(family)
-    for base, stack in stacks_of(model):
+    for stack, base in stacks_of(model):
         block = model.get_submodule(join_path(base, stack.blocks))[0]
         for place in stack.sublayers:
             for path in place.norms:
@@ -159,12 +156,12 @@ def test_kinds_of_norm_and_stored_gains(family: str, tiny_model: Tiny) -> None:
 def test_dropout_stands_where_the_table_says(family: str, tiny_model: Tiny) -> None:
     """A dropout path is a Dropout, or (OPT) the block's own probability; every other Dropout is in a branch."""
     model, _ = tiny_model(family)
-    for base, stack in stacks_of(model):
+    for stack, base in stacks_of(model):
         block = model.get_submodule(join_path(base, stack.blocks))[0]
         paths = [b.dropout for place in stack.sublayers for b in place.branches if b.dropout]
         inside = tuple(m for place in stack.sublayers for b in place.branches for m in b.modules)
         for path in paths:
-            value = attrgetter(path)(block)
+            value = attrgetter(path)(block) if isinstance(path, str) else path
             assert isinstance(value, nn.Dropout | float)
         for name, module in block.named_modules():
             if isinstance(module, nn.Dropout):

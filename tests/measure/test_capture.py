@@ -81,7 +81,7 @@ def test_rows_are_those_of_the_models_own_states_in_fp64(family: str, tiny_model
             block, place = blocks[number // width], stack.sublayers[number % width]
             x, after, u = site.tensors
             scale = place.branches[0].scale  # u is the raw output, before the block's own number
-            u = u if scale is None else u * getattr(block, scale)
+            u = u if scale is None else u * (getattr(block, scale) if isinstance(scale, str) else scale)
             with torch.no_grad():
                 moved = x + (u if place.output is None else block.get_submodule(place.output)(u))
                 moved = moved if place.after is None else block.get_submodule(place.after)(moved)
@@ -307,8 +307,9 @@ def test_norms_of_any_model() -> None:
         (convolution, torch.randn(1, 3, 64, 64), 9, "layer", 256),
         (mamba, torch.randint(0, 31, (2, 5)), 3, "rms", 10),
     ):
-        with pytest.raises(ConfigError):
-            Capture(model)
+        if model is not mamba:  # which is recognised
+            with pytest.raises(ConfigError):
+                Capture(model)
         capture = watched(Capture(model.eval(), sites=False), inputs)
         rows = capture.norm_rows()
         assert not capture.rows() and len(rows) == count, type(model).__name__

@@ -11,7 +11,7 @@ try:
 except ImportError as error:
     raise ConfigError("geonorm.hf needs transformers: pip install 'geonorm[hf]'") from error
 
-from .apply import Report, apply, restore
+from .apply import Report, apply, restore, scheme_of
 from .card import card
 from .config import GeoNormConfig
 from .export import adapt, export
@@ -25,7 +25,7 @@ from .modeling import (
     GeoNormModel,
     GeoNormPreTrainedModel,
 )
-from .stock import load_stock, to_stock
+from .stock import to_stock
 
 if TYPE_CHECKING:
     from .trainer import ConstrainCallback, Trainer
@@ -47,8 +47,8 @@ __all__ = [
     "card",
     "export",
     "layout_of",
-    "load_stock",
     "restore",
+    "scheme_of",
     "to_stock",
 ]
 

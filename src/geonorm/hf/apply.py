@@ -2,12 +2,12 @@
 
 Every residual site of a stock transformers model is replaced in place: attention, MLP and their dropout stay, what they
 read and how their output is written is the scheme's, and the norms that the new scheme does not have are gone. The
-model is then of another type: it saves and loads as that (see applied.py). `report.undo()` takes everything back.
+model is then of another type: it saves and loads as that (see make_class.py). `report.undo()` takes everything back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import ConfigError
-from ..measure.anatomy import FAMILIES, blocks_of
+from ..measure.anatomy import blocks_of, join_path
 from ..measure.observe import stacks_of
+from ..measure.recognise import recognise, scheme_of_stack
 from ..models.init import SLOTS
 from ..parsing import list_paths
 from ..residual import Residual
 from ..schemes import Scheme, Site, parse
-from .applied import AppliedFields, dress, forget_hooks, is_applied, stock_config
-from .block import AppliedBlock, Exit
-from .sites import replace_sites, stock_norms
+from .block import AppliedBlock, Exit, Stacks, replace_sites
+from .make_class import AppliedFields, forget_hooks, is_applied, make_class, stock_config
 
 RECORD = "_geonorm_undo"
 KEPT = ("config", "call", "_tp_plan", "_pp_plan", "_weight_conversions")
@@ -33,7 +33,15 @@ KEPT = ("config", "call", "_tp_plan", "_pp_plan", "_weight_conversions")
 
 @dataclass
 class Report:
-    """What `apply` changed. `print(report)` says it; `report.undo()` takes it back."""
+    """What `apply` changed. `print(report)` says it; `report.undo()` takes it back.
+
+    >>> import transformers
+    >>> from geonorm import hf
+    >>> size = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    >>> report = hf.apply(transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=16, **size)), "pre")
+    >>> report.scheme, report.family, len(report.carried)
+    ('pre', 'llama', 5)
+    """
 
     model: Any = field(repr=False)
     scheme: str
@@ -64,23 +72,83 @@ class Report:
 
 
 def apply(model: Any, scheme: str | Scheme) -> Report:
-    """Puts a stock model (see `geonorm.anatomy.FAMILIES`) under a scheme, in place, and says what it changed.
+    """Puts a model of transformers under a scheme, in place, and says what it changed: one whose own scheme
+    `scheme_of` recognises, or of a family in `geonorm.anatomy.FAMILIES`.
 
     Every weight stays as it is; norms of the scheme that stand where a stock norm stood take over its gains, others
     start as the scheme says.
 
     The residual stream is fp32 (fp64 for fp64) between the first block and the last, whatever the model's dtype; new
     parameters have the model's. Raises ConfigError, one line, for a model that cannot be changed so.
+
+        >>> import transformers
+        >>> from geonorm import hf
+        >>> size = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+        >>> model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=16, **size))
+        >>> report = hf.apply(model, "geonorm")
+        >>> report.sites, type(model).__name__
+        (4, 'GeonormLlamaForCausalLM')
+        >>> report.undo()
+        >>> type(model).__name__
+        'LlamaForCausalLM'
     """
     scheme = parse(scheme)
     check_model(model)
-    check_scheme(model, scheme)
-    return change(model, scheme, model.config.model_type)
+    stacks = stacks_of(model)
+    check_blocks(model, stacks)
+    check_scheme(scheme, max(len(blocks_of(model, stack, base)) for stack, base in stacks))
+    family, stock = model.config.model_type, {id(p) for p in model.parameters()}
+    frozen = not any(p.requires_grad for p in model.parameters())
+    removed = list(stock_norms(model, stacks))
+    vars(model)[RECORD] = prepare_undo(model)
+    try:
+        make_class(model, str(scheme), family, stacks)
+        carried = replace_sites(model, scheme, stacks)
+    except BaseException:
+        restore(model)
+        raise
+    added = {name: p.numel() for name, p in model.named_parameters() if id(p) not in stock}
+    sites = sum(isinstance(module, Residual) for module in model.modules())
+    took_over = [path for path, p in model.named_parameters() if id(p) in carried]
+    notes = notes_on(scheme) + (note_trained(model) if frozen else [])
+    return Report(model, str(scheme), family, sites, removed, added, took_over, notes)
+
+
+def scheme_of(model: Any) -> Scheme:
+    """The residual scheme of a causal model of transformers, recognised by the structure of its layers.
+
+    A pass over random ids is recorded, and every sub-layer is rebuilt from its own parts under the scheme: what its
+    branch reads and the stream behind it must be what the model computed (see `measure.recognise`). Of a model that
+    `apply` has changed, and of geonorm's own, it is the scheme in the configuration. Raises ConfigError, one line that
+    says what was seen, for any other rule.
+
+        >>> import transformers
+        >>> from geonorm import hf
+        >>> size = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+        >>> model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=16, **size))
+        >>> str(hf.scheme_of(model))
+        'pre(entry=embedding)'
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise ConfigError(f"scheme_of reads transformers models, not {type(model).__name__}")
+    if isinstance(scheme := getattr(model.config, "scheme", None), str):
+        return parse(scheme)
+    return scheme_of_stack(recognise(model))
 
 
 def restore(model: Any) -> None:
     """Gives a model back its residual scheme, its norms and its type. Weights that were trained meanwhile, and what was
-    set in the configuration, stay. ConfigError, one line, for a model that holds adapters."""
+    set in the configuration, stay. ConfigError, one line, for a model that holds adapters.
+
+        >>> import transformers
+        >>> from geonorm import hf
+        >>> size = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+        >>> model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=16, **size))
+        >>> _ = hf.apply(model, "peri")
+        >>> hf.restore(model)
+        >>> type(model).__name__
+        'LlamaForCausalLM'
+    """
     undo = getattr(model, "__dict__", {}).get(RECORD)
     if undo is None:
         what = "was loaded from a folder, which holds no stock norms" if is_applied(model) else "has what it came with"
@@ -131,28 +199,6 @@ def fit_in(part: nn.Module, like: Tensor, training: bool) -> None:
     part.training = training
 
 
-def change(model: Any, scheme: Scheme, family: str) -> Report:
-    before = {name: p.shape for name, p in model.named_parameters()}
-    stock = {id(p) for p in model.parameters()}
-    frozen = not any(p.requires_grad for p in model.parameters())
-    removed = list(stock_norms(model))
-    vars(model)[RECORD] = prepare_undo(model)
-    try:
-        dress(model, str(scheme), family)
-        carried = replace_sites(model, scheme)
-    except BaseException:
-        restore(model)
-        raise
-    added = {name: p.numel() for name, p in model.named_parameters() if id(p) not in stock}
-    assert sum(p.numel() for p in model.parameters()) == sum(added.values()) + sum(
-        shape.numel() for name, shape in before.items() if not any(name.startswith(f"{path}.") for path in removed)
-    )
-    sites = sum(isinstance(module, Residual) for module in model.modules())
-    kept = [path for path, p in model.named_parameters() if id(p) in carried]
-    said = notes(scheme) + (note_trained(model) if frozen else [])
-    return Report(model, str(scheme), family, sites, removed, added, kept, said)
-
-
 def check_model(model: Any) -> None:
     name = type(model).__name__
     if hasattr(model, "peft_config") or getattr(model, "_hf_peft_config_loaded", False):
@@ -167,23 +213,23 @@ def check_model(model: Any) -> None:
     family = str(model.config.model_type)
     if family.startswith("geonorm"):
         raise ConfigError(f"{name} is geonorm's own model: its scheme is a field of its configuration")
-    if family not in FAMILIES:
-        raise ConfigError(
-            f"apply does not know the family {family!r} of this {name}, only {', '.join(sorted(FAMILIES))}"
-        )
     if getattr(model, "hf_quantizer", None) is not None or getattr(model.config, "quantization_config", None):
         raise ConfigError(f"this {name} is quantised: apply the scheme to the full-precision model")
-    found = stacks_of(model)
-    if not found or any("language_model" in stack.blocks for stack, _ in found):
+
+
+def check_blocks(model: Any, stacks: Stacks) -> None:
+    """ConfigError for blocks that are not transformers' own, as they were built."""
+    name = type(model).__name__
+    if not stacks or any("language_model" in stack.blocks for stack, _ in stacks):
         raise ConfigError(f"{name} has no blocks that apply knows; give it the text model alone")
-    for stack, base in found:
-        for block in blocks_of(model, stack, base):
+    for stack, base in stacks:
+        for layer, block in enumerate(blocks_of(model, stack, base)):
             if not type(block).forward.__module__.startswith("transformers.models."):
                 raise ConfigError(
                     f"{type(block).__name__} of this {name} has a forward that is not transformers' own, which apply "
                     "would replace; geonorm.Residual is for blocks of your own"
                 )
-            for branch in [branch for sublayer in stack.sublayers for branch in sublayer.branches]:
+            for branch in [branch for sublayer in stack.of(layer) for branch in sublayer.branches]:
                 weights = [p for path in branch.modules for p in block.get_submodule(path).parameters()]
                 if not any(p.is_floating_point() for p in weights):
                     raise ConfigError(f"this {name} is quantised: apply the scheme to the full-precision model")
@@ -191,35 +237,27 @@ def check_model(model: Any) -> None:
                 raise ConfigError(f"the blocks of this {name} are wrapped (by accelerate or a patch): apply first")
 
 
-def check_scheme(model: Any, scheme: Scheme) -> None:
-    for stack, base in stacks_of(model):
-        depth = len(blocks_of(model, stack, base))
-        for kind, names in SLOTS.items():
-            for layer in range(depth):
-                site = Site(layer, kind, depth)
-                part = scheme.resolve(site)
-                if part.about.fresh:
-                    raise ConfigError(f"{scheme} is for models trained from the start: {part.about.fresh}")
-                wanted = [name for name in names if part.slot(name, (1, 8), 8, site) is not None]
-                if wanted or part.constrains:
-                    inside = (
-                        f"modules inside a branch or head ({', '.join(wanted)})" if wanted else "constraints on weights"
-                    )
-                    raise ConfigError(
-                        f"{scheme} needs {inside}, which a stock model does not have; train geonorm's own"
-                    )
+def check_scheme(scheme: Scheme, depth: int) -> None:
+    """ConfigError for a scheme that needs more than what stands around a sub-layer."""
+    for site, names in ((Site(layer, kind, depth), names) for kind, names in SLOTS.items() for layer in range(depth)):
+        part = scheme.resolve(site)
+        if part.about.fresh:
+            raise ConfigError(f"{scheme} is for models trained from the start: {part.about.fresh}")
+        slots = [name for name in names if part.slot(name, (1, 8), 8, site) is not None]
+        if slots or part.constrains:
+            needed = f"modules inside a branch or head ({', '.join(slots)})" if slots else "constraints on weights"
+            raise ConfigError(f"{scheme} needs {needed}, which a stock model does not have; train geonorm's own")
 
 
-def notes(scheme: Scheme) -> list[str]:
-    found = []
-    site = Site(1, "mlp", 12)
+def notes_on(scheme: Scheme) -> list[str]:
+    """Where the scheme's own recipe would have it otherwise."""
+    notes, site = [], Site(1, "mlp", 12)
     part = scheme.resolve(site)
-    ratios = {role: part.init_std(role, 64, 64, site, 1.0) for role in ("o", "down")}
-    if any(ratio != 1.0 for ratio in ratios.values()):
-        found.append(f"{scheme} draws its matrices with other standard deviations; yours were kept")
+    if any(part.init_std(role, 64, 64, site, 1.0) != 1.0 for role in ("o", "down")):
+        notes.append(f"{scheme} draws its matrices with other standard deviations; yours were kept")
     if scheme.recipe():
-        found.append(f"its paper trains with {scheme.recipe()}")
-    return found
+        notes.append(f"its paper trains with {scheme.recipe()}")
+    return notes
 
 
 def note_trained(model: nn.Module) -> list[str]:
@@ -227,3 +265,14 @@ def note_trained(model: nn.Module) -> list[str]:
     trained = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
     new = f"{sum(trained.values()):,} new parameters train: {list_paths(list(trained))}"
     return [f"your weights stay frozen; {new}"] if trained else []
+
+
+def stock_norms(model: Any, stacks: Stacks) -> Iterator[str]:
+    """The path of every norm inside and behind the blocks."""
+    for stack, base in stacks:
+        for layer in range(len(blocks_of(model, stack, base))):
+            for sublayer in stack.of(layer):
+                for path in sublayer.norms:
+                    yield join_path(base, stack.blocks, str(layer), path)
+        if stack.exit is not None:
+            yield join_path(base, stack.exit)

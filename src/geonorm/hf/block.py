@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
@@ -12,11 +12,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..measure.anatomy import Branch as Where, Stack, Sublayer
+from ..errors import ConfigError
+from ..measure.anatomy import Branch as Where, Stack, Sublayer, blocks_of, join_path
+from ..measure.recognise import copy_gains
 from ..norms import Norm, NormSpec, upcast
 from ..residual import Residual, StreamEnd
 from ..schemes import Scheme, Site
 from ..schemes.scales import Times
+
+Stacks = Sequence[tuple[Stack, str]]
+"""Stacks of a model, each with the path that its paths start from."""
 
 
 class Derived:
@@ -87,10 +92,12 @@ class StockBranch(nn.Module):
         super().__init__()
         self.chains = nn.ModuleList(chains)
 
-    def forward(self, y: Tensor, **arguments: Any) -> Any:
-        u, *beside = self.chains[0](y, **arguments)
-        for chain in self.chains[1:]:
-            u = u + chain(y)[0]
+    def forward(self, y: Tensor, arguments: Sequence[dict[str, Any]]) -> Any:
+        """arguments: what the first module of each chain gets beside y."""
+        u, *beside = self.chains[0](y, **arguments[0])
+        u = u.reshape(y.shape)  # experts of Llama 4 return (batch x tokens, width)
+        for chain, more in zip(self.chains[1:], arguments[1:], strict=True):
+            u = u + chain(y, **more)[0]
         return (u, *beside) if beside else u
 
 
@@ -108,25 +115,29 @@ class Exit(StreamEnd):
 
 
 @dataclass(frozen=True)
+class Handover:
+    """What the first module of a branch gets of its block's arguments. accepts: None where it takes any name."""
+
+    accepts: frozenset[str] | None
+    renames: Mapping[str, str]
+    """{its name: the block's}."""
+    leave_out: frozenset[str]
+
+    def select(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        chosen = {name: value for name, value in arguments.items() if name not in self.leave_out}
+        chosen |= {name: arguments.get(theirs) for name, theirs in self.renames.items()}
+        return chosen if self.accepts is None else {k: v for k, v in chosen.items() if k in self.accepts}
+
+
+@dataclass(frozen=True)
 class Call:
-    """How a block is called: names of its stock forward's parameters, the stream first; which of them, under which
-    names, each kind of branch gets (`accepts` is None where it takes anything); the kinds whose branch returns what the
-    block returns beside the stream."""
+    """How a block is called: names of its stock forward's parameters, the stream first; what each branch of a sub-layer
+    gets of them; the kinds whose branch returns what the block returns beside the stream."""
 
     names: tuple[str, ...]
-    renames: dict[str, Mapping[str, str]]
-    accepts: dict[str, frozenset[str] | None]
+    handovers: dict[str, list[Handover]]
     returns: tuple[str, ...]
-
-    def arguments(self, kind: str, given: dict[str, Any]) -> dict[str, Any]:
-        if kind == "mlp":
-            return {}
-        renames = self.renames[kind]
-        taken = set(renames.values()) | ({"attention_mask"} if kind == "cross" else set())
-        found = {k: v for k, v in given.items() if not k.startswith("encoder_") and k not in taken}
-        found |= {mine: given.get(theirs) for mine, theirs in renames.items()}
-        accepts = self.accepts[kind]
-        return found if accepts is None else {k: v for k, v in found.items() if k in accepts}
+    tupled: bool
 
 
 class AppliedBlock(Derived):
@@ -139,23 +150,22 @@ class AppliedBlock(Derived):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         call = self.call
-        given = dict(zip(call.names, args, strict=False))
-        given.update(kwargs)
-        x = given.pop(call.names[0])
+        arguments = {**dict(zip(call.names, args, strict=False)), **kwargs}
+        x = arguments.pop(call.names[0])
         if self.entry is not None:
             x = self.entry(upcast(x))
         beside: dict[str, Any] = {}
         for kind, residual in self.residuals.items():
-            if kind == "cross" and given.get("encoder_hidden_states") is None:
+            if kind == "cross" and arguments.get("encoder_hidden_states") is None:
                 continue
-            out = residual(x, **call.arguments(kind, given))
+            out = residual(x, arguments=[handover.select(arguments) for handover in call.handovers[kind]])
             if isinstance(out, tuple):
                 x, beside[kind] = out[0], out[1]
             else:
                 x = out
         if self.exit is not None:
             x = self.exit(x)
-        return (x, *map(beside.get, call.returns)) if call.returns else x
+        return (x, *map(beside.get, call.returns)) if call.returns or call.tupled else x
 
 
 @cache
@@ -179,7 +189,7 @@ def site_of(block: nn.Module, sublayer: Sublayer, stack: Stack, scheme: Scheme, 
             own[role] = nn.Identity()  # ModernBERT's first block reads what the entry has normalised
         target = norm_in(own, role)
         if target is not None and not (role == "input" and several):
-            carry(norms[path], target, stack.gain_offset)
+            copy_gains(norms[path], target, stack.gain_offset)
     if several and getattr(norm_in(own, "input"), "weight", None) is not None:
         # one N for all branches, the gains of each on its own chain (GPT-NeoX)
         own["input"] = NormSpec(spec.kind, dim, gains=False, eps=spec.eps)()
@@ -187,7 +197,7 @@ def site_of(block: nn.Module, sublayer: Sublayer, stack: Stack, scheme: Scheme, 
             stock = norms.get(branch.norm) if branch.norm else None
             if stock is not None:
                 chain.gains = Affine(dim, getattr(stock, "bias", None) is not None)
-                carry(stock, chain.gains, stack.gain_offset)
+                copy_gains(stock, chain.gains, stack.gain_offset)
     like = next(p for chain in chains for p in chain.steps.parameters() if p.is_floating_point())
     for part in (own, *(chain.gains for chain in chains)):
         if isinstance(part, nn.Module):
@@ -198,13 +208,14 @@ def site_of(block: nn.Module, sublayer: Sublayer, stack: Stack, scheme: Scheme, 
 
 def branch_modules(block: nn.Module, branch: Where) -> list[nn.Module]:
     """The modules of a branch in the order of the computation, then its dropout and its scale."""
-    found = [block.get_submodule(path) for path in branch.modules]
+    modules = [block.get_submodule(path) for path in branch.modules]
     if branch.dropout is not None:
-        drop = attrgetter(branch.dropout)(block)
-        found.append(drop if isinstance(drop, nn.Module) else nn.Dropout(float(drop)))
+        drop = attrgetter(branch.dropout)(block) if isinstance(branch.dropout, str) else branch.dropout
+        modules.append(drop if isinstance(drop, nn.Module) else nn.Dropout(float(drop)))
     if branch.scale is not None:
-        found.append(Times(float(attrgetter(branch.scale)(block))))
-    return found
+        scale = attrgetter(branch.scale)(block) if isinstance(branch.scale, str) else branch.scale
+        modules.append(Times(float(scale)))
+    return modules
 
 
 def norm_spec(stack: Stack, dim: int, stock: Iterable[nn.Module]) -> NormSpec:
@@ -229,24 +240,74 @@ def norm_in(own: nn.Module, role: str) -> Norm | None:
     return next((m for m in part.modules() if isinstance(m, Norm)), None)
 
 
-@torch.no_grad()
-def carry(stock: nn.Module, target: nn.Module, offset: float) -> None:
-    """Gains and biases of a stock norm to one of ours (or an Affine), of which both have them; frozen ones stay so."""
-    for name, shift in (("weight", offset), ("bias", 0.0)):
-        source, place = getattr(stock, name, None), getattr(target, name, None)
-        if isinstance(source, Tensor) and isinstance(place, nn.Parameter):
-            place.copy_(source.to(place.device) + shift)
-            place.requires_grad_(source.requires_grad)
-
-
-def call_of(block: nn.Module, stack: Stack) -> Call:
+def call_of(block: nn.Module, sublayers: Iterable[Sublayer], stack: Stack) -> Call:
     stock = inspect.signature(type(block).forward)
     names = tuple(p.name for p in stock.parameters.values() if p.name != "self" and p.kind is not p.VAR_KEYWORD)
     returns = () if stock.return_annotation is Tensor else stack.returns  # GPT-J since transformers 5.24
-    accepts = {}
-    for sublayer in stack.sublayers:
-        parameters = inspect.signature(block.get_submodule(sublayer.branches[0].modules[0]).forward).parameters.values()
-        anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        accepts[sublayer.kind] = None if anything else frozenset(p.name for p in parameters)
-    renames = {sublayer.kind: sublayer.arguments for sublayer in stack.sublayers}
-    return Call(names, renames, accepts, returns)
+    handovers = {s.kind: [handover(block, s, branch, names) for branch in s.branches] for s in sublayers}
+    return Call(names, handovers, returns, stack.tupled)
+
+
+def handover(block: nn.Module, sublayer: Sublayer, branch: Where, names: Iterable[str]) -> Handover:
+    """Of a branch that was recognised what it was seen to get, and whatever no parameter of the block takes."""
+    parameters = inspect.signature(block.get_submodule(branch.modules[0]).forward).parameters.values()
+    anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    accepts = None if anything else frozenset(p.name for p in parameters)
+    if branch.arguments is not None:
+        return Handover(accepts if branch.arguments else frozenset(), branch.arguments, frozenset(names))
+    if sublayer.kind == "mlp" or branch is not sublayer.branches[0]:
+        return Handover(frozenset(), {}, frozenset())
+    encoder = {name for name in names if name.startswith("encoder_")} | {*sublayer.arguments.values()}
+    leave_out = encoder | ({"attention_mask"} if sublayer.kind == "cross" else set())
+    return Handover(accepts, sublayer.arguments, frozenset(leave_out))
+
+
+def replace_sites(model: Any, scheme: Scheme, stacks: Stacks) -> set[int]:
+    """Gives every block of the model residual sites under the scheme; returns the ids of parameters that took over the
+    gains of a stock norm."""
+    carried: set[int] = set()
+    for stack, base in stacks:
+        blocks = blocks_of(model, stack, base)
+        depth, dim = len(blocks), int(model.config.hidden_size)
+        like = next(p for block in blocks for p in block.parameters() if p.is_floating_point())
+        last = None if stack.exit is None else model.get_submodule(join_path(base, stack.exit))
+        inside = [blocks[0].get_submodule(path) for place in stack.of(0) for path in place.norms]
+        spec = norm_spec(stack, dim, inside if last is None else [last])
+        for layer, block in enumerate(blocks):
+            carried |= replace_block(block, layer, depth, scheme, stack, dim)
+        count = len(stack.sublayers)  # 1 where sites are parallel
+        entry = StreamEnd(scheme, Site(0, "entry", depth, count), spec).to(device=like.device, dtype=like.dtype)
+        exit = Exit(scheme, Site(depth - 1, "exit", depth, count), spec, like.dtype).to(like.device)
+        exit.own.to(like.dtype)
+        blocks[0].entry = entry
+        target = norm_in(exit.own, "norm")
+        if last is None:
+            blocks[-1].exit = exit
+            continue
+        if target is not None:
+            copy_gains(last, target, stack.gain_offset)
+            carried |= {id(p) for p in target.parameters()}
+        model.set_submodule(join_path(base, stack.exit or ""), exit)
+    return carried
+
+
+def replace_block(block: Any, layer: int, depth: int, scheme: Scheme, stack: Stack, dim: int) -> set[int]:
+    """The same for one block. ConfigError if a parameter of it is in no branch and in no norm."""
+    heirs: list[nn.Module | None] = []
+    norms = [p for sub in stack.of(layer) for path in sub.norms for p in block.get_submodule(path).parameters()]
+    residuals = nn.ModuleDict()
+    for sublayer in stack.of(layer):
+        site = Site(layer, sublayer.kind, depth, stack.count)
+        residuals[sublayer.kind] = residual = site_of(block, sublayer, stack, scheme, site, dim)
+        branch: Any = residual.branch
+        heirs += [norm_in(residual.own, role) for role in sublayer.norms.values()]
+        heirs += [chain.gains for chain in branch.chains]
+    known = {id(p) for p in (*residuals.parameters(), *norms)}
+    lost = [name for name, p in block.named_parameters() if id(p) not in known]
+    if lost:
+        raise ConfigError(f"blocks of this model have parameters that apply does not know: {', '.join(lost[:3])}")
+    block.call = call_of(block, stack.of(layer), stack)
+    block._modules = {"residuals": residuals, "entry": None, "exit": None}
+    stock: Any = type(block)
+    block.__class__ = block_class(stock)
+    return {id(p) for heir in heirs if heir is not None for p in heir.parameters()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import fields
 from types import new_class
@@ -14,7 +13,6 @@ from .. import __version__
 from ..errors import ConfigError, UntrustedCode, unknown
 from ..models.config import DecoderConfig
 from ..schemes import Scheme, parse, sources_of, stored
-from ..settings import choices, hints
 
 NAMES = {f.name: f.name for f in fields(DecoderConfig)} | {
     "width": "hidden_size",
@@ -41,47 +39,6 @@ THEIRS = set(
 """What transformers itself hands over beside the fields."""
 
 
-DEFAULTS = {f.name: f.default for f in fields(DecoderConfig)}
-WORDS = {name: ", ".join(choices(hints(DecoderConfig)[name])) for name in ("mlp", "init")}
-"""What fields of DecoderConfig may say."""
-GATED = ("silu", "swish")
-PLAIN = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu2": "relu2"}
-"""Words of transformers for what `mlp` says; gated MLPs of other activations are not built."""
-
-
-def read_llama(keys: dict[str, Any]) -> dict[str, Any]:
-    """Takes out of `keys` those that Llama's configuration has and ours has not, and returns the fields of
-    DecoderConfig that they mean. ConfigError for what this model cannot do."""
-    found: dict[str, Any] = {}
-    for key in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"):
-        if key in keys:
-            found["eps"] = keys.pop(key)
-    act = keys.pop("hidden_act", None)
-    if act in GATED:
-        found["mlp"] = "swiglu"
-    elif act is not None:
-        said = f"mlp={PLAIN[act]!r} is that without a gate" if act in PLAIN else f"mlp is one of {WORDS['mlp']}"
-        raise ConfigError(f"hidden_act {act!r} is a gated MLP in Llama, and of those only silu is built; {said}")
-    biases = {key: bool(keys.pop(key)) for key in ("attention_bias", "mlp_bias") if key in keys}
-    if len(set(biases.values())) > 1 or biases == {"attention_bias": True}:
-        raise ConfigError("attention_bias and mlp_bias are one here: bias=True puts biases on both")
-    if biases:
-        found["bias"] = any(biases.values())
-    if keys.pop("pretraining_tp", 1) != 1:
-        raise ConfigError("pretraining_tp is not built: leave it out, or 1")
-    if "initializer_range" in keys:
-        raise ConfigError(f"initializer_range {keys['initializer_range']} is answered by init: one of {WORDS['init']}")
-    rope: dict[str, Any] = {}
-    for key in ("rope_scaling", "rope_parameters"):
-        given = keys.pop(key, None) or {}
-        if not isinstance(given, dict):
-            raise ConfigError(f"{key} must be a mapping as transformers has it, got {given!r}")
-        rope |= given
-    if rope:
-        found |= read_rope(rope)
-    return found
-
-
 def from_folder(config_dict: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     """What config.json says, with its scheme as text of a folder, which runs no code that is not allowed."""
     scheme, source = config_dict.get("scheme"), config_dict.get("scheme_source")
@@ -98,33 +55,9 @@ def add_fields(namespace: dict[str, Any]) -> None:
     namespace.update({NAMES[f.name]: f.default for f in fields(DecoderConfig)})
 
 
-ROPE = {"rope_theta": "rope_theta", "rotary": "partial_rotary_factor"}
-"""Fields of DecoderConfig, and what rope_parameters call them."""
 SLIDING = "sliding_attention"
 FULL = "full_attention"
 """Kinds of blocks: with a window, and without."""
-
-
-def read_rope(parameters: dict[str, Any]) -> dict[str, Any]:
-    """The fields of DecoderConfig, as far as they are given. ConfigError for scaled rotation, or an unknown key."""
-    rope = {key: value for key, value in parameters.items() if value is not None}
-    kind = rope.pop("type", "default")
-    kind = rope.pop("rope_type", kind)
-    if kind != "default":
-        raise ConfigError(f"rope_type {kind} has no equal here, only default; hf.apply leaves a model its rotation")
-    fields = {ours: rope.pop(key) for ours, key in ROPE.items() if key in rope}
-    if rope:
-        raise ConfigError(unknown("key of rope_parameters", next(iter(rope)), ["rope_type", *ROPE.values()]))
-    return fields
-
-
-def read_by_window(parameters: dict[str, Any], kinds: Iterable[str]) -> dict[str, Any]:
-    """As `read_rope`, of parameters for each kind of block, of which the model has these. ConfigError where blocks with
-    a window turn otherwise than those without."""
-    first, *others = [read_rope(parameters.get(kind) or {}) for kind in (FULL, SLIDING) if kind in kinds]
-    if others not in ([], [first]):
-        raise ConfigError(f"rope_parameters with {SLIDING}={parameters[SLIDING]} have no equal here, only one for all")
-    return first
 
 
 def write_rope(config: DecoderConfig, partial: bool) -> dict[str, Any]:
@@ -151,9 +84,12 @@ class GeoNormConfig(ShapeFields):
     `GeoNormConfig(scheme="geonorm(decay=sqrt)", hidden_size=512)`.
 
     Fields are those of `geonorm.DecoderConfig`, with the documentation there, under the names of transformers. `scheme`
-    becomes canonical. Keys of Llama's configuration that have another name here (`rms_norm_eps`, `hidden_act`,
-    `rope_parameters`, ...) mean what they mean there (`read_llama`). ConfigError, one line, for a key, scheme or size
-    that does not exist or does not fit.
+    becomes canonical. ConfigError, one line, for a key, scheme or size that does not exist or does not fit.
+
+        >>> from geonorm import hf
+        >>> config = hf.GeoNormConfig(scheme="geonorm( decay = sqrt )", hidden_size=64, num_attention_heads=4)
+        >>> config.scheme, config.num_key_value_heads
+        ('geonorm(decay=sqrt)', 4)
     """
 
     model_type = "geonorm"
@@ -179,11 +115,6 @@ class GeoNormConfig(ShapeFields):
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        for key, value in read_llama(kwargs).items():
-            theirs, standard = NAMES[key], DEFAULTS[key]
-            if (own := getattr(self, theirs)) not in (standard, value):
-                raise ConfigError(f"{theirs} {own!r} and what a key of another family says, {value!r}, differ")
-            setattr(self, theirs, value)
         for key in kwargs:
             if key not in THEIRS | set(GenerationConfig._get_default_generation_params()):
                 raise ConfigError(unknown("key of GeoNormConfig", key, [f.name for f in fields(self)]))

@@ -25,7 +25,13 @@ from .stock import to_stock
 
 
 def adapt(decoder: Decoder, **tokens: Any) -> GeoNormForCausalLM | GeoNormForMaskedLM:
-    """The decoder as a transformers model, sharing its weights; tokens: bos_token_id, eos_token_id, pad_token_id."""
+    """The decoder as a transformers model, sharing its weights; tokens: bos_token_id, eos_token_id, pad_token_id.
+
+    >>> from geonorm import Decoder, DecoderConfig, hf
+    >>> decoder = Decoder(DecoderConfig("pre", layers=1, width=8, heads=2, hidden=8, vocab_size=16))
+    >>> hf.adapt(decoder).lm_head.weight.data_ptr() == decoder.head.weight.data_ptr()
+    True
+    """
     config = GeoNormConfig.of(decoder.config, dtype=decoder.embed.weight.dtype, **tokens)
     kind = GeoNormForCausalLM if decoder.config.causal else GeoNormForMaskedLM
     return share_weights(kind, config, decoder, hf_name)

@@ -1,4 +1,4 @@
-"""Architectures of transformers that are a scheme of ours: one table, read in both directions (stock.py does that).
+"""Architectures of transformers that are a scheme of ours: one table (stock.py reads it).
 
 A layout says under which scheme and shape a decoder computes what the architecture computes, and what its modules are
 called there. Where a field has no equal, the answer is a ConfigError that names it, never a model that is nearly right.
@@ -13,17 +13,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..errors import ConfigError, unknown
-from ..measure.anatomy import FAMILIES, Stack, anatomy
+from ..measure.anatomy import Stack, anatomy
 from ..models.config import DecoderConfig
 from ..schemes import enter_as, parse
-from .config import FULL, NAMES, SLIDING, layer_types, read_by_window, read_rope
+from .config import NAMES
 
 GATED = {"swiglu": "silu"}
 PLAIN = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
-SAME = {
-    "silu": "swiglu", "swish": "swiglu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
-}  # fmt: skip
-"""Their names of activations, and the MLP that has it here."""
 
 
 @dataclass(frozen=True)
@@ -224,36 +220,27 @@ LAYOUTS = (
 )  # fmt: skip
 """In the order in which an export chooses among them where it is not told which."""
 
-MISSING = {
-    "bert": "attention to both sides", "bloom": "ALiBi", "cohere": "rotation of neighbours",
-    "deepseek_v3": "experts", "gemma": "a gated GELU", "gemma3": "a gated GELU", "gemma3_text": "a gated GELU",
-    "gpt_neo": "unscaled attention", "gpt_oss": "experts", "gptj": "rotation of neighbours",
-    "granite": "a multiplier of the residual", "mamba": "a recurrence", "mixtral": "experts",
-    "modernbert": "attention to both sides", "mpt": "ALiBi", "olmoe": "experts", "opt": "a ReLU",
-    "phi": "a bias of its head", "qwen2_moe": "experts", "qwen3_moe": "experts", "roberta": "attention to both sides",
-    "smollm3": "blocks without positions", "t5": "an encoder", "vit": "an encoder",
-    "xlm-roberta": "attention to both sides",
-}  # fmt: skip
-"""What well-known architectures, and all that `apply` knows, have and our decoder does not."""
 
 SHARED = ("vocab_size", "width", "hidden", "layers", "heads", "kv_heads", "context", "tied", "eps", "attn_dropout")
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
 def layouts_of(model_type: str) -> list[Layout]:
-    """The layouts of an architecture. ConfigError says what it has and our decoder does not, or which are known."""
-    found = [layout for layout in LAYOUTS if layout.model_type == model_type]
-    if not found and model_type in MISSING:
-        remedy = "; geonorm.hf.apply changes its residual scheme in place" if model_type in FAMILIES else ""
-        raise ConfigError(f"{model_type} has {MISSING[model_type]}, which geonorm's decoder does not have{remedy}")
-    if not found:
+    """The layouts of an architecture. ConfigError where none is known."""
+    layouts = [layout for layout in LAYOUTS if layout.model_type == model_type]
+    if not layouts:
         raise ConfigError(unknown("architecture", model_type, {layout.model_type for layout in LAYOUTS}))
-    return found
+    return layouts
 
 
 def layout_of(config: DecoderConfig, model_type: str | None = None) -> Layout:
     """The architecture that a decoder equals: the one of that name, or the first. ConfigError names what stands in the
-    way."""
+    way.
+
+        >>> from geonorm import DecoderConfig, hf
+        >>> hf.layout_of(DecoderConfig("olmo2", qk_norm="full")).model_type
+        'olmo2'
+    """
     scheme = parse(config.scheme)
     plain = str(enter_as(scheme, "embedding"))
     asked = LAYOUTS if model_type is None else layouts_of(model_type)
@@ -293,69 +280,3 @@ def architecture(config: DecoderConfig, layout: str) -> str:
     if layout == "geonorm":
         return layout
     return layout_of(config, None if layout == "stock" else layout).model_type
-
-
-def layout_for(theirs: Any) -> Layout:
-    """The layout of a configuration of transformers."""
-    found = layouts_of(theirs.model_type)
-    return next((layout for layout in found if not find_unequal(theirs, layout)), found[0])
-
-
-def find_unequal(theirs: Any, layout: Layout) -> tuple[str, Any, Any] | None:
-    """The first setting that has no equal: its name, its value, the one value that has."""
-    for name, wanted in layout.settings.items():
-        value = getattr(theirs, name, None)
-        if value != wanted and not (wanted in (None, False) and value in (None, False)):
-            return name, value, wanted
-    return None
-
-
-def read_shape(theirs: Any, layout: Layout) -> DecoderConfig:
-    """The decoder of their configuration, biases aside. ConfigError names the setting that has no equal."""
-
-    def refuse(name: str | None, value: Any, wanted: Any) -> None:
-        raise ConfigError(f"{layout.model_type} with {name}={value} has no equal here, only with {name}={wanted}")
-
-    if (setting := find_unequal(theirs, layout)) is not None:
-        refuse(*setting)
-    fixed = layout.fixed()
-    activation = getattr(theirs, layout.called("mlp") or "", None)
-    if SAME.get(str(activation)) not in layout.mlp:
-        refuse(layout.called("mlp"), activation, " or ".join(layout.mlp.values()))
-    width, heads = theirs.hidden_size, theirs.num_attention_heads
-    if fixed["positions"] == "rope":
-        given = theirs.rope_parameters
-        rope = read_by_window(given, theirs.layer_types) if layout.by_window else read_rope(given)
-        fixed |= {"rotary": 1.0, **{name: float(value) for name, value in rope.items()}}
-        if fixed["rotary"] != 1 and not layout.rotary:  # it rotates all, whatever its configuration says
-            refuse("partial_rotary_factor", fixed["rotary"], 1.0)
-    fixed |= read_windows(theirs, layout)
-    head_dim = getattr(theirs, "head_dim", None) or width // heads
-    if head_dim * heads != width:
-        fixed["head_width"] = head_dim
-    if layout.scaled and theirs.query_pre_attn_scalar != head_dim:
-        refuse("query_pre_attn_scalar", theirs.query_pre_attn_scalar, head_dim)
-    if layout.scaled and theirs.tie_word_embeddings:
-        refuse("tie_word_embeddings", True, False)
-    shape = {name: getattr(theirs, called) for name in SHARED if (called := layout.called(name)) is not None}
-    if shape["hidden"] is None:  # GPT-2 leaves it out where it is this
-        shape["hidden"] = 4 * width
-    if layout.kv_heads == "one":
-        shape["kv_heads"] = 1
-    return DecoderConfig(**{**shape, **fixed, "mlp": SAME[str(activation)], "scheme": layout.schemes[0]})
-
-
-def read_windows(theirs: Any, layout: Layout) -> dict[str, Any]:
-    """The fields of DecoderConfig for their window. ConfigError where blocks with and without one are mixed in another
-    way than every n-th without."""
-    window, layers = getattr(theirs, "sliding_window", None), theirs.num_hidden_layers
-    kinds = getattr(theirs, "layer_types", None) or [SLIDING] * layers
-    if not layout.windows or window is None or set(kinds) == {FULL}:
-        return {}
-    every = kinds.index(FULL) + 1 if FULL in kinds else None
-    if every == 1 or kinds != layer_types(DecoderConfig(layers=layers, window=window, full_every=every)):
-        raise ConfigError(
-            f"{layout.model_type} with layer_types={', '.join(kinds)} has no equal here, only with {FULL} in all, "
-            "in none, or in every n-th"
-        )
-    return {"window": window, "full_every": every}

@@ -153,7 +153,14 @@ def like(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class GeoNormModel(GeoNormPreTrainedModel):
-    """The stream from embedding to exit; returns the last hidden states in the dtype of the embedding."""
+    """The stream from embedding to exit; returns the last hidden states in the dtype of the embedding.
+
+    >>> import torch
+    >>> from geonorm import hf
+    >>> size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 16}
+    >>> hf.GeoNormModel(hf.GeoNormConfig(**size))(torch.arange(6)[None]).last_hidden_state.shape
+    torch.Size([1, 6, 8])
+    """
 
     def __init__(self, config: GeoNormConfig) -> None:
         super().__init__(config)
@@ -291,7 +298,15 @@ class GeoNormLanguageModel(GeoNormPreTrainedModel):
 
 
 class GeoNormForCausalLM(GeoNormLanguageModel, GenerationMixin):
-    """The language model that predicts the next token, and writes."""
+    """The language model that predicts the next token, and writes.
+
+    >>> import torch
+    >>> from geonorm import hf
+    >>> size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 16}
+    >>> model = hf.GeoNormForCausalLM(hf.GeoNormConfig(scheme="geonorm", **size))
+    >>> model(torch.arange(6)[None]).logits.shape
+    torch.Size([1, 6, 16])
+    """
 
     is_causal = True
 
@@ -334,7 +349,13 @@ class GeoNormForCausalLM(GeoNormLanguageModel, GenerationMixin):
 
 
 class GeoNormForMaskedLM(GeoNormLanguageModel):
-    """The language model that sees both sides of a token and predicts those that are masked."""
+    """The language model that sees both sides of a token and predicts those that are masked.
+
+    >>> from geonorm import hf
+    >>> size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 16}
+    >>> hf.GeoNormForMaskedLM(hf.GeoNormConfig(is_causal=False, **size)).is_causal
+    False
+    """
 
     is_causal = False
 
@@ -380,7 +401,15 @@ class Classifier(GeoNormPreTrainedModel):
 
 
 class GeoNormForSequenceClassification(GenericForSequenceClassification, Classifier):
-    """A linear classifier on the last token that is not padding."""
+    """A linear classifier on the last token that is not padding.
+
+    >>> import torch
+    >>> from geonorm import hf
+    >>> size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 16}
+    >>> model = hf.GeoNormForSequenceClassification(hf.GeoNormConfig(num_labels=3, pad_token_id=0, **size))
+    >>> model(torch.arange(1, 7)[None]).logits.shape
+    torch.Size([1, 3])
+    """
 
     def __init__(self, config: GeoNormConfig) -> None:
         GeoNormPreTrainedModel.__init__(self, config)
@@ -392,7 +421,15 @@ class GeoNormForSequenceClassification(GenericForSequenceClassification, Classif
 
 class GeoNormForTokenClassification(GenericForTokenClassification, Classifier):
     """A linear classifier, with a bias, on every token. Of a model that sees one side (`is_causal`), a label is told by
-    the tokens up to its own."""
+    the tokens up to its own.
+
+        >>> import torch
+        >>> from geonorm import hf
+        >>> size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 16}
+        >>> model = hf.GeoNormForTokenClassification(hf.GeoNormConfig(num_labels=3, pad_token_id=0, **size))
+        >>> model(torch.arange(1, 7)[None]).logits.shape
+        torch.Size([1, 6, 3])
+    """
 
     def __init__(self, config: GeoNormConfig) -> None:
         GeoNormPreTrainedModel.__init__(self, config)
@@ -404,7 +441,14 @@ class GeoNormForTokenClassification(GenericForTokenClassification, Classifier):
 
 
 class GeoNormForQuestionAnswering(GenericForQuestionAnswering, GeoNormPreTrainedModel):
-    """Where an answer begins and ends in a text: two logits for every token."""
+    """Where an answer begins and ends in a text: two logits for every token.
+
+    >>> import torch
+    >>> from geonorm import hf
+    >>> size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 16}
+    >>> hf.GeoNormForQuestionAnswering(hf.GeoNormConfig(**size))(torch.arange(6)[None]).start_logits.shape
+    torch.Size([1, 6])
+    """
 
     def __init__(self, config: GeoNormConfig) -> None:
         GeoNormPreTrainedModel.__init__(self, config)

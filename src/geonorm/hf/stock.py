@@ -1,4 +1,4 @@
-"""Our decoders as models of transformers' own architectures, and those as ours, with equal logits (see layouts.py).
+"""Our decoders as models of transformers' own architectures, with equal logits (see layouts.py).
 
 Where one side has no gain or no bias, that is a gain of 1 or a bias of 0 on the other.
 """
@@ -6,8 +6,6 @@ Where one side has no gain or no bias, that is a gain of 1 or a bias of 0 on the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,11 +13,10 @@ import transformers
 from torch import Tensor
 from transformers import initialization
 
-from ..errors import ConfigError, cause
-from ..measure.load import one_line, with_weights
+from ..errors import ConfigError
 from ..models.config import DecoderConfig
 from .config import GeoNormConfig, layer_types, write_by_window, write_rope
-from .layouts import QKV, SHARED, TOKENS, Layout, join_names, layout_for, layout_of, read_shape
+from .layouts import SHARED, TOKENS, Layout, layout_of
 from .modeling import GeoNormForCausalLM, language_model
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -30,7 +27,13 @@ Weights = dict[str, Tensor]
 def to_stock(model: GeoNormForCausalLM, model_type: str | None = None) -> Any:
     """The same function as a model of transformers: of that architecture, or of the first that is equal. Memory is
     shared where a weight is the same there, and what is frozen stays so. Where the stream enters as N(embedding), the
-    rows of the embedding are normalised once and for all. ConfigError if no architecture is equal."""
+    rows of the embedding are normalised once and for all. ConfigError if no architecture is equal.
+
+        >>> from geonorm import hf
+        >>> size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 16}
+        >>> type(hf.to_stock(hf.GeoNormForCausalLM(hf.GeoNormConfig(scheme="pre", **size)))).__name__
+        'LlamaForCausalLM'
+    """
     config = language_model(model).config.shape()
     layout = layout_of(config, model_type)
     with initialization.no_init_weights():
@@ -96,58 +99,6 @@ def stock_config(config: GeoNormConfig, layout: Layout) -> Any:
     return transformers.AutoConfig.for_model(layout.model_type, **settings)
 
 
-@torch.no_grad()
-def load_stock(folder: str | Path) -> GeoNormForCausalLM:
-    """A model of transformers under the scheme that it is, with equal logits: a folder or a name on the hub.
-
-    ConfigError if there is no model, or if its architecture or a setting of it has no equal here; CheckpointError if
-    weights are missing."""
-    try:
-        theirs = transformers.AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder} holds no model of transformers ({cause(error)})") from None
-    if theirs.model_type.startswith("geonorm"):
-        raise ConfigError(f"{folder} is under a scheme already: load it with transformers.AutoModelForCausalLM")
-    layout = layout_for(theirs)
-    shape = read_shape(theirs, layout)
-    with one_line(f"{folder} holds no weights that can be read"):
-        stock = with_weights(transformers.AutoModelForCausalLM, str(folder), dtype="auto")
-    weights = stock.state_dict()
-    if shape.block == "parallel":
-        one_norm(weights, layout, shape)
-    biased = {name for ours, names in layout.pairs(shape) if is_matrix(ours[0]) for name in names}
-    shape = replace(shape, bias=any(f"{name}.bias" in weights for name in biased))
-    config = GeoNormConfig.of(shape, **{name: getattr(theirs, name, None) for name in TOKENS})
-    with torch.device("meta"):
-        model = GeoNormForCausalLM(config)
-    found, wanted, offset = Weights(), model.state_dict(), layout.stack.gain_offset
-    dtype = weights[f"{layout.base}.{layout.stack.embedding}.weight"].dtype
-    for ours, there in layout.pairs(shape):
-        for kind in ("weight", "bias"):
-            names = [name for place in ours if (name := f"{place}.{kind}") in wanted]
-            given = [weights.pop(name) for place in there if (name := f"{place}.{kind}") in weights]
-            if given and not names:
-                raise ConfigError(f"{layout.model_type} has a {kind} at {there[0]}, which geonorm's decoder has not")
-            if not given:
-                found.update({name: neutral(wanted[name], kind).to(dtype) for name in names})
-                continue
-            # a gain that is stored less one has digits that its dtype cannot hold with the one
-            whole = given[0].float() + offset if offset and is_gain(ours[0]) else given[0]
-            whole = whole.t().contiguous() if is_turned(ours[0], kind, layout) else whole
-            parts = split_weights(whole, [wanted[name].shape[0] for name in names], layout, shape)
-            found.update(zip(names, parts, strict=True))
-    if weights:
-        raise ConfigError(f"{layout.model_type} with {min(weights)} has no equal here")
-    if layout.scaled:
-        found[EMBEDDING] = found[EMBEDDING] * shape.width**0.5
-    for name, buffer in model.named_buffers():
-        found[name] = torch.tensor(model.get_submodule(name.rpartition(".")[0]).index, dtype=buffer.dtype)
-    model.load_state_dict(found, strict=True, assign=True)
-    model.tie_weights()
-    model.generation_config = stock.generation_config
-    return model.eval()
-
-
 def is_gain(name: str) -> bool:
     return ".own." in name or ".norms." in name
 
@@ -175,34 +126,3 @@ def join_weights(parts: Sequence[Tensor], turn: bool, layout: Layout, config: De
     else:
         whole = torch.cat(list(parts))
     return whole.t().contiguous() if turn else whole
-
-
-def split_weights(whole: Tensor, rows: Sequence[int], layout: Layout, config: DecoderConfig) -> list[Tensor]:
-    """The one weight of theirs as those of ours, which have so many rows."""
-    if len(rows) == 1:
-        return [whole]
-    if layout.by_head:
-        parts = whole.unflatten(0, (config.heads, len(rows), -1)).unbind(1)
-        return [part.flatten(0, 1) for part in parts]
-    return [part.clone() for part in whole.split(list(rows))]
-
-
-def one_norm(weights: Weights, layout: Layout, config: DecoderConfig) -> None:
-    """Where two norms of different gains read the stream side by side, one without gains does, and the matrices behind
-    them have theirs: W (g y + b) = (W g) y + W b."""
-    for layer in range(config.layers):
-        place = f"{layout.base}.{layout.stack.blocks}.{layer}"
-        norms = [f"{place}.{name}" for name in layout.modules["both.own.input"].split()]
-        gains = [(weights[f"{norm}.weight"], weights[f"{norm}.bias"]) for norm in norms]
-        if all(torch.equal(*pair) for pair in zip(gains[0], gains[-1], strict=True)):
-            continue
-        readers = (join_names(QKV, "both.branch.attn"), "both.branch.mlp.up")
-        for (gain, bias), ours in zip(gains, readers, strict=True):
-            name = f"{place}.{layout.modules[ours]}"
-            matrix = weights[f"{name}.weight"]
-            moved = matrix @ bias
-            weights[f"{name}.weight"] = matrix * gain
-            weights[f"{name}.bias"] = weights[f"{name}.bias"] + moved if f"{name}.bias" in weights else moved
-        for norm in norms:
-            weights[f"{norm}.weight"] = torch.ones_like(gains[0][0])
-            weights[f"{norm}.bias"] = torch.zeros_like(gains[0][1])

@@ -29,13 +29,15 @@ class Branch:
     that is part of these modules (GPT-2, GPT-J, GPT-Neo) is not listed.
     norm: read before the first module, or None.
     dropout: a Dropout between u and the addition, or the block's own number with its probability (OPT), or None.
-    scale: the block's own number that multiplies u before the addition (Granite), or None.
+    scale: the block's own number that multiplies u before the addition (Granite), or None. Both also as the number.
+    arguments: what its first module is handed beside the stream, {its name: the block's}, where that was observed.
     """
 
     modules: tuple[str, ...]
     norm: str | None = None
-    dropout: str | None = None
-    scale: str | None = None
+    dropout: str | float | None = None
+    scale: str | float | None = None
+    arguments: Mapping[str, str] | None = None
 
     @property
     def reader(self) -> str:
@@ -72,6 +74,14 @@ class Sublayer:
         return layouts.get((inside, bool(self.output), bool(self.after)), "mixed")
 
     @property
+    def text(self) -> str:
+        """As `sublayer` reads it."""
+        chains = "+".join(">".join(branch.modules) for branch in self.branches)
+        norms = "+".join(dict.fromkeys(branch.norm for branch in self.branches if branch.norm))
+        parts = {"norm": norms, "branch": chains, "output": self.output, "after": self.after}
+        return f"{self.kind}:" + ",".join(f"{name}={value}" for name, value in parts.items() if value)
+
+    @property
     def norms(self) -> dict[str, str]:
         """Every norm of the site by path: its role input, output or stream."""
         found = {branch.norm: "input" for branch in self.branches if branch.norm}
@@ -105,6 +115,32 @@ class Stack:
     gain_offset: float = 0.0
     eps: float = 1e-6
     returns: tuple[str, ...] = ()
+    layers: tuple[tuple[Sublayer, ...], ...] = ()
+    """The sub-layers of each block where blocks may differ."""
+    tupled: bool = False
+    """True where a block returns a tuple though there is nothing beside the stream."""
+
+    @property
+    def count(self) -> int:
+        """Sub-layers of a block, two at least: those by which sites are counted."""
+        return max(2, *(len(layer) for layer in self.layers or (self.sublayers,)))
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> Stack:
+        """The inverse of dataclasses.asdict, also through JSON."""
+
+        def read(saved: Any) -> tuple[Sublayer, ...]:
+            return tuple(Sublayer(**{**each, "branches": tuple(map(branch, each["branches"]))}) for each in saved)
+
+        def branch(saved: Any) -> Branch:
+            return Branch(**{**saved, "modules": tuple(saved["modules"])})
+
+        lists = {"returns": tuple(saved["returns"]), "layers": tuple(map(read, saved["layers"]))}
+        return cls(**{**saved, **lists, "sublayers": read(saved["sublayers"])})
+
+    def of(self, layer: int) -> tuple[Sublayer, ...]:
+        """The sub-layers of a block."""
+        return self.layers[layer] if self.layers else self.sublayers
 
     @classmethod
     def by_hand(cls, blocks: str, sublayers: Iterable[str], *, name: str = "decoder", **ends: str | None) -> Stack:
@@ -154,11 +190,7 @@ LLAMA = Stack("decoder", "layers", rows(f"{ATTN} {MLP}"), "embed_tokens", exit="
 GEMMA = replace(LLAMA, sublayers=rows(f"{ATTN},output=post_attention_layernorm {BEFORE_MLP},{OUT}"), gain_offset=1.0)
 OLMO2 = replace(LLAMA, sublayers=rows(f"attn:branch=self_attn,output=post_attention_layernorm mlp:branch=mlp,{OUT}"))
 PHI3 = replace(LLAMA, sublayers=rows(f"{ATTN},dropout=resid_attn_dropout {MLP},dropout=resid_mlp_dropout"))
-GRANITE = replace(LLAMA, sublayers=rows(f"{ATTN},scale=residual_multiplier {MLP},scale=residual_multiplier"))
-SIDE_BY_SIDE = rows("parallel:norm=input_layernorm,branch=self_attn+mlp,dropout=resid_dropout")
-PHI = replace(LLAMA, sublayers=SIDE_BY_SIDE, exit="final_layernorm", norm="layer")
 GPT2 = Stack("decoder", "h", rows("attn:norm=ln_1,branch=attn mlp:norm=ln_2,branch=mlp"), "wte", None, "ln_f", "layer")
-GPTJ = replace(GPT2, sublayers=rows("parallel:norm=ln_1,branch=attn+mlp"), returns=("parallel",))
 IDENTITY_FIRST = rows("attn:norm=attn_norm,branch=attn mlp:norm=mlp_norm,branch=mlp")
 """The first block's attn_norm is an nn.Identity: what it reads comes from the norm at the entry."""
 MODERNBERT = Stack(
@@ -203,23 +235,8 @@ def falcon(config: Any) -> tuple[Stack, ...]:
     if new or config.parallel_attn:
         norms = "ln_attn+ln_mlp" if new and config.num_ln_in_parallel_attn in (None, 2) else "input_layernorm"
         text = f"parallel:norm={norms},branch=self_attention+mlp"
-        if getattr(config, "hidden_dropout", 0):
-            raise ConfigError(
-                "falcon side by side with hidden_dropout: one dropout over both branches, which no row here has"
-            )
     returns = (rows(text)[0].kind,)
     return (Stack("decoder", "h", rows(text), "word_embeddings", None, "ln_f", "layer", returns=returns),)
-
-
-def opt(config: Any) -> tuple[Stack, ...]:
-    """Pre-Norm; Post-Norm without a norm at the end where do_layer_norm_before is off (the 350m)."""
-    where = "norm" if config.do_layer_norm_before else "after"
-    sublayers = rows(
-        f"attn:branch=self_attn,dropout=dropout,{where}=self_attn_layer_norm "
-        f"mlp:branch=fc1>activation_fn>fc2,dropout=dropout,{where}=final_layer_norm"
-    )
-    last = "decoder.final_layer_norm" if where == "norm" and not config._remove_final_layer_norm else None
-    return (Stack("decoder", "decoder.layers", sublayers, "decoder.embed_tokens", exit=last, norm="layer"),)
 
 
 def bert(config: Any) -> tuple[Stack, ...]:
@@ -253,27 +270,14 @@ def t5(config: Any) -> tuple[Stack, ...]:
     )
 
 
-def gemma3(config: Any) -> tuple[Stack, ...]:
-    """The language model inside the one that sees pictures too."""
-    blocks, embedding, last = (f"language_model.{path}" for path in (GEMMA.blocks, GEMMA.embedding, GEMMA.exit))
-    return (replace(GEMMA, blocks=blocks, embedding=embedding, exit=last),)
-
-
 FAMILIES: dict[str, Stack | Callable[[Any], tuple[Stack, ...]]] = {
-    **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "mixtral", "smollm3"), LLAMA),
-    **dict.fromkeys(("gemma2", "gemma3_text"), GEMMA),
+    **dict.fromkeys(("llama", "qwen2", "qwen3", "mistral"), LLAMA),
+    "gemma2": GEMMA,
     **dict.fromkeys(("olmo2", "olmo3"), OLMO2),
     **dict.fromkeys(("gpt2", "gpt_bigcode"), gpt2),
     **dict.fromkeys(("bert", "roberta", "xlm-roberta"), bert),
-    "gemma": replace(LLAMA, gain_offset=1.0),
-    "gemma3": gemma3,
-    "granite": GRANITE,
     "olmo": replace(LLAMA, norm="layer", eps=1e-5),
-    "gpt_neo": replace(GPT2, returns=("attn",)),
-    "gptj": GPTJ,
     "gpt_neox": gpt_neox,
-    "opt": opt,
-    "phi": PHI,
     "phi3": PHI3,
     "stablelm": stablelm,
     "starcoder2": replace(LLAMA, norm="layer"),
@@ -282,7 +286,18 @@ FAMILIES: dict[str, Stack | Callable[[Any], tuple[Stack, ...]]] = {
     "vit": VIT,
     "t5": t5,
 }
-"""The stack of a family by `config.model_type`, or what finds its stacks by the configuration."""
+"""The stack of a family by `config.model_type`, or what finds its stacks by the configuration: encoders, and the
+architectures that an export can have. Other causal models are recognised (recognise.py)."""
+
+
+def family_of(config: Any) -> Any:
+    """The model type; of a model that a scheme was applied to, the one that it had before."""
+    return getattr(config, "stock_type", None) or getattr(config, "model_type", None)
+
+
+def has_table(config: Any) -> bool:
+    """True where `anatomy` knows the family, or the configuration holds what was recognised, or is none."""
+    return hasattr(config, "stock_stack") or family_of(config) in (*FAMILIES, None)
 
 
 def anatomy(config: Any) -> tuple[Stack, ...]:
@@ -290,7 +305,9 @@ def anatomy(config: Any) -> tuple[Stack, ...]:
 
     Raises ConfigError for a model type that is not in the table.
     """
-    name = getattr(config, "stock_type", None) or getattr(config, "model_type", None)  # what a scheme was applied to
+    if saved := getattr(config, "stock_stack", None):
+        return (Stack.from_dict(saved),)
+    name = family_of(config)
     if name not in FAMILIES:
         raise ConfigError(f"unknown model type {name!r} (valid: {', '.join(sorted(FAMILIES))}); or {BY_HAND}")
     family = FAMILIES[name]

@@ -227,7 +227,7 @@ def listed_norms(model: Any, stacks: Sequence[tuple[Stack, str]]) -> Iterator[tu
             if path is not None:
                 yield join_path(base, path), norm_columns(stack.name, role, layer, None)
         for layer in range(depth):
-            for sublayer in stack.sublayers:
+            for sublayer in stack.of(layer):
                 for path, role in sublayer.norms.items():
                     name = join_path(base, stack.blocks, str(layer), path)
                     yield name, norm_columns(stack.name, role, layer, sublayer.kind)

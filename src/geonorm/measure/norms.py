@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-OTHERS = ("batch", "group", "instance", "local", "weight", "spectral", "nonorm")
+OTHERS = ("normgated", "batch", "group", "instance", "local", "weight", "spectral", "nonorm")
 """Normalisations that are not over the features of one token."""
 
 

@@ -21,7 +21,8 @@ from ..errors import ConfigError
 from ..norms import upcast
 from ..residual import Residual
 from ..schemes import Site, belongs_to_scheme
-from .anatomy import BY_HAND, Stack, anatomy, blocks_of, join_path, root_stacks
+from .anatomy import BY_HAND, Stack, anatomy, blocks_of, has_table, join_path, root_stacks
+from .recognise import stack_of
 
 Key = TypeVar("Key")
 
@@ -75,7 +76,7 @@ def stacks_of(model: Any, stacks: Iterable[Stack] | None = None) -> list[tuple[S
     if stacks is None:
         config = getattr(model, "config", None)
         ours = not hasattr(config, "stock_type") and any(isinstance(module, Residual) for module in model.modules())
-        stacks = own_stacks(model) if ours else anatomy(config)
+        stacks = own_stacks(model) if ours else anatomy(config) if has_table(config) else [stack_of(model)]
     return list(root_stacks(model, stacks))
 
 
@@ -107,12 +108,12 @@ def sites_of(model: Any, stacks: Iterable[Stack] | None = None) -> list[ModelSit
             where = join_path(base, stack.blocks, str(layer))
             if residuals and stacks is not None and stack.sublayers:
                 raise ConfigError(f"{where} has its own residual sub-layers: leave out --blocks (stacks)")
-            for sublayer in () if residuals else stack.sublayers:
+            for sublayer in () if residuals else stack.of(layer):
                 readers = [module_at(block, branch.reader, where) for branch in sublayer.branches]
                 chains = tuple(
                     tuple(module_at(block, p, where) for p in branch.modules) for branch in sublayer.branches
                 )
-                site = Site(layer, sublayer.kind, len(blocks), max(2, len(stack.sublayers)))
+                site = Site(layer, sublayer.kind, len(blocks), stack.count)
                 places.append(ModelSite(stack.name, sublayer.placement, site, block, readers[0], chains))
     return places
 

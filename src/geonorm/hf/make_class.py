@@ -9,7 +9,7 @@ the Auto classes load such folders.
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache, wraps
 from typing import Any, ClassVar
 
@@ -22,15 +22,15 @@ from transformers.utils import output_capturing
 from .. import __version__
 from ..errors import ConfigError
 from ..measure.anatomy import FAMILIES
+from ..measure.observe import stacks_of
 from ..residual import Residual, StreamEnd
 from ..schemes import parse, sources_of
-from .block import Affine, Derived, StockBranch
+from .block import Affine, Derived, StockBranch, replace_sites
 from .config import from_folder
 from .loading import ReadsFolders, loaded_kept
-from .sites import replace_sites
 
 TYPE = "geonorm_applied"
-OURS = ("scheme", "scheme_source", "stock_type", "geonorm_version")
+OURS = ("scheme", "scheme_source", "stock_type", "stock_stack", "geonorm_version")
 """What a configuration has beside the stock fields."""
 GUARD = "num_hidden_layers"
 """A field of every stock configuration; in config.json it holds a sentence, at which a stock class stops. It stands
@@ -47,7 +47,7 @@ class AppliedConfig(PreTrainedConfig):
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         family = config_dict.get("stock_type")
-        if family not in FAMILIES:
+        if family not in CONFIG_MAPPING or not (family in FAMILIES or "stock_stack" in config_dict):
             raise ConfigError(f"unknown stock_type in config.json: {family!r} (valid: {', '.join(sorted(FAMILIES))})")
         stock: Any = CONFIG_MAPPING[family]
         return config_class(stock).from_dict(config_dict, **kwargs)
@@ -139,7 +139,7 @@ def is_applied(model: Any) -> bool:
     return isinstance(model, AppliedModel)
 
 
-def dress(model: Any, scheme: str, family: str) -> None:
+def make_class(model: Any, scheme: str, family: str, stacks: Any) -> None:
     """Makes the model, and every model inside it, of the type that says what it is; configurations are copied first,
     because other models may share them."""
     guard_saving()
@@ -148,6 +148,8 @@ def dress(model: Any, scheme: str, family: str) -> None:
     stock: Any = type(model.config)
     made = stock if is_applied(model) else config_class(stock)
     says: dict[str, Any] = {"scheme": scheme, "stock_type": family, "model_type": TYPE}
+    if family not in FAMILIES:
+        says["stock_stack"] = asdict(stacks[0][0])
     if source := sources_of(parse(scheme)):
         says["scheme_source"] = source
     for module in model.modules():
@@ -224,8 +226,9 @@ def install(model: Any, scheme: str) -> None:
         return
     rule = parse(scheme)
     model.config.scheme = str(rule)
-    dress(model, str(rule), model.config.stock_type)
-    replace_sites(model, rule)
+    stacks = stacks_of(model)
+    make_class(model, str(rule), model.config.stock_type, stacks)
+    replace_sites(model, rule, stacks)
 
 
 AutoConfig.register(TYPE, AppliedConfig, exist_ok=True)
