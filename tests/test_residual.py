@@ -60,7 +60,7 @@ def residual(scheme: str, layer: int = 2, kind: str = "attn", **kwargs: Any) -> 
 def stream(module: Residual, dtype: torch.dtype = torch.float32) -> Tensor:
     shape = (2, 3, DIM) if module.scheme.streams == 1 else (2, 3, module.scheme.streams, DIM)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-    return (polar.split(x) if isinstance(module.scheme, Polar) else x).to(dtype)
+    return (polar.to_polar(x) if isinstance(module.scheme, Polar) else x).to(dtype)
 
 
 @each("branch", [torch.float32, torch.bfloat16])

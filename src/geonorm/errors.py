@@ -41,8 +41,8 @@ class CheckpointError(GeonormError):
 
 def is_out_of_memory(error: BaseException) -> bool:
     """PyTorch says it with a RuntimeError, on a CPU in words alone."""
-    said = isinstance(error, RuntimeError) and re.search("out of memory|allocate memory", str(error))
-    return isinstance(error, MemoryError) or bool(said)
+    names_memory = isinstance(error, RuntimeError) and re.search("out of memory|allocate memory", str(error))
+    return isinstance(error, MemoryError) or bool(names_memory)
 
 
 def cause(error: BaseException) -> str:

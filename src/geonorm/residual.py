@@ -132,18 +132,18 @@ class Residual(nn.Module):
     ) -> tuple[Tensor, Reading | None]:
         """The stream after the update u, and what the residual that comes next reads of it. A geodesic step takes u as
         it is, and with a plain read behind it is one fused operation."""
-        own = None if then is None else then.own()
+        next_parts = None if then is None else then.own()
         angles = self.scheme.angles(p, site)
         if angles is not None:
             u = normalise_update(u.to(x.dtype), p) if hasattr(p, "output") else u
             if then is not None and type(then.scheme).read is Scheme.read:
-                norm = getattr(own, "input", None)
+                norm = getattr(next_parts, "input", None)
                 x, y = geodesic_step_read(x, u, angles, then.compute_dtype(x), norm=norm)
                 return x, (y, None)
             x = geodesic_step(x, u, angles)
         else:
             x = write_at(self.scheme, x, u, p, site, carry=carry)
-        return x, None if then is None else read_at(then.scheme, x, own, then.site(x))
+        return x, None if then is None else read_at(then.scheme, x, next_parts, then.site(x))
 
     def compute_dtype(self, y: Tensor) -> torch.dtype:
         """What the branch's matrix products want to read: autocast's dtype, else that of its first parameter."""

@@ -68,7 +68,7 @@ def stream(module: Residual, tokens: int) -> Tensor:
     streams = module.scheme.streams
     shape = (tokens, DIM) if streams == 1 else (tokens, streams, DIM)
     x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    return polar.split(x) if isinstance(module.scheme, Polar) else x
+    return polar.to_polar(x) if isinstance(module.scheme, Polar) else x
 
 
 def by_the_textbook(run: Callable[[], Tensor], monkeypatch: pytest.MonkeyPatch) -> Tensor:

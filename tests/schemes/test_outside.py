@@ -18,12 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from geonorm import Decoder, DecoderConfig, Placement, Residual, Site, dynamics, parse
-from geonorm.cli.main import main
 from geonorm.errors import ConfigError
 from geonorm.lab.config import Optim
-from geonorm.lab.open import open_run
 from geonorm.lab.train import optim
-from geonorm.models import generate
 from geonorm.norms import NormSpec
 from geonorm.schemes.registry import REGISTRY
 
@@ -157,20 +154,6 @@ def test_six_lines_are_all_that_a_scheme_needs(tmp_path: Path) -> None:
     assert "attn.scale = 0.5" in done.stdout
 
 
-def test_a_run_is_read_again(rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GEONORM_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "text.txt").write_text("".join(f"{i} times {i % 7} makes {i * (i % 7)}.\n" for i in range(900)))
-    name, path = f"{rule}(keep=0.5)", tmp_path / "run"
-    monkeypatch.chdir(tmp_path)
-    assert main(["train", "--scheme", name, "--out", str(path), *SHAPE]) == 0
-    opened = open_run(path)
-    model, config = opened.model, opened.config
-    assert config.scheme == name and str(model.scheme) == name
-    prompt = torch.tensor([[49, 32, 116]])
-    texts = [torch.cat(list(generate(model, prompt, 6, temperature=0, cached=cached)), 1) for cached in (True, False)]
-    assert torch.equal(*texts)
-
-
 @dataclass(frozen=True)
 class Plain(Placement):
     """Learned numbers as plain parameters: a number, and a vector."""
@@ -287,20 +270,6 @@ def test_a_write_of_another_shape_is_one_line() -> None:
 
 
 @dataclass(frozen=True)
-class Gated(Placement):
-    """Its gate begins nearly open, whatever a linear layer usually begins with."""
-
-    def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
-        gate = nn.Linear(norm.dim, 1)
-        nn.init.zeros_(gate.weight)
-        nn.init.constant_(gate.bias, 2.0)
-        return {"input": "norm", "gate": gate}
-
-    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Any = 1.0) -> Tensor:
-        return x + h * p.gate(x).sigmoid() * u
-
-
-@dataclass(frozen=True)
 class Brings(Placement):
     """Everything that it brings begins otherwise than its class would: a norm, a drawn part, slots, the logits' too."""
 
@@ -374,21 +343,3 @@ def test_a_field_that_would_not_change_is_refused() -> None:
 
     with pytest.raises(ConfigError, match=r"keep: fields need @dataclass\(frozen=True\) above the class"):
         Bare()
-
-
-def test_a_module_begins_as_its_scheme_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a model as around one sub-layer, here and among transformers, and when all is drawn anew."""
-    monkeypatch.setitem(REGISTRY, "gated", Gated)
-    shape = DecoderConfig("gated", layers=2, width=32, heads=4, hidden=48, vocab_size=61, context=16)
-    decoder = Decoder(shape)
-    models = [decoder, Residual(nn.Linear(32, 32), "gated", Site(0, "mlp", 2), dim=32)]
-    if find_spec("transformers"):
-        from geonorm import hf
-
-        models.append(hf.GeoNormForCausalLM(hf.GeoNormConfig.of(shape)))
-    for model in models:
-        gates = {name: p for name, p in model.named_parameters() if "own.gate." in name}
-        assert gates and all(bool((p == (2 if name.endswith("bias") else 0)).all()) for name, p in gates.items())
-    torch.nn.init.normal_(decoder.blocks[0].mlp.own.gate.weight)
-    decoder.reset_parameters()
-    assert bool((decoder.blocks[0].mlp.own.gate.weight == 0).all())

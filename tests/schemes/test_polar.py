@@ -112,14 +112,14 @@ def test_half_precision_holds_streams_that_pre_cannot() -> None:
 def test_zero_tokens_and_steps_that_cancel() -> None:
     x = torch.zeros(2, 6, dtype=torch.float64, requires_grad=True)
     u = torch.randn(2, 6, dtype=torch.float64)
-    state = polar.split(x)
+    state = polar.to_polar(x)
     assert not state.any()
-    out = polar.merge(polar.move(state, u))
+    out = polar.from_polar(polar.add_polar(state, u))
     torch.testing.assert_close(out, u)
     out.sum().backward()
     torch.testing.assert_close(x.grad, torch.ones_like(x))
-    one = polar.split(torch.tensor([3.0, 4.0], dtype=torch.float64))
-    gone = polar.merge(polar.move(one, torch.tensor([-3.0, -4.0], dtype=torch.float64)))
+    one = polar.to_polar(torch.tensor([3.0, 4.0], dtype=torch.float64))
+    gone = polar.from_polar(polar.add_polar(one, torch.tensor([-3.0, -4.0], dtype=torch.float64)))
     torch.testing.assert_close(gone, torch.zeros(2, dtype=torch.float64), rtol=0, atol=1e-15)
 
 

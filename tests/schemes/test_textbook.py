@@ -152,9 +152,9 @@ def test_both_forms_of_pre_have_the_ceiling(input: str) -> None:
     site = Site(1, "mlp", DEPTH)
     rules = [parse(f"{name}(decay=0.5, max_step=0.4, input={input})") for name in ("pre", "polar")]
     own, x, branch = perturbed(Parts(rules[0], site, NormSpec("rms", DIM, eps=EPS))), stream(rules[0]), Bend()
-    plain, scaled = (written(rule, own, site, y, branch) for rule, y in zip(rules, (x, polar.split(x)), strict=True))
-    same(polar.merge(scaled), plain)
-    met = [rule.clamped(y, branch(x), own(), site) for rule, y in zip(rules, (x, polar.split(x)), strict=True)]
+    plain, scaled = (written(rule, own, site, y, branch) for rule, y in zip(rules, (x, polar.to_polar(x)), strict=True))
+    same(polar.from_polar(scaled), plain)
+    met = [rule.clamped(y, branch(x), own(), site) for rule, y in zip(rules, (x, polar.to_polar(x)), strict=True)]
     assert met[0] is not None and met[1] is not None and met[0].any() and torch.equal(*met)
 
 

@@ -162,8 +162,8 @@ class SelfAttention(nn.Module):
 
     def update(self, y: Tensor, q: Tensor, k: Tensor, v: Tensor, **context: Any) -> Tensor:
         """What attention finds, through the gate, which reads y, and the output matrix: (batch, tokens, width)."""
-        found = self.attend(q if self.sharper == 1 else q * self.sharper, k, v, **context).flatten(-2)
-        out: Tensor = self.o(found if self.gate is None else found * torch.sigmoid(self.gate(y)))
+        heads = self.attend(q if self.sharper == 1 else q * self.sharper, k, v, **context).flatten(-2)
+        out: Tensor = self.o(heads if self.gate is None else heads * torch.sigmoid(self.gate(y)))
         return out
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | None = None) -> Tensor:

@@ -77,12 +77,12 @@ class AngleMap:
         """The map whose angle is that of ratio 1 for every token. At ratio 0, where no direction is, it is softened as
         the bias is: x' = x there, and d angle / d ratio is 1 / BIAS_SOFTNESS of the angle, large but finite."""
         if isinstance(self.pre, Tensor):
-            held: float | Tensor = self.unclamped(torch.ones_like(self.pre)).clamp(max=self.max_angle)
+            angle: float | Tensor = self.unclamped(torch.ones_like(self.pre)).clamp(max=self.max_angle)
         else:
             turn = self.pre if self.power == inf else self.power * atan(self.pre / self.power)
-            held = min(turn, self.max_angle)
+            angle = min(turn, self.max_angle)
         return AngleMap(
-            post=self.post, gain=0.0, bias=self.gain * held + self.bias, max_angle=self.max_angle, below=self.below
+            post=self.post, gain=0.0, bias=self.gain * angle + self.bias, max_angle=self.max_angle, below=self.below
         )
 
     def clamped(self, ratio: Tensor) -> Tensor:

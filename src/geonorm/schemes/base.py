@@ -87,7 +87,7 @@ def add(x: Tensor, u: Tensor, step: Number, h: Number = 1.0) -> Tensor:
     return x + (h * step) * u
 
 
-def drawn(scheme: Scheme, role: str, base: float, why: str) -> float:
+def drawn_std(scheme: Scheme, role: str, base: float, why: str) -> float:
     """The standard deviation `base`; ConfigError where that of an output matrix is 0 and the scheme would leave it
     there for ever. why: what the scheme does to such a matrix, said of `it`."""
     if base == 0 and role in ("o", "down"):
@@ -168,11 +168,11 @@ class Scheme:
 
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)
-        own = vars(cls)
-        if "write" in own:
-            arguments = list(signature(own["write"]).parameters)
+        attributes = vars(cls)
+        if "write" in attributes:
+            arguments = list(signature(attributes["write"]).parameters)
             require(
-                not {"norms", "params", "reader", "write_read"} & set(own)
+                not {"norms", "params", "reader", "write_read"} & set(attributes)
                 and (cls.carries or len(arguments) < 7)
                 and "carry" not in arguments[:-1],
                 f"{cls.__name__} is written for version 1 of the interface of schemes, this is version {INTERFACE}: "
@@ -183,10 +183,10 @@ class Scheme:
         if order[0] < order[1]:
             cls.angles = Scheme.angles  # type: ignore[method-assign]  # those of a base do not fit another write
         settings = {each.name for base in cls.__mro__[1:] if is_dataclass(base) for each in fields(base)}
-        for name in sorted(settings & own.keys() - own.get("__annotations__", {}).keys()):
+        for name in sorted(settings & attributes.keys() - attributes.get("__annotations__", {}).keys()):
             raise ConfigError(
                 f"{cls.__name__}: {name} without a type does not change the field of that name, write for example "
-                f"{name}: {type(own[name]).__name__} = {own[name]!r}"
+                f"{name}: {type(attributes[name]).__name__} = {attributes[name]!r}"
             )
 
     def width(self, dim: int) -> int:
@@ -260,9 +260,11 @@ class Scheme:
         """Raises ConfigError where a field is not what its type says, limits included, or a number is not finite."""
         cls = type(self)
         try:
-            own = [name for name, kind in vars(cls).get("__annotations__", {}).items() if "ClassVar" not in str(kind)]
-            if own and "__dataclass_fields__" not in vars(cls):
-                raise ConfigError(f"{', '.join(own)}: fields need @dataclass(frozen=True) above the class")
+            fields_here = [
+                name for name, kind in vars(cls).get("__annotations__", {}).items() if "ClassVar" not in str(kind)
+            ]
+            if fields_here and "__dataclass_fields__" not in vars(cls):
+                raise ConfigError(f"{', '.join(fields_here)}: fields need @dataclass(frozen=True) above the class")
             for name, value in vars(self).items():
                 if isinstance(value, (int, float)) and not abs(value) <= LARGEST:
                     raise ConfigError(f"{name} must be a finite number of at most {LARGEST:g}, got {float(value):g}")

@@ -77,8 +77,8 @@ class GeoNorm(Placement):
 
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
         norms = {"input": self.input, "output": self.update, "stream": self.after}
-        own: dict[str, Any] = {name: "norm" for name, wanted in norms.items() if wanted == "norm"}
-        return own if self.learn == "none" else {**own, "angle": AngleScalars(self.learn, self.alpha)}
+        parts: dict[str, Any] = {name: "norm" for name, wanted in norms.items() if wanted == "norm"}
+        return parts if self.learn == "none" else {**parts, "angle": AngleScalars(self.learn, self.alpha)}
 
     def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
         turned = geodesic_step(x, normalise_update(u, p), self.turn(p, site), h)

@@ -31,14 +31,14 @@ def find(name: str) -> type[Scheme]:
     if name in REGISTRY:
         return REGISTRY[name]
     if name in installed():
-        found = installed()[name].load()
+        loaded = installed()[name].load()
     elif ":" in name:
-        found = elsewhere.find_code(name)
+        loaded = elsewhere.find_code(name)
     else:
         raise ConfigError(unknown("scheme", name, names()))
-    if not (isinstance(found, type) and issubclass(found, Scheme)):
+    if not (isinstance(loaded, type) and issubclass(loaded, Scheme)):
         raise ConfigError(f"{name!r} is not a subclass of geonorm.schemes.Scheme")
-    return found
+    return loaded
 
 
 TOKEN = re.compile(
@@ -75,8 +75,8 @@ class SchemeReader:
 
     def take(self, expected: str = "") -> tuple[str, str]:
         if self.at >= len(self.tokens) or (expected and self.peek() != expected):
-            found = repr(self.peek()) if self.at < len(self.tokens) else "the end"
-            raise ConfigError(f"cannot read scheme {self.text!r}: expected {expected or 'a value'!r}, found {found}")
+            token = repr(self.peek()) if self.at < len(self.tokens) else "the end"
+            raise ConfigError(f"cannot read scheme {self.text!r}: expected {expected or 'a value'!r}, found {token}")
         self.at += 1
         return self.tokens[self.at - 1]
 

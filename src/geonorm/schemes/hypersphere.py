@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..decay import Schedule, schedule
 from ..norms import NormSpec, UnitNorm, upcast
 from ..settings import TINIEST, Range
-from .base import About, Number, Placement, Site, drawn
+from .base import About, Number, Placement, Site, drawn_std
 from .registry import register
 from .scales import Scale, Scaled, Times, UnitQuery
 
@@ -103,7 +103,7 @@ class NGPT(Interpolated):
 
     def init_std(self, role: str, fan_in: int, fan_out: int, site: Site, base: float) -> float:
         """Raises ConfigError for output matrices that begin at 0."""
-        return drawn(self, role, base, "keeps them on the sphere, where 0 has no gradient")
+        return drawn_std(self, role, base, "keeps them on the sphere, where 0 has no gradient")
 
     def project(self, role: str, weight: Tensor) -> None:
         weight.copy_(F.normalize(weight, dim=0 if role in ("o", "down", "patch") else -1))

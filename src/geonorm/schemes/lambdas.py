@@ -55,8 +55,8 @@ class Lambdas(Copied):
         return {"input": "norm", "scale": float(a), "again": float(b)}
 
     def end_parts(self, site: Site, norm: NormSpec) -> Mapping[str, Any]:
-        own = super().end_parts(site, norm)
-        return own if site.kind == "entry" or self.backout == "none" else {**own, "backout": self.backout}
+        parts = super().end_parts(site, norm)
+        return parts if site.kind == "entry" or self.backout == "none" else {**parts, "backout": self.backout}
 
     def exit(self, x: Tensor, p: Any, site: Site) -> Tensor:
         last = self.seen(x)
@@ -72,15 +72,15 @@ class Lambdas(Copied):
 
     def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0, carry: Any = None) -> Tensor:
         """carry is the stream with the embedding added again."""
-        last, *kept = x.unbind(-2)
+        last, *others = x.unbind(-2)
         after = carry + u if isinstance(h, float) and h == 1.0 else last + h * (carry + u - last)
         if self.backout != "none":
             behind = site.layer < site.depth // 2 + 1  # it follows the stream, and stays where the middle block ends
             if isinstance(behind, Tensor):
-                kept[1] = torch.where(behind, after, kept[1])
+                others[1] = torch.where(behind, after, others[1])
             elif behind:
-                kept[1] = after
-        return torch.stack((after, *kept), dim=-2)
+                others[1] = after
+        return torch.stack((after, *others), dim=-2)
 
 
 def begins(site: Site) -> bool:

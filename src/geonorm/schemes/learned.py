@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..norms import NormSpec
 from ..settings import Positive
-from .base import About, Number, Placement, Site, add, drawn
+from .base import About, Number, Placement, Site, add, drawn_std
 from .registry import register
 from .scales import Scale
 
@@ -48,7 +48,9 @@ class ReZero(Placement):
 
     def init_std(self, role: str, fan_in: int, fan_out: int, site: Site, base: float) -> float:
         """Raises ConfigError for output matrices that begin at 0 behind a scalar that does so too."""
-        return base if self.alpha else drawn(self, role, base, "multiplies them by 0 at first, so that neither learns")
+        return (
+            base if self.alpha else drawn_std(self, role, base, "multiplies them by 0 at first, so that neither learns")
+        )
 
     def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
         return x + h * p.alpha() * u

@@ -30,13 +30,13 @@ def sources_of(scheme: Scheme) -> dict[str, dict[str, Any]]:
     >>> geonorm.schemes.sources_of(geonorm.parse("geonorm"))  # of this package: nothing to keep
     {}
     """
-    found = {}
+    sources = {}
     for kind in schemes_in(scheme):
         if kind.__module__.partition(".")[0] != elsewhere.OURS:
             source = elsewhere.source_of(kind)
             sha256 = None if source is None else elsewhere.digest(source)
-            found[elsewhere.place_of(kind)] = {"sha256": sha256, "interface": INTERFACE, "source": source}
-    return found
+            sources[elsewhere.place_of(kind)] = {"sha256": sha256, "interface": INTERFACE, "source": source}
+    return sources
 
 
 def stored(text: str, sources: Mapping[str, Any] | None, where: str, strict: bool = False) -> elsewhere.Stored:
@@ -46,14 +46,14 @@ def stored(text: str, sources: Mapping[str, Any] | None, where: str, strict: boo
     >>> print(geonorm.parse(geonorm.schemes.stored("geonorm(alpha=2.0)", None, "config.yaml")))
     geonorm(alpha=2)
     """
-    kept = {}
+    texts = {}
     for place, about in (sources or {}).items():
         source = about.get("source") if isinstance(about, Mapping) else None
         if isinstance(source, str):
-            kept[place] = source
+            texts[place] = source
             if about.get("interface") != INTERFACE:
                 elsewhere.say(
                     f"{place} of {where} was written for version {about.get('interface')} of the interface of schemes; "
                     f"this is version {INTERFACE}"
                 )
-    return elsewhere.Stored(text, kept, where, strict)
+    return elsewhere.Stored(text, texts, where, strict)

@@ -59,16 +59,16 @@ def restore(module: nn.Module, alone: bool = False) -> None:
 def take_values(module: nn.Module, make: Callable[[], nn.Module]) -> None:
     """Copies into a module all parameters and buffers of the one that make() returns, wherever it lies; numbers of 64
     bits are made as such."""
-    held = dict((*module.named_parameters(), *module.named_buffers()))
-    usual, wide = torch.get_default_dtype(), any(tensor.dtype == torch.float64 for tensor in held.values())
+    tensors = dict((*module.named_parameters(), *module.named_buffers()))
+    usual, wide = torch.get_default_dtype(), any(tensor.dtype == torch.float64 for tensor in tensors.values())
     torch.set_default_dtype(torch.float64 if wide else torch.float32)
     try:
         with torch.device("cpu"):
-            made = make()
+            fresh = make()
     finally:
         torch.set_default_dtype(usual)
-    start = dict((*made.named_parameters(), *made.named_buffers()))
-    for name, tensor in held.items():
+    start = dict((*fresh.named_parameters(), *fresh.named_buffers()))
+    for name, tensor in tensors.items():
         tensor.copy_(start[name])
 
 
@@ -122,8 +122,8 @@ class Parts(nn.ModuleDict):
         """The parts at their initial values."""
         scheme, site, norm = self.made_from
         ask = scheme.end_parts if site.kind in ("entry", "exit") else partial(parts_of, scheme)
-        found = draw_apart(partial(ask, site, norm), f"{site.kind} {int(site.layer)}")
-        return {name: make_part(f"{type(scheme).__name__}: {name}", part, norm) for name, part in found.items()}
+        parts = draw_apart(partial(ask, site, norm), f"{site.kind} {int(site.layer)}")
+        return {name: make_part(f"{type(scheme).__name__}: {name}", part, norm) for name, part in parts.items()}
 
     def forward(self) -> Named:
         p = Named()

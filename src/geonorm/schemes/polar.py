@@ -22,26 +22,26 @@ from .pre import Pre
 from .registry import register
 
 
-def split(x: Tensor) -> Tensor:
+def to_polar(x: Tensor) -> Tensor:
     """(..., dim) to direction and log-radius, (..., dim + 1)."""
     wide = upcast(x)
-    return join(wide, torch.zeros_like(wide[..., :1]), x.dtype)
+    return polar_state(wide, torch.zeros_like(wide[..., :1]), x.dtype)
 
 
-def merge(state: Tensor) -> Tensor:
+def from_polar(state: Tensor) -> Tensor:
     """The token itself, (..., dim), in the precision of the maths."""
     wide = upcast(state)
     return torch.exp(wide[..., -1:]) * wide[..., :-1]
 
 
-def move(state: Tensor, q: Tensor) -> Tensor:
+def add_polar(state: Tensor, q: Tensor) -> Tensor:
     """The state of x + q."""
     wide = upcast(state)
     log_radius = wide[..., -1:]
-    return join(wide[..., :-1] + torch.exp(-log_radius) * q.to(wide.dtype), log_radius, state.dtype)
+    return polar_state(wide[..., :-1] + torch.exp(-log_radius) * q.to(wide.dtype), log_radius, state.dtype)
 
 
-def join(y: Tensor, log_radius: Tensor, dtype: torch.dtype) -> Tensor:
+def polar_state(y: Tensor, log_radius: Tensor, dtype: torch.dtype) -> Tensor:
     """The state of exp(log_radius) y."""
     squared = y.square().mean(-1, keepdim=True)
     squared = torch.where(squared == 0, 1.0, squared)
@@ -76,18 +76,18 @@ class Polar(Pre):
         return dim + 1
 
     def enter(self, x: Tensor, p: Any, site: Site) -> Tensor:
-        return split(super().enter(x, p, site))
+        return to_polar(super().enter(x, p, site))
 
     def exit(self, x: Tensor, p: Any, site: Site) -> Tensor:
         return super().exit(self.seen(x), p, site)
 
     def read(self, x: Tensor, p: Any, site: Site) -> Tensor:
         # merged in the precision of the maths: a radius that the dtype of the stream cannot hold is no obstacle
-        y: Tensor = super().read(merge(x), p, site)
+        y: Tensor = super().read(from_polar(x), p, site)
         return y.to(x.dtype)
 
     def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
-        return move(x, h * self.share(merge(x), u, site) * upcast(u))
+        return add_polar(x, h * self.share(from_polar(x), u, site) * upcast(u))
 
     def seen(self, x: Tensor) -> Tensor:
-        return merge(x).to(x.dtype)
+        return from_polar(x).to(x.dtype)

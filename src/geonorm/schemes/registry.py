@@ -55,8 +55,8 @@ def name_of(kind: type[Any]) -> str:
     for name, cls in REGISTRY.items():
         if kind is cls:
             return name
-    own = f"{elsewhere.place_of(kind)}:{kind.__qualname__}"
-    return next((name for name, point in installed().items() if point.value == own), own)
+    path = f"{elsewhere.place_of(kind)}:{kind.__qualname__}"
+    return next((name for name, point in installed().items() if point.value == path), path)
 
 
 def format_scheme(scheme: Any) -> str:
