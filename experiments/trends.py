@@ -65,7 +65,7 @@ def over_size(found: SavedLadder, published: Published) -> list[Chart]:
         title="difference (nats per token)", form=NUMBER,
     )  # fmt: skip
     note = (
-        f"Difference to {found.baseline}, paired by seed; the band is the 95 % interval. Published: single runs, another "
+        f"Difference to {found.baseline}, paired by seed; band: the 95 % interval. Published: single runs, another "
         "tokenizer, so not the same nats; nothing is fitted through them."
     )
     chart = Chart("Difference over size", x, y, looks([*found.looks, *published]), note)
