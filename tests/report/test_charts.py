@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from geonorm.report.charts import Axis, Chart, Point, Strip, figure, strip_chart
 from geonorm.report.curves import spans_decades
 from geonorm.report.paths import CIRCLE, START, UPDATE, draw_paths
-from geonorm.report.style import COLOURS, figures, looks, memory, rate, si, signed
+from geonorm.report.style import COLOURS, Look, figures, looks, memory, rate, si, signed
 from geonorm.report.tables import cut_apart
 
 from ..rows import each
@@ -60,6 +60,9 @@ def test_a_series_looks_the_same_in_all_charts_of_a_figure_and_like_no_other() -
         charts.append(chart)
     scales = [part["layer"][0]["encoding"]["color"]["scale"] for part in figure(charts)["concat"]]
     assert scales[0] == scales[1] and scales[0]["domain"] == ["pre", "a", "b"]
+    other = Chart("", Axis(0, 1), Axis(0, 1), {"c": Look("#123456", "#123456", "", "circle")})
+    alone = figure([charts[0], other])["concat"][0]["layer"][0]["encoding"]["color"]["scale"]
+    assert alone["range"][:2] == [look.light for look in charts[0].looks.values()]  # looks that differ stay
     assert len(set(scales[0]["range"])) == 3 and looks(["pre", "a"])["a"].light == looks(["b", "a"])["b"].light
 
 

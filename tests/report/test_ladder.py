@@ -16,7 +16,7 @@ import yaml
 from geonorm import report
 from geonorm.errors import GeonormError
 from geonorm.lab.statistics.speedup import judge_ladder
-from geonorm.report.ladder import SavedLadder
+from geonorm.report.ladder import SavedLadder, describe_speedup
 
 SPEED = {"pre": 1.0, "geonorm": 1.3, "./mine.py:Soft<Post": 0.8, "far": 100.0}
 
@@ -108,6 +108,13 @@ def test_one_seed_one_point_and_an_interrupted_extension_are_stated(tmp_path: Pa
         (seeds / "results.json").write_text(damage)
         with pytest.raises(GeonormError, match=r"is damaged: .*; the same geonorm ladder writes it anew"):
             report.build([seeds], tmp_path / "page.html")
+
+
+def test_a_speed_up_whose_interval_holds_1_is_not_resolved(saved: Path) -> None:
+    row = next(row for row in SavedLadder.load(saved).rows("speedups") if row["scheme"] == "geonorm")
+    assert "not resolved" not in describe_speedup(row) and "not resolved" in describe_speedup(
+        row | {"speedup_low": 0.9}
+    )
 
 
 def test_sizes_are_ordered_and_compared_by_parameters(saved: Path, tmp_path: Path) -> None:
