@@ -54,7 +54,8 @@ ALLOWED = {
 FREE_OF_TORCH = """
     errors lazy output parsing progress results decay settings elsewhere measure.anatomy cli.arguments
     cli.main dynamics.config measure.config models.config lab.config lab.compare.ladder_config
-    lab.runs.folder lab.statistics.spikes lab.statistics.comparison lab.simulate report report.config bench.config
+    lab.runs.folder lab.statistics.spikes lab.statistics.comparison lab.simulate
+    lab.transfer_config report report.config bench.config
 """.split()
 EXTRAS = """
     transformers datasets vl_convert tensorboard rich tokenizers yaml scipy ray submitit lm_eval triton
@@ -129,7 +130,7 @@ def test_import_direction() -> None:
 
 LAB_ORDER = """
     config data distributed statistics runs resolve footprint storage checkpoint open
-    train evaluate export probe_inputs simulate probe plan compare
+    train evaluate export probe_inputs simulate transfer_config transfer probe plan compare
 """.split()
 """The sub-packages and modules of `lab`, from the ground up: each imports what stands before it."""
 

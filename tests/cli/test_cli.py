@@ -24,13 +24,14 @@ from geonorm.lab.config import (
     TrainConfig,
 )
 from geonorm.lab.evaluate.config import EvalConfig, GenerateConfig
+from geonorm.lab.transfer_config import TransferConfig
 from geonorm.measure.config import ProbeConfig
 from geonorm.report.config import ReportConfig
 from geonorm.settings import options
 
 from ..rows import each
 
-VERBS = set("compare ladder train eval generate export report bench simulate probe schemes data".split())
+VERBS = set("compare ladder train eval generate export report bench simulate probe check-transfer schemes data".split())
 SHARED = set(
     """preset data steps batch_size objective recipe out
     model.layers model.width model.heads model.kv_heads model.head_width model.hidden model.vocab_size model.context
@@ -73,6 +74,7 @@ def test_surface_is_frozen() -> None:
     assert set(options(LadderConfig)) == LADDER, CHANGED
     assert set(options(SimulateConfig)) == SIMULATE, CHANGED
     assert set(options(ProbeConfig)) == PROBE, CHANGED
+    assert set(options(TransferConfig)) == set("schemes depths widths depth width seeds lr out".split()), CHANGED
     assert set(options(EvalConfig)) == {
         "model", "data", "tasks", "tokens", "limit", "context", "batch_size", "out", "device", "scheme"
     }, CHANGED  # fmt: skip

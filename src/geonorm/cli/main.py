@@ -17,6 +17,7 @@ from ..errors import ConfigError, GeonormError, is_out_of_memory, unknown
 from ..lab.compare.ladder_config import LadderConfig
 from ..lab.config import CompareConfig, DataConfig, ExportConfig, Grid, TrainCommand
 from ..lab.evaluate.config import EvalConfig, GenerateConfig
+from ..lab.transfer_config import TransferConfig
 from ..measure.config import ProbeConfig
 from ..progress import show_progress, watched
 from ..report.config import ReportConfig
@@ -52,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run_verb(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        verbs = [f"  {name:9} {(verb.__doc__ or '').splitlines()[0]}" for name, verb in VERBS.items()]
+        verbs = [f"  {name:14} {(verb.__doc__ or '').splitlines()[0]}" for name, verb in VERBS.items()]
         print("\n".join([USAGE, *verbs, STATUS]))
         return 0
     if arguments[0] == "--version":
@@ -292,6 +293,18 @@ def probe(config: ProbeConfig) -> int:
     return 0
 
 
+def check_transfer(config: TransferConfig) -> int:
+    """how far one optimizer step turns the final state over depth and width: does a learning rate transfer?"""
+    from ..lab import transfer
+    from ..report.transfer import text_lines
+
+    with show_progress(watched()) as progress:
+        summary = transfer.check_transfer(config, progress.show)
+    print("\n".join(text_lines(summary)))
+    print(f"rows: {config.out}/rows.jsonl")
+    return 0
+
+
 def schemes(config: SchemesConfig) -> int:
     """equation, source and fields of every residual scheme, or of one: geonorm schemes [NAME] [--json]"""
     from .catalogue import catalogue, describe_scheme, json_text, schemes_page
@@ -336,11 +349,12 @@ COMMANDS: dict[str, type[Settings]] = {
     "bench train": TrainBench,
     "probe": ProbeConfig,
     "simulate": SimulateConfig,
+    "check-transfer": TransferConfig,
     "schemes": SchemesConfig,
     "data": DataConfig,
 }
 VERBS: dict[str, Callable[[Any], int]] = {
-    "eval" if verb is evaluate else verb.__name__: verb
-    for verb in (compare, ladder, train, evaluate, generate, export, report, bench, probe, simulate, schemes,
-                 data)
+    "eval" if verb is evaluate else verb.__name__.replace("_", "-"): verb
+    for verb in (compare, ladder, train, evaluate, generate, export, report, bench, probe, simulate, check_transfer,
+                 schemes, data)
 }  # fmt: skip
