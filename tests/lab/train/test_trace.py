@@ -20,6 +20,7 @@ from geonorm.schemes import Pre, names, read_at, write_at
 from geonorm.schemes.registry import REGISTRY
 
 from ...rows import each
+from ..conftest import rows
 
 IDS = torch.arange(3 * 8).view(3, 8) % 32
 
@@ -243,7 +244,9 @@ def test_training_is_the_same_with_and_without(train: Any, losses: Any, tmp_path
     assert losses(tmp_path / "with") == losses(tmp_path / "without")
     last = "checkpoints/step-4/model.safetensors"
     assert (tmp_path / "with" / last).read_bytes() == (tmp_path / "without" / last).read_bytes()
-    assert len((tmp_path / "with" / "trace.jsonl").read_text().splitlines()) == 8
+    traced = rows(tmp_path / "with" / "trace.jsonl")
+    assert len(traced) == 8 and all(row["grad_norm"] > 0 for row in traced)
+    assert all({"norm_o", "angle_down"} <= row.keys() for row in rows(tmp_path / "with" / "metrics.jsonl"))
     assert not (tmp_path / "without" / "trace.jsonl").exists()
 
 
