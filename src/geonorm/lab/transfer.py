@@ -8,7 +8,7 @@ Small decoders under a scheme take 1, 4 and 16 steps of Adam on random tokens, w
 with phi the angle by which a sub-layer turns a token, and C the coherence of the sub-layers' contributions. Training is
 stable where the turn of a step is about the same, so the best rate falls as the turn grows.
 
-DIR/rows.jsonl  summary.json  transfer.svg  config.yaml  environment.json
+DIR/rows.jsonl  summary.json  config.yaml  environment.json
 """
 
 from __future__ import annotations
