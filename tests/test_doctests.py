@@ -22,7 +22,7 @@ PACKAGES = ["", *"dynamics hf measure models ops report residual schemes sphere"
 """The package itself, and its rooms that people import from."""
 
 WITHOUT_EXAMPLE = """
-    compare ladder simulate dynamics.Attention dynamics.Field dynamics.Flow dynamics.Fresh dynamics.Law dynamics.Mlp
+    simulate dynamics.Attention dynamics.Field dynamics.Flow dynamics.Fresh dynamics.Law dynamics.Mlp
     dynamics.clusters dynamics.collapse_time dynamics.cone dynamics.cosine_rate dynamics.equiangular dynamics.gap
     dynamics.gaussian dynamics.integrate dynamics.labels dynamics.load_trajectories dynamics.mean_cosine
     dynamics.order_parameter dynamics.radial_rate dynamics.radius_cv dynamics.random_attention dynamics.random_mlp

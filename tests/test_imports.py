@@ -46,7 +46,8 @@ ALLOWED = {
     "dynamics": MATHS | {"schemes", "models.attention", "models.config", "models.mlp", "models.init"},  # no whole model
     "hf": MODELS | {"measure", ""},  # "" is the package itself: its version
     "lab": MODELS | {"measure", "hf", "dynamics", ""},
-    "report": {"errors", "lab.runs.folder", "lab.statistics", "parsing", "decay", "settings"},
+    "report": {"errors", "parsing", "decay", "settings", "lab.load", "lab.runs.folder", "lab.runs.records"}
+    | {"lab.statistics"},
     "bench": MODELS | {"hf", "lab", "report"},
     "__main__": {"cli"},
     "": set(),  # geonorm/__init__.py loads by name, on use
@@ -54,7 +55,7 @@ ALLOWED = {
 FREE_OF_TORCH = """
     errors lazy output parsing progress results decay settings elsewhere measure.anatomy cli.arguments
     cli.main dynamics.config measure.config models.config lab.config lab.compare.ladder_config
-    lab.runs.folder lab.statistics.spikes lab.statistics.comparison lab.simulate
+    lab.load lab.runs.folder lab.runs.records lab.statistics.spikes lab.statistics.comparison lab.simulate
     lab.transfer_config report report.config bench.config
 """.split()
 EXTRAS = """
@@ -62,8 +63,8 @@ EXTRAS = """
 """.split()
 PUBLIC = """
     parse names Scheme Placement Site Residual geodesic_update Decoder DecoderConfig parameter_groups initialize
-    constrain compare ladder
-    simulate probe GeonormError anatomy dynamics errors hf lab measure models norms ops report residual schemes sphere
+    constrain compare ladder simulate probe load GeonormError anatomy dynamics errors hf lab measure models norms ops
+    report residual schemes sphere
 """.split()
 
 
@@ -129,8 +130,8 @@ def test_import_direction() -> None:
 
 
 LAB_ORDER = """
-    config data distributed statistics runs resolve footprint storage checkpoint open
-    train evaluate export probe_inputs simulate transfer_config transfer probe plan compare
+    config data distributed runs statistics load resolve footprint storage checkpoint open train evaluate export
+    probe_inputs simulate transfer_config transfer probe plan compare
 """.split()
 """The sub-packages and modules of `lab`, from the ground up: each imports what stands before it."""
 

@@ -53,7 +53,7 @@ def test_tables_of_a_probe(probed: Any) -> None:
 
 
 def test_tables_of_a_comparison(compared: Any) -> None:
-    stored = json.loads((compared.out / "results.json").read_text())
+    stored = json.loads((compared.path / "results.json").read_text())
     assert list(compared.frame()["val_loss_mean"]) == [row["val_loss_mean"] for row in stored["schemes"]]
     metrics = compared.frame("metrics")
     assert sorted(set(zip(metrics["scheme"], metrics["seed"], strict=True))) == [
@@ -65,14 +65,14 @@ def test_tables_of_a_comparison(compared: Any) -> None:
     assert set(compared.frame("trace")["site_scheme"]) == {"pre", "geonorm"}
     pre, geo = stored["schemes"]
     line = f"Comparison(pre {pre['val_loss_mean']:.4f}, geonorm {geo['val_loss_mean']:.4f} ({geo['difference']:+.4f}); "
-    assert repr(compared) == line + f"4 runs in {compared.out})"
+    assert repr(compared) == line + f"4 runs in {compared.path})"
     assert geonorm.compare("pre", **settings_of(compared)).frame("runs").shape[0] == 4  # nothing is trained again
 
 
 def settings_of(compared: Any) -> dict[str, Any]:
     import yaml
 
-    stored = yaml.safe_load((compared.out / "config.yaml").read_text())
+    stored = yaml.safe_load((compared.path / "config.yaml").read_text())
     return {name: value for name, value in stored.items() if name != "schemes"}
 
 

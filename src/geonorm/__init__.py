@@ -23,10 +23,11 @@ PUBLIC = {
     "parameter_groups": "models",
     "initialize": "models",
     "constrain": "models",
-    "compare": "lab.compare.study",
-    "ladder": "lab.compare.ladder_study",
+    "compare": "lab.compare.compare",
+    "ladder": "lab.compare.ladder",
     "simulate": "dynamics.simulate",
     "probe": "lab.probe",
+    "load": "lab.load",
     "GeonormError": "errors",
 }
 MODULES = {
@@ -34,7 +35,7 @@ MODULES = {
     **{name: name for name in "dynamics errors hf lab measure models norms ops report residual schemes sphere".split()},
 }
 
-EXTRAS = {"compare": "train", "ladder": "train", "probe": "train", "hf": "hf"}
+EXTRAS = {"compare": "train", "ladder": "train", "probe": "train", "load": "train", "hf": "hf"}
 """What needs more than torch, numpy and safetensors: the extra that brings it."""
 
 __all__ = [name for name in (*PUBLIC, *MODULES) if name not in EXTRAS]

@@ -14,8 +14,9 @@ from . import (
 )
 from .dynamics.simulate import simulate as simulate
 from .errors import GeonormError as GeonormError
-from .lab.compare.ladder_study import ladder as ladder
-from .lab.compare.study import compare as compare
+from .lab.compare.compare import compare as compare
+from .lab.compare.ladder import ladder as ladder
+from .lab.load import load as load
 from .lab.probe import probe as probe
 from .measure import anatomy as anatomy
 from .models.config import DecoderConfig as DecoderConfig

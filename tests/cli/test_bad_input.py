@@ -70,7 +70,6 @@ BAD = [
     ("compare --schemes geonorm geonorm(alpha=1.0)", "--schemes names geonorm twice"),
     ("compare --schemes pre,post", "cannot read scheme 'pre,post'"),
     ("compare --lrs 1e-3 0.001", "--lrs names a learning rate twice"),
-    ("compare --lrs 1e-3 --tune", "--tune needs at least two"),
     ("compare --launcher submitit --ray.gpus 2", "--ray.gpus does nothing here, it needs --launcher ray"),
     ("ladder --slurm.time 60", "--slurm.time does nothing here, it needs --launcher submitit"),
     ("train --optim.warmup 0.2 --optim.warmup-steps 1", "it needs optim.warmup_steps to be left out: see to that, or"),

@@ -52,10 +52,10 @@ MACHINE = set("machine.tflops machine.memory".split())
 PLAN = MACHINE | {"dry_run", "world_size", "json"}
 TRAIN = SHARED | PLAN | set("scheme lr seed resume init_from branch".split())
 COMPARE = SHARED | set(
-    """schemes lrs seeds tune tune_steps
+    """schemes lrs seeds tune
     jobs launcher ray.address ray.gpus slurm.time slurm.gpus slurm.options slurm.setup""".split()
 )
-LADDER = (COMPARE - set("steps batch_size lrs tune tune_steps".split())) | set("depth budgets rates".split())
+LADDER = (COMPARE - set("steps batch_size lrs tune".split())) | set("depth budgets rates".split())
 SIMULATE = set(
     """schemes init tokens dim beta time seeds out weights per heads causal mlp hidden rope delta method step log_time
     points depth dtype device keep""".split()

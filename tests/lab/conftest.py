@@ -24,7 +24,7 @@ import pytest
 
 from geonorm import report
 from geonorm.cli.main import main
-from geonorm.lab.compare import executors as team, local
+from geonorm.lab.compare import executors as team
 
 WORDS = "the cat sat on a mat and saw that residual streams grow with depth while spheres keep their radius".split()
 MODEL = (
@@ -329,7 +329,7 @@ class InProcess:
 
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> type[InProcess]:
-    monkeypatch.setattr(local, "subprocess", SimpleNamespace(Popen=InProcess, STDOUT=subprocess.STDOUT))
+    monkeypatch.setattr(team, "subprocess", SimpleNamespace(Popen=InProcess, STDOUT=subprocess.STDOUT))
     monkeypatch.setattr(team, "time", SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic))
     monkeypatch.setattr(report, "build", lambda dirs, out, figures: out)  # drawing takes longer than training
     monkeypatch.setattr(InProcess, "started", [])

@@ -129,14 +129,14 @@ def compare(config: CompareConfig) -> int:
     """train several schemes side by side on the same text; ends in a table, figures and a page"""
     from ..lab.compare import compare as lab
 
-    return study(config, lab.compare)
+    return study(config, lab.run_comparison)
 
 
 def ladder(config: LadderConfig) -> int:
     """train schemes at several sizes and lengths; ends in fits and effective speed-ups"""
     from ..lab.compare import ladder as lab
 
-    return study(config, lab.ladder)
+    return study(config, lab.run_ladder)
 
 
 def study(config: Grid, run: Callable[..., dict[str, Any]]) -> int:
@@ -177,8 +177,8 @@ def train(command: TrainCommand) -> int:
         settings = json.dumps(planned["settings"], indent=1)
         print(json.dumps(planned, indent=1) if command.json else f"{settings}\n{table(planned)}")
         return 0
-    from ..lab.runs.summary import result_line
     from ..lab.train.loop import Interrupted, train as run
+    from ..lab.train.summary import result_line
 
     try:
         with show_progress(watched(), tell=False) as progress:

@@ -20,7 +20,7 @@ TRAINED_WITH: dict[str, Literal["adamw", "muon"]] = {"modern": "muon", "modern-d
 """The optimizer that belongs to a preset, where it is not AdamW."""
 Many = Annotated[int, Range(1), Range(1, 2**53)]
 TUNING_SEED = 1_000_000
-"""Seed of the short runs that choose a learning rate: none that a final run uses, however many seeds are added."""
+"""Seed of the runs that choose a learning rate: none that a final run uses, however many seeds are added."""
 Amount = Annotated[float, Range(1e-6, 1e9)]
 RATED = ("embed", "position", "head", "hidden", "q", "k", "v", "o", "up", "gate", "down", "gain")
 """Roles that may have a learning rate of their own: what models.init has, as far as models of text have it."""
@@ -473,11 +473,11 @@ class CompareConfig(Grid, Recipe):
     verb, noun = "compare", "comparison"
 
     lrs: list[Annotated[float, Range(1e-12)]] = field(default_factory=lambda: [5e-3])
-    """Learning rates. Several are tried with one seed on a shorter run and the best is kept for each scheme."""
+    """Learning rates. Several are tried on a seed of their own, which does not count, and each scheme is trained at its
+    best."""
     tune: bool = False
-    """Extend the learning rates of a scheme by the grid's own ratio until its best is not at an end."""
-    tune_steps: Count | None = None
-    """Steps of a tuning run; half of --steps when not given. Short runs like higher rates than long ones."""
+    """Add half octaves until the best rate of a scheme has them on both sides, out to a factor of 2. A multiplier
+    of the embedding (--optim.rates embed=16) is tuned, too, by factors of 4. Fair with --optim.floor 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -485,16 +485,6 @@ class CompareConfig(Grid, Recipe):
             raise ConfigError("compare needs at least one scheme and one learning rate")
         if len(set(self.lrs)) < len(self.lrs):
             raise ConfigError("--lrs names a learning rate twice")
-        if self.tune and len(self.lrs) < 2:
-            raise ConfigError("--tune needs at least two learning rates in --lrs, to know the ratio of the grid")
-        if len(self.lrs) > 1:
-            self.optim.check_steps(self.steps_of_tuning)
-        elif self.tune_steps is not None:
-            raise ConfigError("--tune-steps is of tuning runs, and one learning rate makes none: give more in --lrs")
-
-    @property
-    def steps_of_tuning(self) -> int:
-        return self.tune_steps or max(1, self.steps // 2)
 
 
 @dataclass(frozen=True)

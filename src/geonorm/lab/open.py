@@ -219,15 +219,14 @@ def read_finished(path: Path) -> FinishedRun:
     """The record of the run in a folder. CheckpointError if there is none or it has not come to its end."""
     run = RunFolder(path)
     run.config()
-    summary = run.summary() or {"status": "running or interrupted"}
-    if summary["status"] != "finished":
-        raise CheckpointError(
-            f"{path} is not finished ({summary['status']}): the command that began it goes on with it"
-        )
+    summary = run.summary()
+    if summary is None or summary.status != "finished":
+        status = summary.status if summary else "running or interrupted"
+        raise CheckpointError(f"{path} is not finished ({status}): the command that began it goes on with it")
     environment = read_last(path)
     if not environment:
         raise CheckpointError(f"{path / 'environment.json'} is missing: the run directory is damaged")
-    return FinishedRun(summary, environment, list(read_rows(run.metrics)))
+    return FinishedRun(summary.row(), environment, list(read_rows(run.metrics)))
 
 
 def run_of(name: str, scheme: str | None) -> str:

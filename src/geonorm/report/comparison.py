@@ -98,8 +98,8 @@ class SavedComparison(ComparedRuns):
     def charts(self) -> dict[str, list[Chart]]:
         return {name: chart(self) for name, chart in draw.FIGURES.items()}
 
-    def records(self) -> list[Row]:
-        return self.rows
+    def records(self) -> list[dict[str, Any]]:
+        return [row.row() for row in self.rows]
 
     def sections(self, place: Mapping[str, int]) -> list[Section]:
         noise = [*draw.final_loss(self), *draw.differences(self)]

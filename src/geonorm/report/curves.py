@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..lab.runs.records import Record
 from ..lab.statistics.comparison import paired_interval
 from ..lab.statistics.spikes import spikes
 from .runs import Run
-from .study import Record
 
 Array = NDArray[np.float64]
 Measured = tuple[float, float, float]

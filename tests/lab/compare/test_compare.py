@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -24,7 +23,8 @@ from geonorm import report
 from geonorm.errors import CheckpointError, ConfigError
 from geonorm.lab.compare import compare as lab, executors as team
 from geonorm.lab.compare.executors import done
-from geonorm.lab.config import TUNING_SEED, CompareConfig, TrainConfig
+from geonorm.lab.compare.tune import Rates, run_config
+from geonorm.lab.config import CompareConfig, TrainConfig
 from geonorm.lab.runs.folder import RunFolder, lock_folder, read_rows, slug, write_json
 from geonorm.progress import Bars
 
@@ -190,55 +190,6 @@ def test_a_comparison_that_was_killed_goes_on(call: Any, tiny: list[str], tmp_pa
     assert [run["status"] for run in results(out)["runs"]] == ["finished"]
 
 
-class FakeTeam:
-    """Answers with a parabola over log10(lr) whose bottom is at `best[scheme]`."""
-
-    def __init__(self, best: dict[str, float], statuses: Callable[[TrainConfig], str] = lambda c: "finished") -> None:
-        self.best, self.statuses = best, statuses
-        self.asked: list[TrainConfig] = []
-        self.said: list[str] = []
-        self.say = self.said.append
-
-    def run(self, configs: list[TrainConfig]) -> list[dict[str, Any]]:
-        from math import log10
-
-        self.asked += configs
-        return [
-            {"status": self.statuses(c), "val_loss": 3 + (log10(c.lr) - log10(self.best[c.scheme])) ** 2}
-            for c in configs
-        ]
-
-
-def tuned(team: FakeTeam, *, tune: bool = True, lrs: tuple[float, ...] = (1e-3, 2e-3, 4e-3)) -> dict[str, float]:
-    schemes = list(team.best)
-    config = CompareConfig(schemes=schemes, lrs=list(lrs), tune=tune, steps=10)
-    return lab.tune(team, config, schemes)
-
-
-def test_tuning_extends_towards_the_best_until_it_is_interior() -> None:
-    team = FakeTeam({"pre": 2e-3, "post": 1.6e-2, "peri": 2.5e-4})
-    assert tuned(team) == {"pre": 2e-3, "post": 1.6e-2, "peri": 2.5e-4}
-    asked = {s: sorted(c.lr for c in team.asked if c.scheme == s) for s in team.best}
-    assert asked["pre"] == [1e-3, 2e-3, 4e-3]
-    assert asked["post"] == [1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2]
-    assert asked["peri"] == [1.25e-4, 2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3]
-    assert not any("end of the grid" in line for line in team.said)
-    assert all((c.phase, c.seed, c.steps) == ("tune", TUNING_SEED, 5) for c in team.asked)
-    assert len({c.out for c in team.asked}) == len(team.asked)
-
-
-def test_tuning_without_extension_says_where_the_best_lies() -> None:
-    team = FakeTeam({"pre": 2e-3, "post": 1.0, "peri": 1e-9})
-    assert tuned(team, tune=False) == {"pre": 2e-3, "post": 4e-3, "peri": 1e-3}
-    assert [("end of the grid" in line) for line in team.said] == [False, True, True]
-
-
-def test_tuning_gives_up_and_says_so() -> None:
-    team = FakeTeam({"pre": 1e6})
-    assert tuned(team) == {"pre": pytest.approx(4e-3 * 2**lab.EXTENSIONS, rel=0.01)}
-    assert "end of the grid" in team.said[-1] and len(team.asked) == 3 + lab.EXTENSIONS
-
-
 def test_a_rate_of_a_recipe_is_not_tuned(processes: Any, compare: Any, tmp_path: Path) -> None:
     """Every run of the scheme would train at it, whatever its name says."""
     file = tmp_path / "own.py"
@@ -254,14 +205,6 @@ def test_a_rate_of_a_recipe_is_not_tuned(processes: Any, compare: Any, tmp_path:
     assert [lr for scheme, lr, _ in runs if scheme != "pre"] == [1e-3] and len(runs) == 4
 
 
-def test_tuning_with_divergence() -> None:
-    team = FakeTeam({"pre": 4e-3}, lambda c: "diverged" if c.lr > 2e-3 else "finished")
-    assert tuned(team) == {"pre": 2e-3} and "end of the grid" not in team.said[-1]
-    team = FakeTeam({"pre": 1e-3}, lambda c: "diverged")
-    assert tuned(team) == {} and "no final runs" in team.said[-1]
-    assert min(c.lr for c in team.asked) < 1e-4  # it looked below, where training is stable
-
-
 def test_names_of_runs_are_files_and_unique() -> None:
     schemes = ["pre", "geonorm(alpha=1)", "geonorm(alpha=-1)", "geonorm(alpha=1_)", "mix(a=post, b=pre, share=0.5)" * 4]
     slugs = [slug(scheme) for scheme in schemes]
@@ -270,7 +213,7 @@ def test_names_of_runs_are_files_and_unique() -> None:
 
 
 def test_a_run_of_other_settings_in_the_way(tmp_path: Path) -> None:
-    config = lab.run_config(CompareConfig(out=str(tmp_path), steps=400), "pre", 1e-3, 0)
+    config = run_config(CompareConfig(out=str(tmp_path), steps=400), "pre", Rates(1e-3), 0)
     with RunFolder.open(config):
         pass
     assert not done(config)
@@ -285,10 +228,9 @@ def test_bars_of_runs_in_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     clock = [100.0]
     monkeypatch.setattr(team, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     schemes = ["pre", "geonorm(decay=sqrt, max_angle=pi/8, update=norm)"]
-    configs = [lab.run_config(CompareConfig(out=str(tmp_path), steps=10_000), s, 1e-3, 7) for s in schemes]
-    workers = [team.Job(config, None, 0, 0) for config in configs]
-    waiting = [replace(configs[0], seed=8, out=str(tmp_path / "runs" / "waits"))]
-    phase = team.Phase([*configs, *waiting], workers, waiting)
+    configs = [run_config(CompareConfig(out=str(tmp_path), steps=10_000), s, Rates(1e-3), 7) for s in schemes]
+    phase = team.Phase([*configs, replace(configs[0], seed=8, out=str(tmp_path / "runs" / "waits"))])
+    phase.jobs = [team.Job(phase.waiting.pop(0), None, 0, 0) for _ in configs]
     console = Console(width=80, file=io.StringIO(), force_terminal=True)
     bars = Bars(console)
 
@@ -300,18 +242,15 @@ def test_bars_of_runs_in_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     first = drawn()
     assert len(first) == 3 and "final runs" in first[0] and "1 runs waiting" in first[0] and "0/10000" in first[1]
-    for config, loss in zip(configs, (3.0, None), strict=True):
+    for config in configs:
         run = RunFolder(Path(config.out))
         run.path.mkdir(parents=True)
-        rows = [{"step": i, "loss": loss, "tokens_per_second": 5e3, "val_loss": 2.5} for i in range(1, 7501)]
-        run.append(run.metrics, rows)
-        assert 0 < len(team.last_rows(run.metrics)) < 2000
+        run.append(run.metrics, [{"step": i, "loss": 3.0, "tokens_per_second": 5e3} for i in range(1, 7501)])
     clock[0] += 60
     whole, plain, long = drawn()
     assert "1:00" in whole  # half of 30,000 steps in a minute
-    assert "7500/10000 loss 3.0000 val 2.5000" in plain and "loss not finite val 2.5000" in long
-    assert all(len(line) <= 80 for line in (*first, whole, plain, long)) and "seed7" in plain and "seed7" in long
-    workers.pop()
+    assert "7500/10000" in plain and all(len(line) <= 80 for line in (*first, whole, plain, long)) and "seed7" in long
+    phase.jobs.pop()
     bars.drop(Path(configs[1].out).name)
     assert len(drawn()) == 2 and phase.place() == " (1 of 3, 0:43 left)"
     assert phase.line().startswith("final runs: step ") and phase.line().endswith(" in all, 0:43 left")
@@ -373,7 +312,7 @@ def test_two_runs_of_one_folder_are_refused(tmp_path: Path) -> None:
     """The second was told as finished, with the loss of the first."""
     out = tmp_path / "out"
     with pytest.raises(ConfigError, match=r"pre-lr0.00123456-seed0, with lr 0.00123456, not 0.001234561: name only"):
-        lab.compare(CompareConfig(schemes=["pre"], out=str(out), lrs=[0.00123456, 0.001234561]))
+        lab.run_comparison(CompareConfig(schemes=["pre"], out=str(out), lrs=[0.00123456, 0.001234561]))
     assert not out.exists()
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from geonorm import report
 from geonorm.cli.main import main
-from geonorm.lab.compare.on_submitit import OnSubmitit
+from geonorm.lab.compare.clusters import SubmititExecutor
 
 from ..conftest import results
 
@@ -39,7 +39,7 @@ def on_submitit(call: Any, tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> 
     submitit = pytest.importorskip("submitit")
     monkeypatch.setattr(submitit.AutoExecutor, "which", staticmethod(lambda: "debug"))
     monkeypatch.setattr(report, "build", lambda dirs, out, figures: out)  # drawing takes longer than training
-    monkeypatch.setattr(OnSubmitit, "wait", 0.0)
+    monkeypatch.setattr(SubmititExecutor, "wait", 0.0)
     own = signal.getsignal(signal.SIGUSR2)
 
     def run(out: Path, *options: Any) -> Any:

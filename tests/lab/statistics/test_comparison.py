@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from geonorm.lab.runs.records import Summary
 from geonorm.lab.statistics.comparison import SEED_CAP, aggregate, choose, paired_interval, ratio_interval, seeds_needed
 
 from ...rows import each
@@ -16,12 +17,13 @@ from ...rows import each
 FINITE = st.floats(-1e3, 1e3, allow_nan=False)
 
 
-def summary(scheme: str, seed: int, loss: float | None, lr: float = 1e-3, **extra: Any) -> dict[str, Any]:
-    return {
+def summary(scheme: str, seed: int, loss: float | None, lr: float = 1e-3, **extra: Any) -> Summary:
+    known = {
         "scheme": scheme, "seed": seed, "lr": lr, "status": "finished", "val_loss": loss, "val_bpb": 1.0,
         "tokens": 1000, "tokens_per_second": 100.0, "peak_memory_bytes": 10, "parameters": 7,
         "matmul_parameters": 5, "spikes": 1, "grad_spikes": 2,
-    } | extra  # fmt: skip
+    }  # fmt: skip
+    return Summary.read(known | extra)
 
 
 def test_paired_is_students_t_interval() -> None:
@@ -105,7 +107,7 @@ def test_spikes_of_the_batch_are_told_apart_by_all_finished_runs() -> None:
     runs = [summary("pre", 0, 3.0, steps=50, spike_steps=[7], grad_spike_steps=[7, 9])]
     runs += [summary("geo", 0, 2.9, steps=50, spike_steps=[7, 8], grad_spike_steps=[])]
     runs += [summary("geo", 0, 3.9, 2e-3, steps=50, spike_steps=[7], grad_spike_steps=[9])]
-    runs += [summary("geo", 0, None, 4e-3, steps=50, spike_steps=[8], grad_spike_steps=[9]) | {"status": "diverged"}]
+    runs += [summary("geo", 0, None, 4e-3, steps=50, spike_steps=[8], grad_spike_steps=[9], status="diverged")]
     pre, geo = aggregate(runs)
     assert (pre["spikes_apart"], pre["grad_spikes_apart"]) == (0, 2)
     assert (geo["lr"], geo["spikes_apart"], geo["grad_spikes_apart"]) == (1e-3, 1, 0)

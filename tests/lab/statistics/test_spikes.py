@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
+from geonorm.lab.runs.records import Summary
 from geonorm.lab.statistics.spikes import count_apart, find_spikes, spikes
 
 
@@ -52,8 +53,9 @@ def test_a_spike_that_most_other_runs_have_is_the_batchs() -> None:
     """Seed 0: step 10 is strange to all, 20 to one run, 30 to two of four, whose length one run has not come to. Seed
     1 sees other batches."""
 
-    def run(steps: list[int] | None, seed: int = 0, length: int = 40) -> dict[str, Any]:
-        return {"seed": seed, "steps": length, "spike_steps": steps}
+    def run(steps: list[int] | None, seed: int = 0, length: int = 40) -> Summary:
+        about = {"status": "finished", "scheme": "pre", "seed": seed, "steps": length}
+        return Summary.read(about | {"spike_steps": steps})
 
     first, second, third, short = run([10, 20, 30]), run([10, 30]), run([10]), run([10], length=25)
     other, twin = run([20], seed=1), run([20], seed=1)

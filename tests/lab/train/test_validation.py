@@ -15,9 +15,9 @@ from geonorm.lab.config import Evaluation, TrainConfig
 from geonorm.lab.distributed.ranks import World
 from geonorm.lab.open import open_run
 from geonorm.lab.runs.folder import read_rows
-from geonorm.lab.runs.summary import MORE
 from geonorm.lab.train.averaging import Averaging
 from geonorm.lab.train.evaluate import share_batches
+from geonorm.lab.train.summary import EVALUATED
 from geonorm.lab.train.text import load_text
 from geonorm.lab.train.validation import MEASURES, number_documents
 from geonorm.settings import from_dict
@@ -132,7 +132,7 @@ def test_ranks_take_turns_and_count_each_batch_once() -> None:
 
 
 def test_a_summary_keeps_all_that_is_measured_of_averaged_weights() -> None:
-    assert {f"{name}_average" for name in MEASURES} <= set(MORE)
+    assert {f"{name}_average" for name in MEASURES} <= set(EVALUATED)
 
 
 def tiny(scheme: str) -> Decoder:

@@ -1,42 +1,45 @@
-"""Where the runs of a comparison are executed: processes of this machine, tasks of a Ray cluster, jobs of SLURM.
+"""Where the runs of a comparison are executed.
 
-A team runs configs and hands back their summaries; all teams leave the same directory, and none repeats what is
-finished. What differs is how a run is started, seen to have ended, and stopped:
+An executor runs configs and hands back their summaries; all leave the same folder, and none repeats what is finished.
+What differs is how a run is started, seen to have ended, and stopped:
 
     DIR/configs/NAME.yaml  DIR/configs/NAME.log  DIR/runs/NAME/
 """
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ...output import columns
 from ...progress import NAME, Pace, Unwatched, shorten, show_progress, span
+from ...schemes import parse, sources_of
 from ...settings import to_dict
 from ..config import Grid, TrainConfig
 from ..runs.folder import RunFolder, check_free, rows_of, write_settings
-from ..runs.summary import loss_text
+from ..runs.records import Summary
 from ..train.loop import Interrupted
-from ..train.signals import handle_signals, stop_unheard
+from ..train.signals import PARENT, handle_signals, stop_unheard
 
 Say = Callable[[str], None]
 LONGEST = 1000
 """Characters of a line where nobody watches: names of runs are whole."""
-
-
 QUIET = 60.0
 """Seconds after which a line says how far the runs are, where nobody watches bars."""
-KINDS = {"local": ("local", "Local"), "ray": ("on_ray", "OnRay"), "submitit": ("on_submitit", "OnSubmitit")}
 
 
 @dataclass
 class Job:
-    """A run in progress: what the launcher knows it by, its place among the jobs at a time, its steps at the start."""
+    """A run in progress: the executor's handle of it, its place among the jobs at a time, its steps at the start."""
 
     config: TrainConfig
     handle: Any
@@ -45,63 +48,50 @@ class Job:
 
 
 class Phase:
-    """Runs that are made together, and how far they are. The lists of those in progress and of those that wait are
-    the team's own."""
+    """Runs that are made together, and how far they are."""
 
-    def __init__(self, configs: list[TrainConfig], jobs: list[Job], waiting: list[TrainConfig]) -> None:
-        self.configs, self.jobs, self.waiting = configs, jobs, waiting
+    def __init__(self, configs: list[TrainConfig]) -> None:
+        self.configs, self.waiting = configs, list(configs)
+        self.jobs: list[Job] = []
         self.total = sum(config.steps for config in configs)
-        self.pace = Pace(self.made(), clock=time.monotonic)
-
-    @property
-    def name(self) -> str:
-        return "tuning runs" if self.configs[0].phase == "tune" else "final runs"
+        self.pace = Pace(self.steps(), clock=time.monotonic)
+        self.name = "tuning runs" if configs[0].phase == "tune" else "final runs"
 
     @property
     def header(self) -> str:
         steps = sorted({config.steps for config in self.configs})
         return f"{self.name}: {len(self.configs)} of {' to '.join(map(str, steps[:: max(1, len(steps) - 1)]))} steps"
 
-    def made(self) -> int:
-        """Steps of all of them that are made; of a run that has ended all."""
-        return self.total - sum(config.steps - steps_made(config) for config in self.going())
+    def steps(self) -> int:
+        """Steps made by all of them; a run that has ended counts in full."""
+        return self.total - sum(config.steps - steps_made(config) for config in self.unfinished())
 
-    def going(self) -> list[TrainConfig]:
+    def unfinished(self) -> list[TrainConfig]:
         return [job.config for job in self.jobs] + self.waiting
 
     def place(self) -> str:
         """How far all are, behind a line on one."""
-        return f" ({len(self.configs) - len(self.going())} of {len(self.configs)}{self.left(self.made())})"
+        return f" ({len(self.configs) - len(self.unfinished())} of {len(self.configs)}{self.left(self.steps())})"
 
-    def left(self, made: int) -> str:
-        left = self.pace.left(made, self.total)
+    def left(self, steps: int) -> str:
+        left = self.pace.left(steps, self.total)
         return f", {span(left)} left" if left else ""
 
     def line(self) -> str:
-        """How far all are, in a line of its own."""
-        made = self.made()
-        return f"{self.name}: step {made:,} of {self.total:,} in all{self.left(made)}"
+        """How far all are, in a line."""
+        steps = self.steps()
+        return f"{self.name}: step {steps:,} of {self.total:,} in all{self.left(steps)}"
 
-    def show(self, shown: Unwatched) -> None:
+    def show(self, bars: Unwatched) -> None:
         """A bar for all of them, and one for each in progress."""
-        made, waiting = self.made(), f"{len(self.waiting)} runs waiting"
-        shown.show(self.name, made / self.total, waiting, self.pace.left(made, self.total))
+        steps = self.steps()
+        bars.show(self.name, steps / self.total, f"{len(self.waiting)} runs waiting", self.pace.left(steps, self.total))
         for config in (job.config for job in self.jobs):
-            rows = last_rows(RunFolder(Path(config.out)).metrics)
-            last = rows[-1] if rows else {"step": 0}
-            val = next((row["val_loss"] for row in reversed(rows) if row.get("val_loss") is not None), None)
-            said = f"{last['step']}/{config.steps}" + (f" {loss_text(last)}" if rows else "")
-            said += "" if val is None else f" val {val:.4f}"
-            shown.show(Path(config.out).name, last["step"] / config.steps, said)
+            step = steps_made(config)
+            bars.show(Path(config.out).name, step / config.steps, f"{step}/{config.steps}")
 
 
-def steps_made(config: TrainConfig) -> int:
-    """Steps that a run has made so far."""
-    rows = last_rows(RunFolder(Path(config.out)).metrics)
-    return int(rows[-1]["step"]) if rows else 0
-
-
-class Team:
+class Executor:
     """Runs training processes, `jobs` at a time. A subclass says how one is started, has ended, and is stopped."""
 
     jobs: int
@@ -112,14 +102,31 @@ class Team:
         self.out, self.config, self.live = out, config, live
         self.unheard: list[float] = []  # times at which nobody could hear what was said
         self.say = stop_unheard(say, self.unheard)
-        self.asked: list[TrainConfig] = []
-        self.schemes: list[str] = []  # of this command, as they write themselves
-        self.order: list[str] = []  # of all in the folder, the baseline first
+        self.requested: list[TrainConfig] = []
         self.stopped = False
 
-    def run(self, configs: list[TrainConfig]) -> list[dict[str, Any]]:
-        """Runs what is not finished yet and returns the summaries in order. A run that died has status failed."""
-        self.asked += configs
+    def start(self, config: TrainConfig, place: int) -> Any:
+        """Start a run and return its handle; `place` is a number below `jobs` that no other run in progress has."""
+        raise NotImplementedError
+
+    def ended(self, job: Job) -> bool:
+        """True if the process of a run has ended. What it could not say itself is now in its log."""
+        raise NotImplementedError
+
+    def goes_on(self, job: Job) -> bool:
+        """True if a run that has ended is started again."""
+        return False
+
+    def cancel(self, job: Job, kill: bool) -> None:
+        """Make a run save and end, or end at once."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Give back what the executor holds."""
+
+    def run(self, configs: list[TrainConfig]) -> list[Summary]:
+        """Run what is not finished yet and return the summaries in order. A run that died has status failed."""
+        self.requested += configs
         waiting = [c for c in configs if not done(c)]
         if skipped := len(configs) - len(waiting):
             self.say(f"{skipped} of {len(configs)} runs are finished already")
@@ -127,76 +134,53 @@ class Team:
             self.work(waiting)
         return [outcome(c) for c in configs]
 
-    def start(self, config: TrainConfig, place: int) -> Any:
-        """Starts a run; `place` is a number below `jobs` that no other run in progress has."""
-        raise NotImplementedError
-
-    def ended(self, job: Job) -> bool:
-        """Whether the process of a run has ended. What it could not say itself is now in its log."""
-        raise NotImplementedError
-
-    def goes_on(self, job: Job) -> bool:
-        """Whether a run that has ended is started again."""
-        return False
-
-    def cancel(self, job: Job, kill: bool) -> None:
-        """Makes a run save and end, or end at once."""
-        raise NotImplementedError
-
     def work(self, configs: list[TrainConfig]) -> None:
-        """Returns when every one of these runs has ended."""
+        """Return when every one of these runs has ended."""
         for config in configs:
             check_free(Path(config.out), "a run whose comparison was killed saves and ends: then try the same command")
-        waiting = list(configs)
-        jobs: list[Job] = []
-        phase = Phase(configs, jobs, waiting)
+        phase = Phase(configs)
         self.say(f"{phase.header}, {self.jobs} at a time")
-        told = time.monotonic()
-        with show_progress(self.live, tell=False) as shown, handle_signals(lambda number, frame: self.stop(jobs)):
+        last_line_at = time.monotonic()
+        with show_progress(self.live, tell=False) as bars, handle_signals(lambda number, frame: self.stop(phase.jobs)):
             try:
-                while waiting or jobs:
-                    while waiting and len(jobs) < self.jobs and not self.stopped:
-                        taken = {job.place for job in jobs}
-                        place = next(i for i in range(self.jobs) if i not in taken)
-                        config = waiting.pop(0)
-                        jobs.append(Job(config, self.start(config, place), place, steps_made(config)))
-                        if self.stopped:  # the signal came while the run was being started
-                            self.cancel(jobs[-1], kill=False)
-                    if self.stopped and not jobs:
-                        break
+                while phase.jobs or (phase.waiting and not self.stopped):
+                    while phase.waiting and len(phase.jobs) < self.jobs and not self.stopped:
+                        self.start_next(phase)
                     time.sleep(self.wait)
-                    for job in [job for job in jobs if self.ended(job)]:
-                        jobs.remove(job)
-                        shown.drop(Path(job.config.out).name)
+                    for job in [job for job in phase.jobs if self.ended(job)]:
+                        phase.jobs.remove(job)
+                        bars.drop(Path(job.config.out).name)
                         if not self.stopped and self.goes_on(job):
-                            waiting.insert(0, job.config)
+                            phase.waiting.insert(0, job.config)
                         elif not self.stopped or done(job.config):
                             self.report(job.config, phase.place())
-                            told = time.monotonic()
+                            last_line_at = time.monotonic()
                     if self.unheard and not self.stopped:
-                        self.stop(jobs)
-                    if shown.watched:
-                        phase.show(shown)
-                    elif time.monotonic() - told > QUIET:
+                        self.stop(phase.jobs)
+                    if bars.watched:
+                        phase.show(bars)
+                    elif time.monotonic() - last_line_at > QUIET:
                         self.say(phase.line())
-                        told = time.monotonic()
+                        last_line_at = time.monotonic()
             finally:  # whatever happens here, no run goes on alone
-                for job in jobs:
+                for job in phase.jobs:
                     self.cancel(job, kill=False)
         if self.stopped:
-            raise self.interrupted()
+            raise Interrupted(f"stopped; every run is saved in {self.out}; the same command goes on from there")
+
+    def start_next(self, phase: Phase) -> None:
+        places = {job.place for job in phase.jobs}
+        place = next(i for i in range(self.jobs) if i not in places)
+        config = phase.waiting.pop(0)
+        phase.jobs.append(Job(config, self.start(config, place), place, steps_made(config)))
+        if self.stopped:  # the signal came while the run was being started
+            self.cancel(phase.jobs[-1], kill=False)
 
     def stop(self, jobs: list[Job]) -> None:
-        """Tells the runs to save and end; at the second time it kills them."""
+        """Tell the runs to save and end; the second time kill them."""
         for job in jobs:
             self.cancel(job, kill=self.stopped)
         self.stopped = True
-
-    def interrupted(self) -> Interrupted:
-        return Interrupted(f"stopped; every run is saved in {self.out}; the same command goes on from there")
-
-    def close(self) -> None:
-        """Gives back what the team holds."""
 
     def variables(self) -> dict[str, str]:
         """Environment of the process of a run: its threads, and no file of the working directory, which `python -m`
@@ -205,7 +189,7 @@ class Team:
         return {"OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false", "PYTHONSAFEPATH": "1"}
 
     def settings(self, config: TrainConfig) -> Path:
-        """Writes the settings of a run where its process reads them; its output goes beside them, as `log` says."""
+        """Write the settings of a run where its process reads them."""
         path = self.out / "configs" / f"{Path(config.out).name}.yaml"
         path.parent.mkdir(exist_ok=True)
         write_settings(path, to_dict(config))
@@ -214,56 +198,81 @@ class Team:
     def log(self, config: TrainConfig) -> Path:
         return self.out / "configs" / f"{Path(config.out).name}.log"
 
-    def report(self, config: TrainConfig, place: str = "") -> None:
+    def add_to_log(self, config: TrainConfig, line: str) -> None:
+        """For a worker that died and could not say it."""
+        with open(self.log(config), "a") as file:
+            file.write(f"{line}\n")
+
+    def report(self, config: TrainConfig, place: str) -> None:
         """One line on a run that has ended, and on how far the others are."""
         summary, name = outcome(config), Path(config.out).name
-        if summary["status"] == "finished":
-            said = f": val_loss {summary['val_loss']:.4f}, {summary['wall_seconds']:.0f} s{place}"
-            self.say(shorten(name, max(NAME, columns(LONGEST) - len(said))) + said)
+        if summary.status == "finished":
+            text = f": val_loss {summary.val_loss:.4f}, {summary.wall_seconds:.0f} s{place}"
+            self.say(shorten(name, max(NAME, columns(LONGEST) - len(text))) + text)
         else:
-            self.say(f"{name}: {summary['status']}: {last_line(self.log(config))}")
+            self.say(f"{name}: {summary.status}: {last_line(self.log(config))}")
 
 
-def make_team(out: Path, config: Grid, say: Say, live: bool) -> Team:
-    """The team of `config.launcher`. ConfigError if what it needs is not here; nothing is written yet."""
-    module, name = KINDS[config.launcher]
-    made: Team = getattr(import_module(f".{module}", __package__), name)(out, config, say, live)
-    return made
+class LocalExecutor(Executor):
+    """Processes on this machine, as many at a time as it has cores or GPUs."""
+
+    wait = 0.2
+
+    def __init__(self, out: Path, config: Grid, say: Say, live: bool) -> None:
+        super().__init__(out, config, say, live)
+        self.gpus = torch.cuda.device_count() if config.runtime.device in ("auto", "cuda") else 0
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.jobs = config.jobs or self.gpus or max(1, cores // config.runtime.threads)
+
+    def start(self, config: TrainConfig, place: int) -> subprocess.Popen[bytes]:
+        path, log = self.settings(config), self.log(config)
+        environment = {**os.environ, **self.variables(), PARENT: str(os.getpid())}
+        if self.gpus:
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            device = place % self.gpus
+            environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[device] if visible else str(device)
+        command = [sys.executable, "-m", "geonorm", "train", "--config", str(path)]
+        if sources_of(parse(config.scheme)):  # it was typed here, and there it stands in a file
+            command.append("--trust-code")
+        with open(log, "ab") as file:  # in a session of its own: Ctrl-C reaches us first; we pass it on
+            return subprocess.Popen(
+                command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            )
+
+    def ended(self, job: Job) -> bool:
+        return job.handle.poll() is not None
+
+    def cancel(self, job: Job, kill: bool) -> None:
+        job.handle.send_signal(signal.SIGKILL if kill else signal.SIGINT)
 
 
 def done(config: TrainConfig) -> bool:
-    """Whether a run needs no more work (a divergence is a result). CheckpointError if its directory holds another."""
+    """True if a run needs no more work (a divergence is a result). CheckpointError if its folder holds another."""
     run = RunFolder(Path(config.out))
     if (run.path / "config.yaml").exists():
         run.check_same(config)
     summary = run.summary()
-    return summary is not None and summary["status"] in ("finished", "diverged")
+    return summary is not None and summary.status in ("finished", "diverged")
 
 
-def outcome(config: TrainConfig) -> dict[str, Any]:
+def outcome(config: TrainConfig) -> Summary:
     """The run's summary, or that of a failed run where it left none."""
-    summary = RunFolder(Path(config.out)).summary()
-    if summary is not None:
-        return summary
-    empty = dict.fromkeys(("val_loss", "val_bpb", "train_loss", "tokens_per_second", "peak_memory_bytes"))
-    known = {"status": "failed", "scheme": config.scheme, "seed": config.seed, "lr": config.lr, "phase": config.phase}
     counts = {"steps": 0, "tokens": 0, "parameters": 0, "matmul_parameters": 0, "spikes": 0, "grad_spikes": 0}
-    return {**known, **empty, **counts, "wall_seconds": 0.0}
+    known = {"status": "failed", "scheme": config.scheme, "seed": config.seed, "lr": config.lr, "phase": config.phase}
+    return RunFolder(Path(config.out)).summary() or Summary.read({**known, **counts, "wall_seconds": 0.0})
 
 
 def last_line(path: Path) -> str:
-    try:
-        lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
-    except OSError:
-        return "no output"
-    return lines[-1] if lines else "no output"
+    lines = path.read_text(errors="replace").split("\n") if path.exists() else []
+    return next((line for line in reversed(lines) if line.strip()), "no output")
 
 
-def last_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows in the last 64 KiB of a file of metrics."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, path.stat().st_size - 2**16))
-            return list(rows_of(file.read().decode(errors="replace").splitlines()))
-    except OSError:
-        return []
+def steps_made(config: TrainConfig) -> int:
+    """Steps that a run has made so far, by the last row of its metrics."""
+    path = RunFolder(Path(config.out)).metrics
+    if not path.exists():
+        return 0
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - 2**16))
+        steps = [row.get("step", 0) for row in rows_of(file.read().decode(errors="replace").splitlines())]
+    return int(steps[-1]) if steps else 0

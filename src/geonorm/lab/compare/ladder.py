@@ -1,4 +1,4 @@
-"""A ladder: schemes x sizes x token budgets x seeds, as separate runs by the teams of comparisons.
+"""A ladder: schemes x sizes x token budgets x seeds, as separate runs by the executors of comparisons.
 
     DIR/config.yaml  DIR/configs/NAME.yaml  DIR/runs/NAME/  DIR/results.json
 
@@ -20,75 +20,89 @@ from ...models.config import DecoderConfig, preset
 from ...models.decoder import Decoder
 from ...schemes import parse
 from ...schemes.origin import stored
+from ...settings import check_unused, from_dict
 from ..config import Shared, TrainConfig
+from ..load import Ladder
 from ..plan import looked_up
 from ..runs.folder import RunFolder, slug, write_json
 from ..statistics.speedup import judge_ladder
-from .compare import begin_study, check_directory, order_schemes, read_runs, repeat_command, round_rate
+from .compare import begin_study, check_directory, order_schemes
 from .executors import Say
 from .ladder_config import LadderConfig, Size
+from .tune import round_rate
 
 
-def ladder(
+def ladder(schemes: Sequence[str] | str = ("pre", "geonorm"), **settings: Any) -> Ladder:
+    """Train schemes at several sizes and lengths, as `geonorm ladder` does, and return the ladder, as `geonorm.load`
+    reads it.
+
+        found = geonorm.ladder(["pre", "geonorm"], depth=[3, 4, 6], data="my.txt", out="runs/ladder")
+        found.frame()                  # a row per scheme and size: effective speed-up over the first, its interval
+        found.frame("points")          # loss of every scheme, size and budget
+        found.plot()
+
+    settings: those of the command line, groups as mappings. Runs that `out` holds already are kept. Raises ConfigError
+    or DataError with one line before anything is written.
+
+    >>> geonorm.ladder("pre", depth=["4,6"])
+    Traceback (most recent call last):
+    geonorm.errors.ConfigError: --depth takes whole numbers with blanks between (4 6 8:width=96), got '4,6'
+    """
+    names = [schemes] if isinstance(schemes, str) else [str(scheme) for scheme in schemes]
+    for name in {"depth", "budgets"} & settings.keys():
+        values = settings[name] if isinstance(settings[name], (list, tuple)) else [settings[name]]
+        settings[name] = [str(value) for value in values]
+    config: LadderConfig = from_dict(LadderConfig, {**settings, "schemes": names})
+    check_unused(config, settings)
+    return Ladder(Path(config.out), run_ladder(config))
+
+
+def run_ladder(
     config: LadderConfig, say: Say = print, live: bool = False, command: list[str] | None = None
 ) -> dict[str, Any]:
-    """Runs what is missing and returns the content of results.json; `command` is what repeats it. Raises what a
-    comparison raises (compare.compare)."""
+    """Run what is missing and return the content of results.json; `command` is what repeats it. Raises what a
+    comparison raises."""
     baseline = baseline_of(config)
     sizes = [config.size(text, lambda shape: count(config, baseline, shape)) for text in config.depth]
     check_sizes(config, sizes)
     samples = [run_config(config, size, scheme, 1.0, 0, 0) for scheme in config.schemes for size in sizes]
-    with begin_study(config, samples, say, live) as team:
+    with begin_study(config, samples, say, live) as study:
         for budget in range(len(config.budgets)):
-            team.run(
-                [
-                    run_config(config, size, scheme, rate, seed, budget)
-                    for size in sizes
-                    for seed in range(config.seeds)
-                    for rate in config.rates
-                    for scheme in team.schemes
-                ]
-            )
-        found = [{**summary, **about(run, summary.get("parameters"))} for run, summary in read_runs(team)]
-        results = {"command": command or repeat_command(config), "data": config.data, "runs": found}
-        results |= judge_ladder(found, team.order[0])
-        write_json(team.out / "results.json", results)
+            runs = [
+                run_config(config, size, scheme, rate, seed, budget)
+                for size in sizes
+                for seed in range(config.seeds)
+                for rate in config.rates
+                for scheme in study.schemes
+            ]
+            study.executor.run(list({run.out: run for run in runs}.values()))
+        summaries = [replace(summary, **about(run, summary.parameters)) for run, summary in study.read_runs()]
+        results = {"command": command or study.repeat_command(), "data": config.data}
+        results |= {"runs": [run.row() for run in summaries]} | judge_ladder(summaries, study.order[0])
+        write_json(Path(config.out) / "results.json", results)
         return results
 
 
 def check_sizes(config: LadderConfig, sizes: Sequence[Size]) -> None:
     """ConfigError, CheckpointError for the folder, where two sizes of one depth and width differ in more than the rate:
-    their runs would count as one. ConfigError for a scheme whose own recipe has one rate for all sizes, or a share of
-    warm-up, which is not the same steps in each budget."""
+    their runs would count as one. ConfigError for a scheme whose own recipe has one rate for all sizes."""
     for scheme in config.schemes if config.recipe == "own" else ():
-        recipe = parse(scheme).recipe()
-        if "lr" in recipe:
+        if "lr" in parse(scheme).recipe():
             raise ConfigError(f"the recipe of {scheme} sets lr, which a ladder's rule does: take --recipe shared")
-        if len(config.budgets) > 1 and recipe.get("warmup"):
-            raise ConfigError(
-                f"the recipe of {scheme} sets warmup, a share of the steps, and several --budgets have one trunk: take "
-                "--recipe shared, or one budget"
-            )
-    asked: dict[str, Size] = {}
+    known: dict[str, Size] = {}
     for text, size in zip(config.depth, sizes, strict=True):
-        if size in asked.values():
-            raise ConfigError(f"--depth {text} is the size {size.name} again")
-        if len({round_rate(rate * size.lr) for rate in config.rates}) < len(config.rates):
-            raise ConfigError(
-                f"two --rates are one learning rate at --depth {text}: they differ by three digits at least"
-            )
-        if replace(first := asked.setdefault(size.name, size), lr=size.lr) != size:
+        if replace(first := known.setdefault(size.name, size), lr=size.lr) != size:
             raise ConfigError(f"--depth {text} is another size {first.name}: a ladder has one of each depth and width")
     check_directory(out := Path(config.out), config)
     for settings in sorted(out.glob("runs/*/config.yaml")):
         run = RunFolder(settings.parent).config()
         shape = run.shape(run.scheme)
-        known = asked.get(f"d{shape.layers}w{shape.width}")
-        own = shape.heads, shape.hidden, run.batch_size
-        if known and (own != (known.heads, known.hidden, known.batch_size) or run.steps not in known.steps):
+        same = known.get(f"d{shape.layers}w{shape.width}")
+        found = shape.heads, shape.hidden, run.batch_size
+        if same and (found != (same.heads, same.hidden, same.batch_size) or run.steps not in same.steps):
             raise CheckpointError(
-                f"{out} holds runs of another size {known.name} (heads {own[0]}, hidden {own[1]}, batch_size {own[2]}, "
-                f"steps {run.steps}); choose another --out"
+                f"{out} holds runs of another size {same.name} (heads {found[0]}, hidden {found[1]}, batch_size "
+                f"{found[2]}, steps {run.steps}); choose another --out"
             )
 
 

@@ -86,11 +86,8 @@ class LadderConfig(Grid):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("schemes", "depth", "rates"):
-            given: list[Any] = getattr(self, name)
-            if not given:
+            if not getattr(self, name):
                 raise ConfigError(f"--{name} is empty: a ladder needs at least one")
-            if len(set(given)) < len(given):
-                raise ConfigError(f"--{name} names {next(v for v in given if given.count(v) > 1)} twice")
         for text in self.depth:
             read_size(text)
         if to_dict(self.model)["layers"] is not None:

@@ -3,13 +3,11 @@ of it. No torch here: reports read by this too."""
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import json
 import os
 import re
-import stat
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +18,7 @@ from ...errors import CheckpointError, ConfigError, near_folder
 from ...parsing import finite_row, from_json, from_yaml
 from ...settings import from_dict, to_dict
 from ..config import TrainConfig
+from .records import Summary
 
 VOLATILE = (
     "out", "resume", "branch", "checkpoint.keep", "log.to",
@@ -27,13 +26,6 @@ VOLATILE = (
 )  # fmt: skip
 """What a resumed run may say differently: nothing here changes the numbers by more than the order of a sum."""
 LOCK = ".lock"
-NUMBERS = frozenset(
-    """
-    seed lr steps tokens parameters wall_seconds train_loss val_loss val_bpb val_loss_part val_loss_average
-    val_accuracy spikes grad_spikes tokens_per_second peak_memory_bytes
-    """.split()
-)
-"""Of a summary, what a report computes with."""
 
 
 def slug(scheme: str) -> str:
@@ -125,13 +117,9 @@ def read_object(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def read_summary(folder: Path) -> dict[str, Any]:
-    """The summary of a run, empty if there is none or what it holds is not what a run writes."""
-    summary = read_object(folder / "summary.json")
-    numbers = (value for key, value in summary.items() if key in NUMBERS)
-    sound = all(value is None or type(value) in (int, float) for value in numbers)
-    named = isinstance(summary.get("status"), str) and isinstance(summary.get("scheme", ""), str)
-    return summary if sound and named else {}
+def read_summary(folder: Path) -> Summary | None:
+    """The summary of a run; None if there is none, or what is there is not what a run writes."""
+    return Summary.read_or_none(read_json(folder / "summary.json"))
 
 
 def read_objects(path: Path) -> list[dict[str, Any]]:
@@ -149,13 +137,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-            raise no_lock_error(folder) from None
         raise CheckpointError(f"cannot write to {folder}: {error.strerror}; choose another --out") from None
-    about = os.fstat(lock)
-    if not stat.S_ISREG(about.st_mode) or about.st_nlink != 1:  # it may be somebody's file under another name
-        os.close(lock)
-        raise no_lock_error(folder)
     with os.fdopen(lock, "r+") as file:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -183,19 +165,6 @@ def in_use_error(folder: Path, content: str, remedy: str) -> CheckpointError:
     number = content.strip()
     who = "another process" + (f" ({number})" if number.isdecimal() and int(number) != os.getpid() else "")
     return CheckpointError(f"{folder} is in use by {who}; {remedy}")
-
-
-def no_lock_error(folder: Path) -> CheckpointError:
-    return CheckpointError(f"{folder / LOCK} is a link or no plain file; remove it or choose another --out")
-
-
-def identity(folder: Path) -> tuple[int, int] | None:
-    """Which folder this is, whatever its name; None if there is none."""
-    try:
-        about = os.stat(folder)
-    except OSError:
-        return None
-    return about.st_dev, about.st_ino
 
 
 def stored_settings(folder: Path) -> dict[str, Any]:
@@ -233,7 +202,6 @@ class RunFolder:
         self.trace = path / "trace.jsonl"
         self.norms = path / "norms.jsonl"
         self.checkpoints = path / "checkpoints"
-        self.opened_as: tuple[int, int] | None = None
 
     @staticmethod
     @contextmanager
@@ -252,7 +220,6 @@ class RunFolder:
         with lock_folder(run.path):
             if not stored.exists():
                 write_settings(stored, to_dict(config))
-            run.opened_as = identity(run.path)
             yield run
 
     def config(self) -> TrainConfig:
@@ -268,24 +235,14 @@ class RunFolder:
         if differs := first_difference(to_dict(self.config()), to_dict(config), but=but):
             raise CheckpointError(f"{self.path} holds a run with {differs}; choose another --out")
 
-    def check_there(self) -> None:
-        """CheckpointError if the directory that was opened has been removed or replaced: what is written now would be
-        without settings and lock."""
-        if self.opened_as is not None and identity(self.path) != self.opened_as:
-            raise CheckpointError(
-                f"{self.path} was removed or replaced while the run worked in it; the same command begins it anew"
-            )
-
     def write(self, name: str, value: Any) -> None:
         """Writes a JSON file of the directory."""
         if self.writes:
-            self.check_there()
             write_json(self.path / name, value)
 
     def append(self, path: Path, rows: list[dict[str, Any]]) -> None:
         if not self.writes:
             return
-        self.check_there()
         with open(path, "a", encoding="utf-8") as file:
             file.writelines(json.dumps(finite_row(row)) + "\n" for row in rows)
 
@@ -296,9 +253,9 @@ class RunFolder:
             if path.exists():
                 write_atomic(path, "".join(kept))
 
-    def summary(self) -> dict[str, Any] | None:
-        """What a run left when it ended, or None."""
-        return read_summary(self.path) or None
+    def summary(self) -> Summary | None:
+        """How the run ended; None as long as it has not."""
+        return read_summary(self.path)
 
 
 def is_ours(row: dict[str, Any], path: Path) -> bool:

@@ -1,7 +1,7 @@
-"""The statistics of the comparison protocol: pure functions over numbers and run summaries.
+"""The statistics of the comparison protocol: pure functions of numbers and of runs' summaries.
 
 Runs that share a seed share their data order and their initialisation, so schemes are compared by the *paired*
-difference of each seed. Beside it stands the difference with moderated variances (significance.py) and, where a scheme
+difference of each seed. Beside it stands the difference with moderated variances (moderated.py) and, where a scheme
 ran at three rates or more, the minimum of a fit over them (rates.py). Nothing here imports torch, and a run that did
 not finish is counted, never dropped.
 """
@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import nctdtr, stdtrit
+from scipy.special import bdtr, nctdtr, stdtrit
 
+from ..runs.records import ComparisonRow, RateFit, Summary as Summary
 from .moderated import (
     LEVEL,
     MARGIN,
+    Contrast,
     Estimate,
-    Prior,
     contrast,
     equal_p,
     find_wider,
@@ -34,10 +35,10 @@ from .moderated import (
 from .rates import Minimum, Parabola, find_minimum, fit_parabola
 from .spikes import count_apart
 
-SEED_CAP = 1000  # seeds_needed answers SEED_CAP + 1 for "more than SEED_CAP"
+SEED_CAP = 1000  # `seeds_needed` returns SEED_CAP + 1 for "more than SEED_CAP"
 
-Summary = Mapping[str, Any]
-Row = dict[str, Any]
+
+Row = ComparisonRow
 
 
 class Interval(NamedTuple):
@@ -52,7 +53,7 @@ class Interval(NamedTuple):
 
     @property
     def resolved(self) -> bool:
-        """Whether the interval leaves 0 outside."""
+        """True if the interval leaves 0 outside."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
@@ -105,28 +106,30 @@ def ratio_interval(ratios: ArrayLike) -> tuple[float, float | None, float | None
     n = values.size
     if n == 0:
         return math.nan, None, None
-    rank, tail = 0, 1  # tail: number of the 2^n outcomes with at most `rank` successes
-    while 2 * tail <= (1 - LEVEL) * 2**n:
-        rank += 1
-        tail += math.comb(n, rank)
+    rank = max((k for k in range(1, n) if 2 * bdtr(k - 1, n, 0.5) <= 1 - LEVEL), default=0)
     median = float(np.median(values))
     return (median, float(values[rank - 1]), float(values[n - rank])) if rank else (median, None, None)
 
 
-def usable(summary: Summary) -> bool:
-    """Whether a run finished with a finite validation loss."""
-    loss = summary.get("val_loss")
-    return summary.get("status") == "finished" and isinstance(loss, int | float) and math.isfinite(loss)
+def usable(run: Mapping[str, Any]) -> bool:
+    """True if a run, a Summary or its object of JSON, finished with a finite validation loss."""
+    loss = run.get("val_loss")
+    return run.get("status") == "finished" and isinstance(loss, int | float) and math.isfinite(loss)
 
 
-def ending(summary: Summary) -> str:
+def ending(run: Mapping[str, Any]) -> str:
     """The status of a run; one that finished without a finite validation loss has diverged."""
-    status = str(summary.get("status", "failed"))
-    return "diverged" if status == "finished" and not usable(summary) else status
+    status = str(run.get("status", "failed"))
+    return "diverged" if status == "finished" and not usable(run) else status
+
+
+def losses_of(runs: Sequence[Summary]) -> list[float]:
+    """Validation losses of usable runs."""
+    return [run.val_loss for run in runs if run.val_loss is not None]
 
 
 class Choice(NamedTuple):
-    """The learning rate a scheme is judged at, the grid it was chosen from, and the runs that count."""
+    """The best learning rate of a scheme, the grid it was chosen from, and the runs that count."""
 
     lr: float | None
     lrs: dict[float | None, float | None]
@@ -136,12 +139,6 @@ class Choice(NamedTuple):
     """The runs whose means `lrs` holds: those of the tuning, or final ones."""
 
 
-def _longest(runs: list[Summary]) -> list[Summary]:
-    """Without those that finished and are shorter than the longest that did."""
-    longest = max((run.get("tokens") or 0 for run in runs if usable(run)), default=0)
-    return [run for run in runs if not usable(run) or (run.get("tokens") or 0) == longest]
-
-
 def choose(summaries: Sequence[Summary]) -> Choice:
     """Pick the learning rate of one scheme and the finished runs that enter its mean.
 
@@ -149,13 +146,15 @@ def choose(summaries: Sequence[Summary]) -> Choice:
     those of the final runs, whose rates then are the grid. Only final runs enter the mean, and of them only those as
     long as the longest that finished: the mean of two lengths is the loss of neither. Rates are ranked by what their
     seeds share: one that has fewer seeds is neither helped nor hurt by their luck. A rate at which a run diverged comes
-    after every rate at which none did, and ends the grid like any other rate that was tried.
+    after every rate at which none did, and ends the grid like any other rate that was tried. Where multipliers of the
+    rate were tuned, runs with others than those of the best final run are left out.
     """
-    tune = _longest([run for run in summaries if run.get("phase") == "tune"])
-    final = _longest([run for run in summaries if run.get("phase") != "tune"])
-    ended = {run.get("lr") for run in final if usable(run)}
-    tuned = bool(tune) and ended <= {run.get("lr") for run in tune}
-    grid = sorted({run.get("lr") for run in (tune + final if tuned else final)}, key=lambda lr: (lr is None, lr))
+    summaries = at_best_multipliers(summaries)
+    tune = _longest([run for run in summaries if run.phase == "tune"])
+    final = _longest([run for run in summaries if run.phase != "tune"])
+    ended = {run.lr for run in final if usable(run)}
+    tuned = bool(tune) and ended <= {run.lr for run in tune}
+    grid = sorted({run.lr for run in (tune + final if tuned else final)}, key=lambda lr: (lr is None, lr))
     tried = tune if tuned else final
     lrs = {lr: _mean_loss(tried, lr) for lr in grid}
     ranked = _level_losses(tried)
@@ -164,16 +163,29 @@ def choose(summaries: Sequence[Summary]) -> Choice:
         return Choice(None, lrs, None, [], tried)
 
     def merit(lr: float | None) -> tuple[bool, float]:
-        diverged = any(ending(run) == "diverged" and run.get("lr") == lr for run in summaries)
+        diverged = any(ending(run) == "diverged" and run.lr == lr for run in summaries)
         return diverged, ranked.get(lr, math.inf)
 
     best = min(candidates, key=merit)
     interior = None if len(grid) < 2 else best not in (grid[0], grid[-1])
-    return Choice(best, lrs, interior, [run for run in final if usable(run) and run.get("lr") == best], tried)
+    return Choice(best, lrs, interior, [run for run in final if usable(run) and run.lr == best], tried)
 
 
-def _mean_loss(summaries: Sequence[Summary], lr: float | None) -> float | None:
-    losses = [run["val_loss"] for run in summaries if usable(run) and run.get("lr") == lr]
+def at_best_multipliers(summaries: Sequence[Summary]) -> list[Summary]:
+    """The runs with the multipliers of the best final run; all where no final run finished."""
+    final = [run for run in summaries if usable(run) and run.phase != "tune"]
+    best = min(final, key=lambda run: run.val_loss or 0.0, default=None)
+    return [run for run in summaries if best is None or run.rates == best.rates]
+
+
+def _longest(runs: list[Summary]) -> list[Summary]:
+    """Without those that finished and are shorter than the longest that did."""
+    longest = max((run.tokens or 0 for run in runs if usable(run)), default=0)
+    return [run for run in runs if not usable(run) or (run.tokens or 0) == longest]
+
+
+def _mean_loss(runs: Sequence[Summary], lr: float | None) -> float | None:
+    losses = losses_of([run for run in runs if usable(run) and run.lr == lr])
     return float(np.mean(losses)) if losses else None
 
 
@@ -181,205 +193,207 @@ def _level_losses(summaries: Sequence[Summary]) -> dict[float | None, float]:
     """Loss by rate as if all rates had the same seeds, up to a constant: the least squares of loss = rate + seed. Means
     where they have them, or where no seed connects the rates."""
     ends = [run for run in summaries if usable(run)]
-    seeds: dict[float | None, list[Any]] = {}
+    seeds: dict[float | None, list[int | None]] = {}
     for run in ends:
-        seeds.setdefault(run.get("lr"), []).append(run.get("seed"))
-    means = {lr: float(np.mean([run["val_loss"] for run in ends if run.get("lr") == lr])) for lr in seeds}
+        seeds.setdefault(run.lr, []).append(run.seed)
+    means = {lr: float(np.mean(losses_of([run for run in ends if run.lr == lr]))) for lr in seeds}
     if len(set(map(frozenset, seeds.values()))) < 2:
         return means
-    every = list(dict.fromkeys(run.get("seed") for run in ends))
-    design = [[*(run.get("lr") == lr for lr in seeds), *(run.get("seed") == seed for seed in every)] for run in ends]
-    found, _, rank, _ = np.linalg.lstsq(np.array(design, float), [run["val_loss"] for run in ends], rcond=None)
+    every = list(dict.fromkeys(run.seed for run in ends))
+    design = [[*(run.lr == lr for lr in seeds), *(run.seed == seed for seed in every)] for run in ends]
+    solution, _, rank, _ = np.linalg.lstsq(np.array(design, float), losses_of(ends), rcond=None)
     connected = rank == len(seeds) + len(every) - 1
-    return dict(zip(seeds, map(float, found), strict=False)) if connected else means
+    return dict(zip(seeds, map(float, solution), strict=False)) if connected else means
 
 
 def significant(p: float | None) -> bool:
-    """Whether a p is below 5 %."""
+    """True if a p is below 5 %."""
     return p is not None and p < 1 - LEVEL
 
 
 def aggregate(
-    summaries: Sequence[Summary], baseline: str | None = None, margin: float = MARGIN, absent: bool = False
-) -> list[Row]:
-    """One row per scheme, in order of first appearance, each at its best learning rate.
+    summaries: Sequence[Mapping[str, Any]],
+    baseline: str | None = None,
+    margin: float = MARGIN,
+    absent: bool = False,
+) -> list[ComparisonRow]:
+    """Return one row per scheme, in order of first appearance, each at its best learning rate.
 
     Differences are to `baseline` (default: the first scheme), paired by seed; ValueError where it has no run, unless it
     may be `absent`: then no row has a difference. `p_holm` counts them as one family, which `family` names.
     `moderated_...` is the difference of the two means under variances that the spreads of all schemes moderate, and
-    `equal` says whether it lies within `margin` (two one-sided tests). `spikes_apart` and `grad_spikes_apart` are those
+    `equal` is True if it lies within `margin` (two one-sided tests). `spikes_apart` and `grad_spikes_apart` are those
     spikes that are not the batch's (spikes.py). `failed` counts every run that did not finish, and `statuses` says how
-    each ended.
+    each ended. Summaries may be the objects of results.json.
     """
     groups: dict[str, list[Summary]] = {}
-    for summary in summaries:
-        groups.setdefault(summary["scheme"], []).append(summary)
+    for run in map(Summary.of, summaries):
+        groups.setdefault(run.scheme, []).append(run)
     if not groups:
         return []
     reference = next(iter(groups)) if baseline is None else baseline
     if reference not in groups and not absent:
         raise ValueError(f"no run of the baseline {reference!r}; there are {', '.join(groups)}")
-    choices = {scheme: choose(group) for scheme, group in groups.items()}
-    base = choices[reference].runs if reference in choices else []
-    rows = [_row(scheme, groups[scheme], choices[scheme], reference, base) for scheme in groups]
-    ended = [summary for summary in summaries if usable(summary)]
-    for row in rows:
-        runs = choices[row["scheme"]].runs
-        row |= {f"{kind}_apart": count_apart(runs, ended, kind) for kind in ("spikes", "grad_spikes")}
-    _moderate(rows, reference, margin)
-    _fit(rows, groups, reference)
-    for key in ("p", "moderated_p"):
-        for row, p in zip(rows, holm([row[key] for row in rows]), strict=True):
-            row[f"{key}_holm"] = p
-    count = sum(row["p"] is not None for row in rows)
+    counted = {scheme: choose(group).runs for scheme, group in groups.items()}
+    means = {scheme: paired_interval(list(_by_seed(runs).values())) for scheme, runs in counted.items()}
+    base = _by_seed(counted.get(reference, []))
+    pairs = {
+        scheme: [loss - base[seed] for seed, loss in _by_seed(runs).items() if seed in base and scheme != reference]
+        for scheme, runs in counted.items()
+    }
+    moderated = _moderate(means, reference)
+    fits = _fit(groups, reference)
+    p_holm = holm([paired_interval(values).p for values in pairs.values()])
+    moderated_holm = holm([found and found.p for found in moderated.values()])
+    count = sum(len(values) > 1 for values in pairs.values())
     family = f"{count} paired {'difference' if count == 1 else 'differences'} to {reference}"
-    return [row | {"family": family, "family_size": count} for row in rows]
+    ended = [run for group in groups.values() for run in group if usable(run)]
+    rows = []
+    for place, (scheme, group) in enumerate(groups.items()):
+        choice, runs, loss = choose(group), counted[scheme], means[scheme]
+        difference, contrasted = paired_interval(pairs[scheme]), moderated[scheme]
+        compared = bool(pairs[scheme])
+        bpb, accuracy = _finite(runs, "val_bpb"), _finite(runs, "val_accuracy")
+        p = equal_p(contrasted, margin) if contrasted else None
+        rows.append(
+            ComparisonRow(
+                scheme=scheme,
+                baseline=reference,
+                n=loss.n,
+                lr=choice.lr,
+                lr_interior=choice.interior,
+                lrs=choice.lrs,
+                val_loss_mean=loss.mean if runs else None,
+                val_loss_std=loss.std,
+                val_loss_low=loss.low,
+                val_loss_high=loss.high,
+                val_bpb_mean=float(np.mean(bpb)) if bpb else None,
+                val_accuracy_mean=float(np.mean(accuracy)) if accuracy else None,
+                difference=difference.mean if compared else 0.0 if scheme == reference and runs else None,
+                difference_low=difference.low,
+                difference_high=difference.high,
+                difference_std=difference.std,
+                pairs=len(pairs[scheme]),
+                resolved=difference.resolved,
+                seeds_needed=seeds_needed(pairs[scheme]) if compared else None,
+                p=difference.p,
+                tokens_per_second=float(np.median(speeds)) if (speeds := _finite(runs, "tokens_per_second")) else None,
+                step_cost=None,  # runs share a machine: their speeds say nothing, `geonorm bench train` measures costs
+                peak_memory_bytes=_largest(runs, "peak_memory_bytes"),
+                parameters=_largest(group, "parameters"),
+                matmul_parameters=_largest(group, "matmul_parameters"),
+                spikes=int(sum(_finite(runs, "spikes"))),
+                grad_spikes=int(sum(_finite(runs, "grad_spikes"))),
+                failed=sum(not usable(run) for run in group),
+                statuses=dict(Counter(ending(run) for run in group)),
+                tokens=_largest(runs or group, "tokens"),
+                spikes_apart=count_apart(runs, ended, "spikes"),
+                grad_spikes_apart=count_apart(runs, ended, "grad_spikes"),
+                moderated_difference=contrasted and contrasted.difference,
+                moderated_low=contrasted and contrasted.low,
+                moderated_high=contrasted and contrasted.high,
+                moderated_p=contrasted and contrasted.p,
+                margin=margin,
+                equal_p=p,
+                equal=None if p is None else significant(p),
+                fit=fits[scheme],
+                p_holm=p_holm[place],
+                moderated_p_holm=moderated_holm[place],
+                family=family,
+                family_size=count,
+            )
+        )
+    return rows
 
 
-def _moderate(rows: list[Row], reference: str, margin: float) -> None:
-    """Adds what the spreads of all schemes say about each difference; None where they say nothing."""
-    known = [row for row in rows if row["val_loss_std"] is not None]
-    prior = fit_prior([row["val_loss_std"] ** 2 for row in known], [row["n"] - 1 for row in known])
-    means = {row["scheme"]: _moderated_mean(row, prior) for row in rows}
-    base = means.get(reference)
-    for row in rows:
-        own = means[row["scheme"]]
-        found = contrast(own, base, prior.total) if prior and own and base and row["scheme"] != reference else None
-        p = equal_p(found, margin) if found else None
-        numbers = found[:4] if found else (None,) * 4
-        row |= zip([f"moderated_{name}" for name in ("difference", "low", "high", "p")], numbers, strict=True)
-        row |= {"margin": margin, "equal_p": p, "equal": None if p is None else significant(p)}
+def _moderate(means: Mapping[str, Interval], reference: str) -> dict[str, Contrast | None]:
+    """By scheme, the difference of the means under moderated variances; None where the spreads say nothing."""
+    known = [mean for mean in means.values() if mean.std is not None]
+    prior = fit_prior([(mean.std or 0.0) ** 2 for mean in known], [mean.n - 1 for mean in known])
+    if prior is None:
+        return dict.fromkeys(means)
+    estimates = {}
+    for scheme, mean in means.items():
+        variance, df = moderate((mean.std or 0.0) ** 2, mean.n - 1, prior)
+        estimates[scheme] = Estimate(mean.mean, variance / mean.n, df) if mean.n else None
+    base = estimates.get(reference)
+    return {
+        scheme: contrast(estimate, base, prior.total) if estimate and base and scheme != reference else None
+        for scheme, estimate in estimates.items()
+    }
 
 
-def find_scattered(rows: Sequence[Row]) -> list[tuple[str, float, float]]:
+def find_scattered(rows: Sequence[ComparisonRow]) -> list[tuple[str, float, float]]:
     """Schemes whose seeds scatter more than those of the others, by an F test: how many times as far, and p by Holm.
     Moderated intervals with such a scheme are too narrow where there are many others, whose spread is most of theirs; a
     scheme that is not named may be one, too."""
-    known = [row for row in rows if row["val_loss_std"] is not None]
-    found = find_wider([row["val_loss_std"] ** 2 for row in known], [row["n"] - 1 for row in known])
-    return [(row["scheme"], *wider) for row, wider in zip(known, found, strict=True) if wider and significant(wider[1])]
+    known = [(row.scheme, row.val_loss_std, row.n - 1) for row in rows if row.val_loss_std is not None]
+    wider = find_wider([std**2 for _, std, _ in known], [df for *_, df in known])
+    return [(scheme, *test) for (scheme, *_), test in zip(known, wider, strict=True) if test and significant(test[1])]
 
 
-def _moderated_mean(row: Row, prior: Prior | None) -> Estimate | None:
-    if prior is None or not row["n"]:
-        return None
-    variance, df = moderate((row["val_loss_std"] or 0.0) ** 2, row["n"] - 1, prior)
-    return Estimate(row["val_loss_mean"], variance / row["n"], df)
-
-
-def _fit(rows: list[Row], groups: Mapping[str, Sequence[Summary]], reference: str) -> None:
-    """Adds `fit`, the minimum of a parabola through all of a scheme's runs of full length; None without three rates."""
+def _fit(groups: Mapping[str, Sequence[Summary]], reference: str) -> dict[str, RateFit | None]:
+    """By scheme, the minimum of a parabola through all of its runs of full length; None without three rates."""
     curves = {scheme: _parabola(group) for scheme, group in groups.items()}
     known = [curve for curve in curves.values() if curve]
     prior = fit_prior([curve.variance for curve in known], [curve.df for curve in known])
     minima = {
-        scheme: find_minimum(curve, *(moderate(curve.variance, curve.df, prior) if prior else ()))
+        scheme: curve and find_minimum(curve, *(moderate(curve.variance, curve.df, prior) if prior else ()))
         for scheme, curve in curves.items()
-        if curve
     }
-    base = minima.get(reference)
-    for row in rows:
-        found = minima.get(row["scheme"])
-        other = base if row["scheme"] != reference else None
-        row["fit"] = found and _minimum_row(found, other, prior.total if prior else math.inf)
+    base, most = minima.get(reference), prior.total if prior else math.inf
+    return {
+        scheme: minimum and _rate_fit(minimum, base if scheme != reference else None, most)
+        for scheme, minimum in minima.items()
+    }
 
 
 def _parabola(group: Sequence[Summary]) -> Parabola | None:
     """Through the final runs of the longest length, and tuning runs of that length, at rates at which none diverged; a
     seed that was run twice at a rate counts once, with its mean."""
-    lost = {run.get("lr") for run in group if ending(run) == "diverged"}
-    runs = [run for run in group if usable(run) and run.get("lr") and run["lr"] not in lost]
-    final = [run for run in runs if run.get("phase") != "tune"]
-    longest = max((run.get("tokens") or 0 for run in final or runs), default=0)
-    runs = [run for run in runs if (run.get("tokens") or 0) == longest]
-    losses: dict[Any, list[float]] = {}
+    group = at_best_multipliers(group)
+    diverged = {run.lr for run in group if ending(run) == "diverged"}
+    runs = [run for run in group if usable(run) and run.lr and run.lr not in diverged]
+    final = [run for run in runs if run.phase != "tune"]
+    longest = max((run.tokens or 0 for run in final or runs), default=0)
+    losses: dict[tuple[float, int | None], list[Summary]] = {}
     for run in runs:
-        losses.setdefault((run["lr"], run.get("seed")), []).append(run["val_loss"])
-    return fit_parabola([lr for lr, _ in losses], [float(np.mean(values)) for values in losses.values()])
+        if (run.tokens or 0) == longest:
+            losses.setdefault((run.lr or 0.0, run.seed), []).append(run)
+    return fit_parabola([lr for lr, _ in losses], [float(np.mean(losses_of(own))) for own in losses.values()])
 
 
-def _minimum_row(found: Minimum, base: Minimum | None, most: float) -> Row:
+def _rate_fit(minimum: Minimum, base: Minimum | None, most: float) -> RateFit:
     """The minimum as results.json has it; its difference is to the baseline's own minimum, with `most` degrees of
     freedom at most."""
-    loss, other = found.loss, base.loss if base else None
-    found_contrast = contrast(loss, other, most) if loss and other and loss.df and other.df else None
-    difference, low, high, p = found_contrast[:4] if found_contrast else (None,) * 4
-    return {
-        "lr": found.lr,
-        "lr_low": found.lr_low,
-        "lr_high": found.lr_high,
-        "log_lr_error": found.log_error,
-        "loss": loss.value if loss else None,
-        "loss_error": math.sqrt(loss.error2) if loss and loss.df else None,
-        "difference": difference,
-        "difference_low": low,
-        "difference_high": high,
-        "p": p,
-        "problem": found.problem,
-    }
+    loss, other = minimum.loss, base.loss if base else None
+    difference = contrast(loss, other, most) if loss and other and loss.df and other.df else None
+    return RateFit(
+        lr=minimum.lr,
+        lr_low=minimum.lr_low,
+        lr_high=minimum.lr_high,
+        log_lr_error=minimum.log_error,
+        loss=loss and loss.value,
+        loss_error=math.sqrt(loss.error2) if loss and loss.df else None,
+        difference=difference and difference.difference,
+        difference_low=difference and difference.low,
+        difference_high=difference and difference.high,
+        p=difference and difference.p,
+        problem=minimum.problem,
+    )
 
 
-def _row(scheme: str, group: list[Summary], choice: Choice, reference: str, base: list[Summary]) -> Row:
-    runs = choice.runs
-    own, other = _by_seed(runs), _by_seed(base)
-    loss = paired_interval(list(own.values()))
-    differences = [own[seed] - other[seed] for seed in own if seed in other]
-    difference = paired_interval(differences)
-    is_reference = scheme == reference
-    compared = bool(differences) and not is_reference
-    bpb, accuracy = (_finite(runs, key) for key in ("val_bpb", "val_accuracy"))
-    return {
-        "scheme": scheme,
-        "baseline": reference,
-        "n": loss.n,
-        "lr": choice.lr,
-        "lr_interior": choice.interior,
-        "lrs": choice.lrs,
-        "val_loss_mean": loss.mean if runs else None,
-        "val_loss_std": loss.std,
-        "val_loss_low": loss.low,
-        "val_loss_high": loss.high,
-        "val_bpb_mean": float(np.mean(bpb)) if bpb else None,
-        "val_accuracy_mean": float(np.mean(accuracy)) if accuracy else None,
-        "difference": difference.mean if compared else 0.0 if is_reference and runs else None,
-        "difference_low": difference.low if compared else None,
-        "difference_high": difference.high if compared else None,
-        "difference_std": difference.std if compared else None,
-        "pairs": len(differences) if compared else 0,
-        "resolved": compared and difference.resolved,
-        "seeds_needed": seeds_needed(differences) if compared else None,
-        "p": difference.p if compared else None,
-        "tokens_per_second": _median(runs, "tokens_per_second"),
-        "step_cost": None,  # runs share a machine, so their speeds say nothing; `geonorm bench train` measures costs
-        "peak_memory_bytes": max(_finite(runs, "peak_memory_bytes"), default=None),
-        "parameters": _largest(group, "parameters"),
-        "matmul_parameters": _largest(group, "matmul_parameters"),
-        "spikes": int(sum(_finite(runs, "spikes"))),
-        "grad_spikes": int(sum(_finite(runs, "grad_spikes"))),
-        "failed": sum(not usable(run) for run in group),
-        "statuses": dict(Counter(ending(run) for run in group)),
-        "tokens": _largest(runs or group, "tokens"),
-    }
-
-
-def _by_seed(runs: Sequence[Summary]) -> dict[Any, float]:
+def _by_seed(runs: Sequence[Summary]) -> dict[int | None, float]:
     """Validation loss of each seed; a seed that was run twice counts once, with its mean."""
-    losses: dict[Any, list[float]] = {}
-    for run in runs:
-        losses.setdefault(run.get("seed"), []).append(run["val_loss"])
-    return {seed: float(np.mean(values)) for seed, values in losses.items()}
+    seeds = dict.fromkeys(run.seed for run in runs)
+    return {seed: float(np.mean(losses_of([run for run in runs if run.seed == seed]))) for seed in seeds}
 
 
-def _finite(runs: Sequence[Summary], key: str) -> list[float]:
-    values = (run.get(key) for run in runs)
-    return [value for value in values if value is not None and math.isfinite(value)]
+def _finite(runs: Sequence[Summary], column: str) -> list[float]:
+    values = [run.get(column) for run in runs]
+    return [value for value in values if value is not None]
 
 
-def _median(runs: Sequence[Summary], key: str) -> float | None:
-    values = _finite(runs, key)
-    return float(np.median(values)) if values else None
-
-
-def _largest(runs: Sequence[Summary], key: str) -> int | None:
-    values = _finite(runs, key)
+def _largest(runs: Sequence[Summary], column: str) -> int | None:
+    values = _finite(runs, column)
     return int(max(values)) if values else None

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.optimize import brentq
 from scipy.special import digamma, fdtrc, polygamma, stdtr, stdtrit
 
 LEVEL = 0.95
@@ -82,15 +83,8 @@ def fit_prior(variances: ArrayLike, dofs: ArrayLike, baselines: Sequence[Hashabl
 
 
 def _invert_trigamma(value: float) -> float:
-    """x with trigamma(x) = value, by Newton's method on 1 / trigamma, which is nearly straight."""
-    x = 0.5 + 1 / value
-    for _ in range(50):
-        trigamma = float(polygamma(1, x))
-        step = trigamma * (1 - trigamma / value) / float(polygamma(2, x))
-        x += step
-        if abs(step) < 1e-10 * x:
-            break
-    return x
+    """x with trigamma(x) = value: it lies between the two, for 1/x + 1/(2 x^2) < trigamma(x) < 1/x + 1/x^2."""
+    return float(brentq(lambda x: polygamma(1, x) - value, 0.5 / value, 2 / value + 1, xtol=1e-14, rtol=1e-13))
 
 
 def moderate(variance: float, df: float, prior: Prior) -> tuple[float, float]:

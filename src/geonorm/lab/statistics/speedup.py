@@ -6,7 +6,7 @@ extrapolated: where one loss lies outside the other's curve, only a bound is sai
 
 The budgets of one seed are cool-downs of one trunk, so they are one observation, not several. Speed-ups and slopes are
 therefore computed within a seed, whatever noise its points share, and their intervals are over seeds, with variances
-that all of them moderate (significance.py). Sizes share no trunk: there a slope goes through the differences of all
+that all of them moderate (moderated.py). Sizes share no trunk: there a slope goes through the differences of all
 seeds at once. Fits describe curves and decide nothing. Pure functions of run summaries.
 """
 
@@ -14,20 +14,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.interpolate import PchipInterpolator
 from scipy.optimize import minimize_scalar
 
-from .comparison import Row, Summary, aggregate, choose, paired_interval, significant
-from .moderated import Estimate, contrast, find_wider, fit_prior, holm, moderate
+from ..runs.records import LadderPoint, LawFit, Record, SpeedupRow, Summary, TrendRow
+from .comparison import aggregate, choose, paired_interval, significant
+from .moderated import Contrast, Estimate, contrast, find_wider, fit_prior, holm, moderate
 
 POINTS = 4
 """Different budgets that a fit of E + A x^-a needs: one more than it has unknowns."""
 GRID = 256
 """Places between neighbouring points of a curve at which it is looked up."""
 ZERO = Estimate(0.0, 0.0, 1.0)
+
+
 EXPONENTS = (0.02, 2.0)
 """Limits of a; a fit that ends at one of them has not found it."""
 
@@ -91,8 +95,8 @@ def fit_law(x: Sequence[float], losses: Sequence[float]) -> dict[str, Any]:
 
     def solve(log_a: float) -> tuple[float, Any]:
         design = np.stack([np.ones_like(z), np.exp(-math.exp(log_a) * z)], axis=1)
-        found, *_ = np.linalg.lstsq(design, y, rcond=None)
-        return float(np.sum((y - design @ found) ** 2)), found
+        solution, *_ = np.linalg.lstsq(design, y, rcond=None)
+        return float(np.sum((y - design @ solution) ** 2)), solution
 
     low, high = (math.log(end) for end in EXPONENTS)
     best = minimize_scalar(lambda log_a: solve(log_a)[0], bounds=(low, high), method="bounded", options={"xatol": 1e-6})
@@ -103,13 +107,13 @@ def fit_law(x: Sequence[float], losses: Sequence[float]) -> dict[str, Any]:
     return {"E": float(floor), "A": float(slope), "a": math.exp(best.x), "scale": scale, "rms": rms, "problem": None}
 
 
-def jackknife(courses: Mapping[Any, Course]) -> Row:
+def jackknife(courses: Mapping[Any, Course]) -> dict[str, Any]:
     """The fit through all seeds, and the 95 % intervals of E and a by leaving out one seed, with all its points, at a
     time; none with fewer than three seeds."""
 
-    def fit(kept: Sequence[Course]) -> Row:
-        places = sorted({float(x) for course in kept for x in course.x})
-        means = [float(np.mean([c.loss[c.x == x][0] for c in kept if x in c.x])) for x in places]
+    def fit(chosen: Sequence[Course]) -> dict[str, Any]:
+        places = sorted({float(x) for course in chosen for x in course.x})
+        means = [float(np.mean([c.loss[c.x == x][0] for c in chosen if x in c.x])) for x in places]
         return fit_law([math.exp(x) for x in places], means) | {"points": len(places)}
 
     whole = fit(list(courses.values()))
@@ -128,82 +132,130 @@ Courses = dict[str, dict[Any, Course]]
 """By scheme and seed."""
 
 
-def judge_ladder(runs: Sequence[Summary], baseline: str) -> dict[str, Any]:
-    """What results.json holds of a ladder besides its runs: `points`, `speedups`, `trends` and `fits`, rows each.
+def judge_ladder(summaries: Sequence[Mapping[str, Any]], baseline: str) -> dict[str, Any]:
+    """Return what results.json holds of a ladder besides its runs: the objects of `points` (LadderPoint), `speedups`
+    (SpeedupRow), `trends` (TrendRow) and `fits` (LawFit).
 
-    runs: summaries with `size`, `planned_tokens` and `embedding` (parameters that are only looked up).
+    summaries: with `size`, `planned_tokens` and `embedding` (parameters that are only looked up).
     """
-    points, counted = read_points(runs, baseline)
-    sizes = {size: [row for row in points if row["size"] == size] for size in dict.fromkeys(r["size"] for r in points)}
-    last = {size: max(row["tokens"] for row in rows) for size, rows in sizes.items()}
-    final = [row for row in points if row["tokens"] == last[row["size"]]]
-    curves = {("tokens", size): draw(rows, counted, "tokens") for size, rows in sizes.items() if several(rows)}
+    points, counted = read_points(list(map(Summary.of, summaries)), baseline)
+    sizes = {size: [row for row in points if row.size == size] for size in dict.fromkeys(row.size for row in points)}
+    last = {size: max(row.tokens or 0 for row in rows) for size, rows in sizes.items()}
+    final = [row for row in points if row.tokens == last[row.size]]
+    curves = {
+        ("tokens", size): draw(rows, counted, "tokens")
+        for size, rows in sizes.items()
+        if len({row.tokens for row in rows}) > 1
+    }
     slopes = dict(curves)
     if len(sizes) > 1:
         curves["compute", "all"] = draw(final, counted, "compute")
         slopes["parameters", "all"] = draw(final, counted, "parameters")
-    speedups = []
-    for row in final:
-        where = ("tokens", row["size"]) if ("tokens", row["size"]) in curves else ("compute", "all")
-        if row["scheme"] != baseline:
-            kept = {key: row[key] for key in ("scheme", "size", "parameters", "tokens", "compute")}
-            pairs = pair(curves.get(where, {}), baseline, row["scheme"])
-            read = read_seeds(pairs, math.log(row[where[0]])) if where in curves else NO_CURVE
-            speedups.append({**kept, "baseline": baseline, "along": where[0], **read})
-    judge(speedups, "ln", "speedup", math.exp)
-    judge(speedups, "ln_wall", "wall", math.exp)
-    trends = []
-    for (along, size), courses in slopes.items():
-        for scheme in [name for name in courses if name != baseline]:
-            pairs = pair(courses, baseline, scheme)
-            about = {"scheme": scheme, "baseline": baseline, "along": along, "size": size}
-            found = read_slopes(pairs)
-            line, n = fit_line(pairs) if along == "parameters" else (None, len(found))
-            trends.append({**about, "seeds": found, "n": n, "line": line})
-    judge(trends, "seeds", "slope", float)
-    fits = [
-        {"scheme": scheme, "along": along, "size": size, **jackknife(courses[scheme])}
-        for (along, size), courses in curves.items()
-        for scheme in courses
-    ]
-    return {"baseline": baseline, "points": points, "speedups": speedups, "trends": trends, "fits": fits}
+    tables: dict[str, Sequence[Record]] = {
+        "points": points,
+        "speedups": read_speedups(final, curves, baseline),
+        "trends": read_trends(slopes, baseline),
+        "fits": [
+            LawFit(scheme=scheme, along=along, size=size, **jackknife(courses[scheme]))
+            for (along, size), courses in curves.items()
+            for scheme in courses
+        ],
+    }
+    return {"baseline": baseline} | {name: [row.row() for row in rows] for name, rows in tables.items()}
 
 
-def read_points(runs: Sequence[Summary], baseline: str) -> tuple[list[Row], dict[Any, dict[Any, Summary]]]:
-    """A row of a comparison (statistics.aggregate) per size, budget and scheme, each at its best rate, and its runs by
+def read_points(
+    runs: Sequence[Summary], baseline: str
+) -> tuple[list[LadderPoint], dict[tuple[str, int, str], dict[Any, Summary]]]:
+    """A row of a comparison (comparison.aggregate) per size, budget and scheme, each at its best rate, and its runs by
     seed. Sizes and compute are those of the baseline, as a run of it that ended counted them, if any did;
     `own_parameters` are the scheme's."""
     cells: dict[tuple[str, int], list[Summary]] = {}
     parameters: dict[str, int] = {}
-    for run in sorted(runs, key=lambda run: (run["scheme"] != baseline, run["val_loss"] is None)):
-        cells.setdefault((run["size"], run["planned_tokens"]), []).append(run)
-        parameters[run["size"]] = parameters.get(run["size"]) or int(run["parameters"] or 0)
+    for run in sorted(runs, key=lambda run: (run.scheme != baseline, run.val_loss is None)):
+        size = run.size or ""
+        cells.setdefault((size, run.planned_tokens or 0), []).append(run)
+        parameters[size] = parameters.get(size) or int(run.parameters or 0)
     points, counted = [], {}
     for (size, tokens), group in sorted(cells.items(), key=lambda cell: (parameters[cell[0][0]], cell[0][1])):
-        compute = 6 * max(0, parameters[size] - group[0]["embedding"]) * tokens
-        about = {"size": size, "tokens": tokens, "parameters": parameters[size], "compute": compute}
-        about["embedding"] = group[0]["embedding"]
+        embedding = group[0].embedding or 0
+        place = {
+            "size": size,
+            "tokens": tokens,
+            "parameters": parameters[size],
+            "compute": 6 * max(0, parameters[size] - embedding) * tokens,
+            "embedding": embedding,
+        }
         for row in aggregate(group, baseline, absent=True):
-            own = [run for run in group if run["scheme"] == row["scheme"]]
-            counted[size, tokens, row["scheme"]] = {run["seed"]: run for run in choose(own).runs}
-            points.append({**row, **about, "own_parameters": row["parameters"]})
+            of_scheme = [run for run in group if run.scheme == row.scheme]
+            counted[size, tokens, row.scheme] = {run.seed: run for run in choose(of_scheme).runs}
+            points.append(LadderPoint(**vars(row) | place, own_parameters=row.parameters))
     return points, counted
 
 
-def several(rows: Sequence[Row]) -> bool:
-    """Whether these points of a size have more than one budget."""
-    return len({row["tokens"] for row in rows}) > 1
+def read_speedups(
+    final: Sequence[LadderPoint], curves: Mapping[tuple[str, str], Courses], baseline: str
+) -> list[SpeedupRow]:
+    """The speed-up of each scheme at the largest budget of each size."""
+    points = [row for row in final if row.scheme != baseline]
+    readings, along = [], []
+    for row in points:
+        where = ("tokens", row.size) if ("tokens", row.size) in curves else ("compute", "all")
+        along.append(where[0])
+        if where in curves:
+            place = math.log(getattr(row, where[0]))
+            readings.append(read_seeds(pair(curves[where], baseline, row.scheme), place))
+        else:
+            readings.append(SeedReadings(problem="one size and one budget are no curve"))
+    sizes = [row.size for row in points]
+    speedups = estimate([reading.ln for reading in readings], along, sizes, transform=math.exp)
+    walls = estimate([reading.ln_wall for reading in readings], along, sizes, transform=math.exp)
+    return [
+        SpeedupRow(
+            scheme=row.scheme,
+            size=row.size,
+            parameters=row.parameters,
+            tokens=row.tokens or 0,
+            compute=row.compute,
+            baseline=baseline,
+            along=axis,
+            **vars(reading),
+            **speedup.columns("speedup"),
+            **wall.columns("wall"),
+        )
+        for row, axis, reading, speedup, wall in zip(points, along, readings, speedups, walls, strict=True)
+    ]
 
 
-def draw(rows: Sequence[Row], counted: Mapping[Any, Mapping[Any, Summary]], axis: str) -> Courses:
+def read_trends(slopes: Mapping[tuple[str, str], Courses], baseline: str) -> list[TrendRow]:
+    """The slope of the difference of each scheme, along each axis."""
+    keys = [(along, size, name) for (along, size), courses in slopes.items() for name in courses if name != baseline]
+    pairs = [pair(slopes[along, size], baseline, name) for along, size, name in keys]
+    seeds = [read_slopes(each) for each in pairs]
+    lines = [fit_line(each) if along == "parameters" else None for (along, *_), each in zip(keys, pairs, strict=True)]
+    counts = [line[1] if line else len(values) for line, values in zip(lines, seeds, strict=True)]
+    axes, sizes = [along for along, *_ in keys], [size for _, size, _ in keys]
+    estimates = estimate(seeds, axes, sizes, [line and line[0] for line in lines])
+    return [
+        TrendRow(
+            scheme=name, baseline=baseline, along=along, size=size, seeds=values, n=n, **found.columns("slope")
+        )
+        for (along, size, name), values, n, found in zip(keys, seeds, counts, estimates, strict=True)
+    ]  # fmt: skip
+
+
+def draw(
+    rows: Sequence[LadderPoint], counted: Mapping[tuple[str, int, str], Mapping[Any, Summary]], axis: str
+) -> Courses:
     """The curve of every scheme and seed through these points."""
-    found: dict[str, dict[Any, list[tuple[float, float, float]]]] = {}
-    for row in sorted(rows, key=lambda row: row[axis]):
-        for seed, run in counted[row["size"], row["tokens"], row["scheme"]].items():
-            place = math.log(row[axis]), run["val_loss"], run.get("tokens_per_second") or math.nan
-            found.setdefault(row["scheme"], {}).setdefault(seed, []).append(place)
+    curves: dict[str, dict[Any, list[tuple[float, float, float]]]] = {}
+    for row in sorted(rows, key=lambda row: float(getattr(row, axis))):
+        for seed, run in counted[row.size, row.tokens or 0, row.scheme].items():
+            place = math.log(getattr(row, axis)), run.val_loss or math.nan, run.tokens_per_second or math.nan
+            curves.setdefault(row.scheme, {}).setdefault(seed, []).append(place)
     return {
-        scheme: {seed: Course(*np.array(places).T) for seed, places in seeds.items()} for scheme, seeds in found.items()
+        scheme: {seed: Course(*np.array(places).T) for seed, places in seeds.items()}
+        for scheme, seeds in curves.items()
     }
 
 
@@ -213,26 +265,35 @@ def pair(courses: Courses, baseline: str, scheme: str) -> list[tuple[Course, Cou
     return [(base[seed], other[seed]) for seed in sorted(other) if seed in base]
 
 
-UNREAD: Row = {"ln": [], "ln_wall": [], "n": 0, "bound": None, "limit": None, "problem": None}
-NO_CURVE = UNREAD | {"problem": "one size and one budget are no curve"}
-
-
-def read_seeds(pairs: Sequence[tuple[Course, Course]], at: float) -> Row:
+@dataclass
+class SeedReadings:
     """ln(speed-up) of each seed, in tokens and in wall time at the measured speeds; or a bound, or why there is
     neither."""
-    read = [(reading, *both) for both in pairs if (reading := read_speedup(*both, at))]
-    told = UNREAD | {"n": len(read)}
-    values, bounds = [reading.value for reading, *_ in read], {reading.bound for reading, *_ in read} - {""}
-    if not read:
-        return told | {"problem": "no seed has the runs that it needs"}
+
+    ln: list[float] = field(default_factory=list)
+    ln_wall: list[float] = field(default_factory=list)
+    n: int = 0
+    bound: str | None = None
+    limit: float | None = None
+    problem: str | None = None
+
+
+def read_seeds(pairs: Sequence[tuple[Course, Course]], at: float) -> SeedReadings:
+    """The speed-up of each seed at a place of its curves."""
+    readings = [(reading, *both) for both in pairs if (reading := read_speedup(*both, at))]
+    values, bounds = [reading.value for reading, *_ in readings], {reading.bound for reading, *_ in readings} - {""}
+    if not readings:
+        return SeedReadings(problem="no seed has the runs that it needs")
     if len(bounds) > 1:
-        return told | {"problem": "outside the curves, above them for some seeds and below for others"}
+        problem = "outside the curves, above them for some seeds and below for others"
+        return SeedReadings(n=len(readings), problem=problem)
     if bounds:
         (bound,) = bounds
-        return told | {"bound": bound, "limit": math.exp(min(values) if bound == ">" else max(values))}
-    costs = [math.log(float((other.speed[other.x == at] / base.speed[base.x == at])[0])) for _, base, other in read]
+        limit = math.exp(min(values) if bound == ">" else max(values))
+        return SeedReadings(n=len(readings), bound=bound, limit=limit)
+    costs = [math.log(float((other.speed[other.x == at] / base.speed[base.x == at])[0])) for _, base, other in readings]
     wall = [value + cost for value, cost in zip(values, costs, strict=True)]
-    return told | {"ln": values, "ln_wall": wall if all(map(math.isfinite, wall)) else []}
+    return SeedReadings(values, wall if all(map(math.isfinite, wall)) else [], len(readings))
 
 
 def read_slopes(pairs: Sequence[tuple[Course, Course]]) -> list[float]:
@@ -265,33 +326,62 @@ def fit_line(pairs: Sequence[tuple[Course, Course]]) -> tuple[Estimate | None, i
     return Estimate(steep, float(rest @ rest) / (len(x) - 2) / spread, float(len(x) - 2)), len(x)
 
 
-def judge(rows: Sequence[Row], samples: str, name: str, shown: Callable[[float], float]) -> None:
-    """Adds to each row the mean over seeds of its `samples`, with a 95 % interval under variances that those of all
-    rows along the same axis moderate, p and Holm's p of its being 0; None where there is no seed, or no spread to judge
-    by. `_scatter` is how many times as far its seeds scatter as those of these rows, where an F test sees that. A row
-    with a `line` of its own has that instead, which is taken out."""
-    spreads = {place: float(np.var(row[samples], ddof=1)) for place, row in enumerate(rows) if len(row[samples]) > 1}
+class SeedEstimate(NamedTuple):
+    """A mean over seeds with its 95 % interval, p and Holm's p; None where there is no seed, or no spread to judge by.
+    `scatter`: how many times as far its seeds scatter as those of the other rows, where an F test sees that."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+    p: float | None
+    p_holm: float | None
+    scatter: float | None
+
+    def columns(self, name: str) -> dict[str, Any]:
+        """By the names of a row's columns."""
+        ends = {f"{name}_{end}": getattr(self, end) for end in ("low", "high", "p", "scatter", "p_holm")}
+        return {name: self.value, **ends}
+
+
+def estimate(
+    samples: Sequence[Sequence[float]],
+    along: Sequence[str],
+    sizes: Sequence[str],
+    lines: Sequence[Estimate | None] | None = None,
+    transform: Callable[[float], float] = float,
+) -> list[SeedEstimate]:
+    """The mean over seeds of each row, under variances that those of all rows along the same axis moderate. A row with
+    a line of its own has that instead. transform: of what is returned, such as exp of a logarithm."""
+    spreads = {place: float(np.var(values, ddof=1)) for place, values in enumerate(samples) if len(values) > 1}
     priors, scatter = {}, dict[int, tuple[float, float] | None]()
-    for along in {row["along"] for row in rows}:
-        own = [place for place in spreads if rows[place]["along"] == along]
-        dofs, sizes = [len(rows[place][samples]) - 1 for place in own], [rows[place]["size"] for place in own]
-        variances = [spreads[place] for place in own]
-        priors[along] = fit_prior(variances, dofs, sizes)
-        scatter |= zip(own, find_wider(variances, dofs), strict=True)
-    for place, row in enumerate(rows):
-        prior = priors[row["along"]]
-        n = len(row[samples])
+    for axis in set(along):
+        rows = [place for place in spreads if along[place] == axis]
+        dofs, variances = [len(samples[place]) - 1 for place in rows], [spreads[place] for place in rows]
+        priors[axis] = fit_prior(variances, dofs, [sizes[place] for place in rows])
+        scatter |= zip(rows, find_wider(variances, dofs), strict=True)
+    means: list[tuple[float | None, Contrast | None]] = []
+    for place, values in enumerate(samples):
+        n, line = len(values), lines[place] if lines else None
         variance, df = spreads.get(place, 0.0), float(n - 1)
-        if prior and n:
+        if (prior := priors[along[place]]) and n:
             variance, df = moderate(variance, df, prior)
-        mean = float(np.mean(row[samples])) if n else None
-        found = contrast(Estimate(mean, variance / n, df), ZERO) if mean is not None and df > 0 else None
-        if line := row.pop("line", None):
-            mean, found = line.value, contrast(line, ZERO, line.df)
-        row[name] = None if mean is None else shown(mean)
-        row |= {f"{name}_{end}": shown(getattr(found, end)) if found else None for end in ("low", "high")}
-        row[f"{name}_p"] = found.p if found else None
-        wider = scatter.get(place) if line is None else None
-        row[f"{name}_scatter"] = wider[0] if wider and significant(wider[1]) else None
-    for row, p in zip(rows, holm([row[f"{name}_p"] for row in rows]), strict=True):
-        row[f"{name}_p_holm"] = p
+        if line:
+            means.append((line.value, contrast(line, ZERO, line.df)))
+            scatter[place] = None
+        elif n:
+            mean = float(np.mean(values))
+            means.append((mean, contrast(Estimate(mean, variance / n, df), ZERO) if df > 0 else None))
+        else:
+            means.append((None, None))
+    adjusted = holm([found and found.p for _, found in means])
+    return [
+        SeedEstimate(
+            None if mean is None else transform(mean),
+            found and transform(found.low),
+            found and transform(found.high),
+            found and found.p,
+            p_holm,
+            wider[0] if (wider := scatter.get(place)) and significant(wider[1]) else None,
+        )
+        for place, ((mean, found), p_holm) in enumerate(zip(means, adjusted, strict=True))
+    ]

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from ..runs.records import MetricRow, Summary
+
 MIN_WINDOW = 20
 STEPS = {"spikes": "spike_steps", "grad_spikes": "grad_spike_steps"}
 """By the name of their number in summary.json, that of the steps at which they are."""
@@ -52,34 +54,36 @@ def spikes(values: Iterable[float], window: int = 100, sigmas: float = 6.0) -> l
 
 
 def find_spikes(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What summary.json says of spikes in a run's metrics: how many of loss and gradient norm, and at which steps."""
-    found: dict[str, Any] = {}
-    for kind, key in MEASURED.items():
-        values = [row[key] if row.get(key) is not None else math.nan for row in rows]
-        steps = [rows[index]["step"] for index in spikes(values)]
-        found |= {kind: len(steps), STEPS[kind]: steps}
-    return found
+    """The spikes of a run's loss and gradient norm: how many, and at which steps, as summary.json has them."""
+    records, counts = list(map(MetricRow.of, rows)), dict[str, Any]()
+    for kind, column in MEASURED.items():
+        steps = [records[index].step for index in spikes(getattr(row, column) for row in records)]
+        counts |= {kind: len(steps), STEPS[kind]: steps}
+    return counts
 
 
 def count_apart(runs: Sequence[Mapping[str, Any]], among: Sequence[Mapping[str, Any]], kind: str) -> int | None:
-    """How many spikes of `runs` (a kind of STEPS) are not the batch's.
+    """Count the spikes of `runs` (a kind of STEPS) that are not the batch's.
 
     Runs that share a seed see the same batch at a step. A spike is the batch's where more than half of the other runs
     in `among` with this seed, of those that came so far, have one at the same step: strange text raises every loss.
     None where a run does not say at which steps its spikes are, or has no other beside it.
     """
-    key = STEPS[kind]
-    known = [run for run in among if run.get(key) is not None]
-    spiked = Counter((run.get("seed"), step) for run in known for step in run[key])
+
+    def steps_of(run: Summary) -> list[int] | None:
+        return run.spike_steps if kind == "spikes" else run.grad_spike_steps
+
+    known = [(run, steps) for run in map(Summary.of, among) if (steps := steps_of(run)) is not None]
+    spiked = Counter((run.seed, step) for run, steps in known for step in steps)
     lengths: dict[Any, list[int]] = {}
-    for run in known:
-        lengths.setdefault(run.get("seed"), []).append(run["steps"])
+    for run, _ in known:
+        lengths.setdefault(run.seed, []).append(run.steps or 0)
     apart = 0
-    for run in runs:
-        seed = run.get("seed")
-        if run.get(key) is None or len(lengths.get(seed, ())) < 2:
+    for run in map(Summary.of, runs):
+        steps = steps_of(run)
+        if steps is None or len(lengths.get(run.seed, ())) < 2:
             return None
-        for step in run[key]:
-            others = sum(length >= step for length in lengths[seed]) - 1
-            apart += 2 * (spiked[seed, step] - 1) <= others
+        for step in steps:
+            others = sum(length >= step for length in lengths[run.seed]) - 1
+            apart += 2 * (spiked[run.seed, step] - 1) <= others
     return apart if runs else None

@@ -115,7 +115,7 @@ def find_extension(config: TrainConfig) -> Extension | None:
     folder.check_same(config, but=LONGER)
     before, after = resolve(stored).config, resolve(config).config
     where = f"{folder.path} holds a run with steps {stored.steps}, not {config.steps}"
-    if (folder.summary() or {}).get("status") == "diverged":
+    if (summary := folder.summary()) and summary.status == "diverged":
         raise CheckpointError(f"{where}, that diverged and with more would again; choose another --out")
     if after.optim.schedule == "cosine":
         raise CheckpointError(

@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from ...progress import Pace, Unwatched
-from ..runs.summary import loss_text, progress_line
 from .optim import name_phase
 from .state import TrainState
+from .summary import loss_text, progress_line
 
 Row = dict[str, Any]
 """A row of metrics.jsonl; numbers of the last steps may still be tensors."""

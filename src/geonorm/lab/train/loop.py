@@ -36,7 +36,6 @@ from ..runs import environment
 from ..runs.folder import VOLATILE, RunFolder
 from ..runs.loggers import Logger, Loggers, Start, find_loggers, tracked_id
 from ..runs.provenance import Provenance
-from ..runs.summary import describe, summarise
 from .averaging import Averaging
 from .branch import LONGER, find_extension, find_shared_prefix
 from .guard import Diverged
@@ -45,6 +44,7 @@ from .optim import rate_share
 from .resume import Say, resume, rewind, save_state
 from .signals import stop_signals, stop_unheard
 from .state import TrainState, build_state, fetch_batch
+from .summary import describe, summarise
 from .text import load_text
 from .trace import TraceHook
 from .weight_norms import WeightNorms
@@ -109,7 +109,8 @@ def train_on_rank(
     world.on_all_ranks(lambda: provenance.check(run.path))
     world.on_all_ranks(lambda: provenance.check(prefix.folder.path) if prefix else None)
     world.on_all_ranks(lambda: extension.begin(run) if extension and world.first else None)
-    earlier = world.share(run.summary() or {"status": "new"})
+    summary = run.summary()
+    earlier = world.share(summary.row() if summary else {"status": "new"})
     if earlier["status"] == "finished":
         say(f"{run.path} is already finished")
         return earlier
@@ -295,10 +296,11 @@ def write_summary(state: TrainState, run: RunFolder, status: str, **more: Any) -
         "world_size": state.world.size,
         "parallel": state.resolved.layout,
         "phase": c.phase,
+        "rates": c.optim.multipliers or None,
         "own_recipe": state.resolved.departures,
         "paper_recipe": state.resolved.scheme.recipe(),
         "events": state.guard.events,
         "diagnosis": None,
         **more,
     }
-    return state.world.share(summarise(run, about, state.device))
+    return state.world.share(summarise(run, about, state.device).row())

@@ -27,7 +27,6 @@ def hook_tensors(hooks: Sequence[Hook]) -> dict[str, Tensor]:
 
 def save_state(state: TrainState, hooks: Sequence[Hook], saver: checkpoint.Saver, run: RunFolder) -> None:
     """Copies the state; the files are written beside the next steps."""
-    state.world.on_all_ranks(run.check_there)
     progress = {
         "scheme": state.config.scheme,
         "seconds": state.seconds,

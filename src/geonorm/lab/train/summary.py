@@ -4,46 +4,46 @@ from __future__ import annotations
 
 import resource
 import sys
+from math import isnan
 from statistics import median
 from typing import Any
 
 import torch
 
 from ...models.config import DecoderConfig
-from ...parsing import finite_row
+from ...parsing import finite_or_none
 from ...progress import span
 from ..config import TrainConfig
+from ..runs.folder import RunFolder, read_rows
+from ..runs.records import MetricRow, Summary
 from ..statistics.spikes import find_spikes
-from .folder import RunFolder, read_rows
 
-MORE = """
-    val_accuracy val_loss_part val_loss_average val_bpb_average val_accuracy_average val_tokens val_documents
+EVALUATED = """
+    val_loss val_bpb val_accuracy val_loss_part val_loss_average val_bpb_average val_accuracy_average val_tokens
+    val_documents
 """.split()
-"""What is measured besides, where it is."""
+"""Columns of the last evaluation that a summary has."""
 
 
-def summarise(run: RunFolder, about: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Writes summary.json from the run's metrics and what else is known about it, and returns its content."""
-    rows = list(read_rows(run.metrics))
-    speeds = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
-    evaluated = [row for row in rows if "val_loss" in row]
-    tail = [row["loss"] for row in rows[-max(1, len(rows) // 10) :] if "skipped" not in row]
-    summary = {
-        **about,
-        "tokens": rows[-1]["tokens"] if rows else 0,
-        "train_loss": sum(tail) / len(tail) if tail and None not in tail else None,
-        "val_loss": evaluated[-1]["val_loss"] if evaluated else None,
-        "val_bpb": evaluated[-1].get("val_bpb") if evaluated else None,
-        "null_losses": sum("loss" in row and row["loss"] is None for row in rows),
-        **find_spikes(rows),
-        "tokens_per_second": median(speeds) if speeds else None,
-        "peak_memory_bytes": peak_memory(device),
-    }
-    for key in MORE:
-        if evaluated and key in evaluated[-1]:
-            summary[key] = evaluated[-1][key]
-    summary = finite_row(summary)
-    run.write("summary.json", summary)
+def summarise(run: RunFolder, about: dict[str, Any], device: torch.device) -> Summary:
+    """Write summary.json from the run's metrics and what else is known about it, and return it."""
+    rows = [row for row in map(MetricRow.read_or_none, read_rows(run.metrics)) if row]
+    speeds = [row.tokens_per_second for row in rows if row.tokens_per_second is not None]
+    last = next((row for row in reversed(rows) if row.val_loss is not None), None)
+    tail = [row.loss for row in rows[-max(1, len(rows) // 10) :] if row.skipped is None]
+    summary = Summary.read(
+        {
+            **about,
+            "tokens": rows[-1].tokens if rows else 0,
+            "train_loss": finite_or_none(sum(tail) / len(tail)) if tail else None,
+            "null_losses": sum(isnan(row.loss) for row in rows),
+            **find_spikes(rows),
+            "tokens_per_second": median(speeds) if speeds else None,
+            "peak_memory_bytes": peak_memory(device),
+            **{key: last.get(key) for key in EVALUATED if last},
+        }
+    )
+    run.write("summary.json", summary.row())
     return summary
 
 
