@@ -64,7 +64,7 @@ def shrink(verb: str, words: list[str]) -> list[str]:
     models, *options = groups
     here = [model for model in models if Path(model).exists()]
     cut = [[option[0], *SMALL[option[0]]] if SMALL.get(option[0]) else option for option in options]
-    return here + [word for option in cut if option[0] not in ("--tune", "--tune-steps") for word in option]
+    return here + [word for option in cut if option[0] != "--tune" for word in option]
 
 
 def test_shell_blocks_run_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -208,7 +208,6 @@ def test_a_size_at_which_every_run_failed_is_in_the_tables(processes: Any, ladde
         (["--depth", "4:widht=96"], "unknown setting of --depth 4 'widht': did you mean 'width'?"),
         (["--depth", "4:width=96,width=64"], "--depth 4:width=96,width=64 sets width twice: give it once"),
         (["--depth", "4:width=wide"], "width of --depth 4 takes a whole number, got 'wide'"),
-        (["--depth", "4", "4"], "--depth names 4 twice"),
         (["--depth", "99999"], "--depth 99999 is more than 1000 blocks"),
         (["--budgets", "many"], "--budgets takes tokens for each parameter (20) or in all (500k, 4M), got 'many'"),
         (["--budgets", "20000"], "2000 at most; for that many in all write 20k"),
@@ -216,13 +215,8 @@ def test_a_size_at_which_every_run_failed_is_in_the_tables(processes: Any, ladde
         (["--budgets", "0.01k"], "make [0] steps of the budgets"),
         (["--rates", "0"], "rates must be positive, got 0"),
         (["--schemes", "gonorm"], "did you mean 'geonorm'?"),
-        (["--schemes", "pre", "pre"], "--schemes names pre twice"),
         (["--steps", "100"], "unknown option '--steps'"),
         (["--model.layers", "3"], "--model.layers is what --depth sets"),
-        (["--depth", "1:hidden=16", "1:hidden=24"], "--depth 1:hidden=24 is another size d1w16: a ladder has one of"),
-        (["--depth", "1", "1:batch_size=4"], "--depth 1:batch_size=4 is another size d1w16"),
-        (["--depth", "1", "1:width=16"], "--depth 1:width=16 is the size d1w16 again"),
-        (["--rates", 1, 1.0001], "two --rates are one learning rate at --depth 1"),
         (["--depth", "1:heads=3"], "model.width 16 must be an even multiple of model.heads 3"),
     ],
 )
@@ -231,23 +225,6 @@ def test_wrong_input_is_one_line_and_writes_nothing(ladder: Any, tmp_path: Path,
     refused = ladder(tmp_path / "out", *(word for word in given))
     assert refused.status == 2 and said in refused.err and refused.err.count("\n") == 1, refused.err
     assert not (tmp_path / "out").exists()
-
-
-def test_a_recipe_with_a_rate_or_warm_up_of_its_own_is_no_rung(
-    ladder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All sizes would train at the rate, whatever the names of their runs say; of a share of warm-up the second budget
-    failed when the first had been trained."""
-    from geonorm.schemes.base import Placement
-
-    monkeypatch.setattr(Placement, "recipe", lambda scheme: {"lr": 1e-3})
-    found = ladder(tmp_path / "out", "--schemes", "pre", "geonorm", "--depth", 1, 2, "--recipe", "own")
-    assert found.status == 2 and "the recipe of pre sets lr" in found.err and not (tmp_path / "out").exists()
-    monkeypatch.setattr(Placement, "recipe", lambda scheme: {"warmup": 0.05})
-    words = ["--schemes", "pre", "geonorm", "--depth", 1, "--recipe", "own", *WSD, "--budgets", "0.32k"]
-    found = ladder(tmp_path / "out", *words, "0.64k")
-    assert found.status == 2 and "the recipe of pre sets warmup" in found.err and not (tmp_path / "out").exists()
-    assert ladder(tmp_path / "out", *words).status == 0
 
 
 def test_from_python(processes: Any, text: Path, tmp_path: Path, small_steps: None) -> None:
