@@ -216,7 +216,13 @@ def section(name: str) -> str:
         f"*Learned vectors and scalars*, initial value (shape at width {DIM}):": scalars and f"{listed}.",
         "*Own recipe.*": recipe and f"{join_pairs(recipe)}.",
     }
-    lines = [f"## {name}", "", f"    {about['equation']}", "", " ".join((find(name).__doc__ or "").split())]
+    lines = [
+        f"## {name}",
+        "",
+        f"    {about['equation']}",
+        "",
+        " ".join((find(name).__doc__ or "").partition(">>>")[0].split()),
+    ]
     lines += ["", f"![How {name} moves a token](figures/schemes/{name}.svg)"]
     lines += [line for title, text in paragraphs.items() if text for line in ("", f"{title} {text}")]
     if about["fields"]:

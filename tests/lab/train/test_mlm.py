@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,8 +48,9 @@ def test_the_end_that_is_not_masked_is_the_one_that_text_is_stored_with(names: s
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="a"))
     made.add_special_tokens(["[MASK]", *ends])
     own = transformers.PreTrainedTokenizerFast(tokenizer_object=made, mask_token="[MASK]", sep_token=ends[-1])
-    opened = Opened("m", None, own, 16, torch.device("cpu"))
-    assert opened.masking().end == opened.reader.eos == vocabulary[ends[0]]
+    model: Any = SimpleNamespace(config=transformers.BertConfig(architectures=["BertForMaskedLM"]))
+    opened = Opened("m", model, own, 16, torch.device("cpu"))
+    assert opened.objective().end == opened.reader.eos == vocabulary[ends[0]]
 
 
 def test_measures_are_those_of_masked_tokens_by_hand(models: Path) -> None:

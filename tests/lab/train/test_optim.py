@@ -134,13 +134,6 @@ def test_a_warm_up_that_does_not_end_in_time_is_refused(settings: dict[str, Any]
         TrainConfig(steps=20, optim=Optim(**settings))
 
 
-def test_a_warm_up_longer_than_a_tuning_run_is_refused_before_anything_is_written() -> None:
-    optim = Optim(warmup_steps=20)
-    assert CompareConfig(steps=30, optim=optim).lrs == [5e-3]  # one rate is not tuned
-    with pytest.raises(ConfigError, match="warm-up of 20 of 15 steps"):
-        CompareConfig(steps=30, optim=optim, lrs=[1e-3, 2e-3])
-
-
 @each("settings", [{"warmup_steps": 20}, {"schedule": "wsd", "warmup": 0.8, "cooldown": 0.2}])
 def test_one_that_ends_at_the_last_moment_is_not(settings: dict[str, Any]) -> None:
     config = TrainConfig(steps=20, optim=Optim(**settings))
