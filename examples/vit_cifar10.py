@@ -109,7 +109,7 @@ def main() -> None:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, options.steps, options.lr) * group["rate"]
+            group["lr"] = learning_rate(step, options.steps, options.lr) * group["lr_multiplier"]
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         model.constrain()  # nGPT and others keep weights on a sphere

@@ -140,7 +140,7 @@ def spoil(patch: pytest.MonkeyPatch, bad: Callable[[Any, int], bool], factor: fl
     fetch_batch = loop.fetch_batch
 
     def fetch_and_spoil(state: Any, step: int) -> Any:
-        scale = factor if bad(state, step + state.skipped_batches) else 1.0
+        scale = factor if bad(state, step + state.batch_offset) else 1.0
         state.parallel_model.loss = lambda ids, targets: state.model.loss(ids, targets) * scale
         return fetch_batch(state, step)
 

@@ -46,7 +46,7 @@ def spoilt(patch: pytest.MonkeyPatch, bad_rank: str, position: str, *command: st
     fetch_batch = train.fetch_batch
 
     def spoil(state: train.TrainState, step: int) -> Any:
-        bad = state.world.rank == int(bad_rank) and step + state.skipped_batches == int(position)
+        bad = state.world.rank == int(bad_rank) and step + state.batch_offset == int(position)
         scale = float("nan") if bad else 1.0
         state.parallel_model.loss = lambda ids, targets: state.model.loss(ids, targets) * scale
         return fetch_batch(state, step)

@@ -35,7 +35,7 @@ def test_rates_and_decay_go_by_role() -> None:
     rates = {"embed": 16, "hidden": 2, "down": 3, "gain": 0.5}
     names_of = {id(p): name for name, p in model.named_parameters()}
     rows = {
-        names_of[id(p)]: (group["lr"], group["rate"], group["weight_decay"])
+        names_of[id(p)]: (group["lr"], group["lr_multiplier"], group["weight_decay"])
         for group in parameter_groups(model, 0.1, 0.3, rates)
         for p in group["params"]
     }

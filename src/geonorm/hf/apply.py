@@ -27,8 +27,8 @@ from .block import AppliedBlock, Exit, Stacks, replace_sites
 from .make_class import AppliedFields, forget_hooks, is_applied, make_class, stock_config
 
 RECORD = "_geonorm_undo"
-KEPT = ("config", "call", "_tp_plan", "_pp_plan", "_weight_conversions")
-"""Attributes of modules that take other values."""
+REPLACED = ("config", "call", "_tp_plan", "_pp_plan", "_weight_conversions")
+"""Attributes of modules that `apply` gives other values and `undo` gives back."""
 
 
 @dataclass
@@ -49,11 +49,11 @@ class Report:
     sites: int
     """Residual sites that were replaced."""
     removed: list[str]
-    """Stock norms that are gone, by path."""
+    """Paths of the stock norms that the scheme replaced."""
     added: dict[str, int]
     """Parameters that the scheme brought, by path, with their number of elements; carried ones among them."""
     carried: list[str]
-    """Those of them that took over the gains of a stock norm."""
+    """Paths of added parameters that took over the gains of a stock norm."""
     notes: list[str]
     """What is as it was although the scheme's own recipe would have it otherwise."""
 
@@ -162,34 +162,40 @@ def restore(model: Any) -> None:
 def prepare_undo(model: nn.Module) -> Callable[[], None]:
     """What takes a change back. Modules that had left the model come to where its others are now, in their dtype and
     mode; those that stayed are as they are, and configurations say what was set meanwhile."""
-    before = [(m, type(m), dict(m._modules), {k: vars(m)[k] for k in KEPT if k in vars(m)}) for m in model.modules()]
+    before = [
+        (m, type(m), dict(m._modules), {name: vars(m)[name] for name in REPLACED if name in vars(m)})
+        for m in model.modules()
+    ]
     return partial(take_back, model, before)  # whose arguments are copied with the model
 
 
 def take_back(model: nn.Module, before: Sequence[tuple[nn.Module, Any, dict[str, Any], dict[str, Any]]]) -> None:
-    here, configs = {id(module) for module in model.modules()}, {}
-    for module, kind, children, attributes in before:
-        whole = isinstance(module, AppliedBlock)
-        gone = {k: old for k, old in children.items() if whole or isinstance(module._modules.get(k), Exit)}
-        like: Any = next((p for p in module.parameters() if p.is_floating_point()), None) if gone else None
-        for old in gone.values() if like is not None else ():
+    """Give every module of `before` its class, children and attributes back. A child that had left comes to the device
+    and dtype of its parent. Modules that shared one configuration share one again."""
+    present, configs = {id(module) for module in model.modules()}, {}
+    for module, stock_class, children, attributes in before:
+        is_block = isinstance(module, AppliedBlock)
+        # a block gets all children back; elsewhere only the norm behind the blocks was replaced, by an Exit
+        returning = {k: old for k, old in children.items() if is_block or isinstance(module._modules.get(k), Exit)}
+        like: Any = next((p for p in module.parameters() if p.is_floating_point()), None) if returning else None
+        for old in returning.values() if like is not None else ():
             for part in old.modules() if old is not None else ():
-                if id(part) not in here:
+                if id(part) not in present:
                     fit_in(part, like, module.training)
-        if whole:
+        if is_block:
             module._modules = children
         else:
-            module._modules.update(gone)
-        if whole or is_applied(module):
-            module.__class__ = kind
-        worn = vars(module).get("config")
-        for name in KEPT:
+            module._modules.update(returning)
+        if is_block or is_applied(module):
+            module.__class__ = stock_class
+        applied_config = vars(module).get("config")
+        for name in REPLACED:
             vars(module).pop(name, None)
         vars(module).update(attributes)
-        if isinstance(worn, AppliedFields):
-            if id(worn) not in configs:
-                configs[id(worn)] = stock_config(worn, attributes["config"])
-            vars(module)["config"] = configs[id(worn)]
+        if isinstance(applied_config, AppliedFields):
+            if id(applied_config) not in configs:
+                configs[id(applied_config)] = stock_config(applied_config, attributes["config"])
+            vars(module)["config"] = configs[id(applied_config)]
     forget_hooks(model)
 
 

@@ -310,8 +310,8 @@ def parameter_groups(
     matrices inside the blocks that are not named themselves; 1 where a role is not named. Weight decay is for matrices
     alone, not for embeddings, norms, biases and numbers that a scheme learns.
 
-    Every group has `params`, `lr`, `weight_decay` and `rate`, its multiplier, so that a schedule of one's own can set
-    `group["lr"] = lr * group["rate"]`. Parameters that are frozen are left out. Raises ConfigError for an unknown role.
+    Every group has `params`, `lr`, `weight_decay` and `lr_multiplier`, so that a schedule of one's own can set
+    `group["lr"] = lr * group["lr_multiplier"]`. Frozen parameters are left out. Raises ConfigError for an unknown role.
 
         >>> model = geonorm.Decoder(geonorm.DecoderConfig(layers=1, width=16, heads=2, hidden=16, vocab_size=32))
         >>> groups = geonorm.parameter_groups(model, 1.0, rates={"embed": 16})
@@ -330,7 +330,7 @@ def parameter_groups(
             groups.setdefault((rate_of(roles[name], rates), decays(roles[name])), []).append(parameter)
     ordered = sorted(groups.items(), key=lambda group: not group[0][1])  # what decays first
     return [
-        {"params": params, "lr": lr * rate, "weight_decay": weight_decay if decayed else 0.0, "rate": rate}
+        {"params": params, "lr": lr * rate, "weight_decay": weight_decay if decayed else 0.0, "lr_multiplier": rate}
         for (rate, decayed), params in ordered
     ]
 

@@ -30,7 +30,7 @@ def test_losses_read_seldom_leave_out_the_bad_batch_alone(train: Any, monkeypatc
     expected = {"step": 13, "action": "rewind", "what": "loss is not finite", "loss": None, "to": 10}
     assert summary(tmp_path / "run")["events"] == [expected]
     state = storage.read_state(tmp_path / "run" / "checkpoints" / "step-24")
-    assert state["passed_over"] == 3
+    assert state["batch_offset"] == 3
 
 
 @each("action", ["skip", "rewind"])
@@ -53,9 +53,9 @@ def test_a_bad_batch_is_left_out(train: Any, losses: Any, after: Any, tmp_path: 
     made = tensors(whole, 12)["optimizer.embed.weight.step"]
     state = storage.read_state(whole / "checkpoints" / "step-12")
     if action == "skip":
-        assert skipped == [7] and rows[6]["loss"] is None and made == 11 and state["passed_over"] == 0
+        assert skipped == [7] and rows[6]["loss"] is None and made == 11 and state["batch_offset"] == 0
     else:
-        assert skipped == [] and None not in [row["loss"] for row in rows] and made == 12 and state["passed_over"] == 1
+        assert skipped == [] and None not in [row["loss"] for row in rows] and made == 12 and state["batch_offset"] == 1
         assert "loss is not finite at step 7: back to step 6, and on with other data" in result.out
     assert summary(whole)["train_loss"] is not None and summary(whole)["val_loss"] is not None
     assert summary(whole)["null_losses"] == (action == "skip"), "a step that was rewound is made again"
@@ -79,7 +79,7 @@ def test_rewound_data_is_what_follows_the_bad_batch(train: Any, tmp_path: Path) 
         fetch_batch = loop.fetch_batch
 
         def note(state: Any, step: int) -> Any:
-            seen.append((step, step + state.skipped_batches))
+            seen.append((step, step + state.batch_offset))
             return fetch_batch(state, step)
 
         patch.setattr(loop, "fetch_batch", note)

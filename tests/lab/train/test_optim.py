@@ -107,7 +107,7 @@ def test_independent_decay_is_the_schedules_alone(name: Any, lr: float) -> None:
         decoder, Optim(name=name, weight_decay=0.02, independent=True, rates=["down=4"]), lr
     ):
         for group in optimizer.param_groups:
-            group["lr"] = lr * group["rate"] * 0.25
+            group["lr"] = lr * group["lr_multiplier"] * 0.25
         optimizer.step()
     torch.testing.assert_close(weight.detach(), before * (1 - 0.02 * 0.25))
     torch.testing.assert_close(decoder.head.weight.norm(), model().head.weight.norm() * 0.995)

@@ -87,6 +87,7 @@ def train_on_rank(
 ) -> dict[str, Any]:
     """The whole of `train`, in its order, on one rank of a world. stack: closes what is opened here."""
     stop_times: list[float] = []  # of signals to stop
+    # a line that nobody can hear any more (a closed pipe) is a signal to stop
     say = stop_unheard(say, stop_times) if world.first else lambda line: None
 
     # Settings, text, model: all that can be refused is refused before anything is written.
@@ -95,7 +96,7 @@ def train_on_rank(
     resolved = resolve(config, world)
     c = resolved.config
     text = world.on_rank_zero_first(lambda: load_text(config))
-    prefix = find_shared_prefix(c)
+    prefix = find_shared_prefix(c)  # another run with the same first steps, which need not be trained again
     state = build_state(resolved, text, device, world)
     model, parallel_model, guard = state.model, state.parallel_model, state.guard
     libraries = find_loggers(c) if world.first else {}
@@ -104,8 +105,10 @@ def train_on_rank(
 
     # The folder of the run, which the first rank writes.
     may_differ = LONGER if extension else VOLATILE
-    silent = RunFolder(Path(config.out), writes=False)
-    run = world.on_all_ranks(lambda: stack.enter_context(RunFolder.open(config, may_differ)) if world.first else silent)
+    unwritten = RunFolder(Path(config.out), writes=False)  # for the other ranks
+    run = world.on_all_ranks(
+        lambda: stack.enter_context(RunFolder.open(config, may_differ)) if world.first else unwritten
+    )
     world.on_all_ranks(lambda: provenance.check(run.path))
     world.on_all_ranks(lambda: provenance.check(prefix.folder.path) if prefix else None)
     world.on_all_ranks(lambda: extension.begin(run) if extension and world.first else None)
@@ -139,6 +142,7 @@ def train_on_rank(
 
     hooks = build_hooks(state, run, averaging, ProgressReport(state, run.path.name, say, progress))
     trackers = world.on_all_ranks(lambda: open_loggers(state, run, libraries, loggers, say))
+    # behind it wsd cools down: its checkpoint is kept, since a longer run begins there
     branch_step = c.optim.stable_end(c.steps) if c.optim.schedule == "wsd" else None
     saver = checkpoint.Saver(run.checkpoints, c.checkpoint.keep, world, branch_step)
     log_every = LOG_EVERY[device.type]
@@ -146,6 +150,7 @@ def train_on_rank(
     with stop_signals(launched(), stop_times), closing(saver), trackers:
         try:
             timer = saved_at = time.monotonic()
+            # something to rewind to
             if state.step == 0 and "rewind" in (c.guard.nan, c.guard.spike):
                 save_state(state, hooks, saver, run)
             while state.step < c.steps:
@@ -185,21 +190,21 @@ def train_on_rank(
                     timer = time.monotonic()
                     continue
 
-                # The step of the optimizers, and the constraints of the scheme.
+                # The step of the optimizers, and the constraints of the scheme, which hold a skipped step too.
                 for optimizer in state.optimizers:
                     for group in optimizer.param_groups:
-                        group["lr"] = lr * group["rate"]
+                        group["lr"] = lr * group["lr_multiplier"]
                     if not anomaly:
                         optimizer.step()
                     optimizer.zero_grad(set_to_none=True)
                 model.constrain()
-                advance(model)
+                advance(model)  # counts the step for schemes that change over training
                 state.step = step
                 pending.append(row)
                 for hook in hooks:
                     hook.after_step(state, row)
 
-                # What the clock or a signal asks of any rank, all ranks do.
+                # What the clock or a signal asks of any rank, all ranks do; the highest request wins.
                 overdue = time.monotonic() - saved_at > LONGEST_UNSAVED
                 request = world.highest(
                     SAVE_FAILED if saver.failed else STOP if stop_times else SAVE_DUE if overdue else 0
@@ -215,7 +220,7 @@ def train_on_rank(
                         rows[-1] |= state.validation.measure(model, last)
                         for hook in hooks:
                             hook.on_evaluation(state, rows[-1])
-                    parallel_model.reshard()
+                    parallel_model.reshard()  # under FSDP an evaluation leaves weights gathered
                     rows[-1] = finite_row(rows[-1])
                 run.append(run.metrics, rows)
                 trackers.log(rows)  # before the guard looks at them: a tracker shows what a run diverged by
@@ -233,6 +238,7 @@ def train_on_rank(
                 if last or request > SAVE_DUE:
                     saver.wait()
                 if request > SAVE_DUE and not last:
+                    # without times of its own the signal was another rank's
                     stopped_within = time.monotonic() - min(stop_times, default=timer)
                     write_summary(state, run, "interrupted", stopped_within=stopped_within)
                     raise Interrupted(f"stopped at step {step} of {c.steps}; saved in {run.path}")

@@ -31,7 +31,7 @@ def save_state(state: TrainState, hooks: Sequence[Hook], saver: checkpoint.Saver
         "scheme": state.config.scheme,
         "seconds": state.seconds,
         "wall_seconds": time.monotonic() - state.started,
-        "passed_over": state.skipped_batches,
+        "batch_offset": state.batch_offset,
         "guard": state.guard.state(),
     }
     saver.save(state.step, state.model, state.optimizers, progress, hook_tensors(hooks))
@@ -49,7 +49,7 @@ def resume(state: TrainState, hooks: Sequence[Hook], run: RunFolder, prefix: Sha
         return False
     state.step, state.seconds = saved["step"], saved["seconds"]
     state.started = time.monotonic() - saved["wall_seconds"]
-    state.skipped_batches = saved["passed_over"]
+    state.batch_offset = saved["batch_offset"]
     state.guard.restore(saved["guard"])
     return True
 
@@ -69,14 +69,14 @@ def rewind(
         raise Diverged(explain(state, anomaly))
     saver.wait()
     state.guard.record(anomaly)
-    events, skipped, started = state.guard.events, state.skipped_batches, state.started
+    events, skipped, started = state.guard.events, state.batch_offset, state.started
     if not resume(state, hooks, run, prefix, say):
         raise CheckpointError(f"{anomaly}, and there is no checkpoint to go back to")
     for optimizer in state.optimizers:
         optimizer.zero_grad(set_to_none=True)
     run.truncate(state.step)
     state.guard.events, state.started = events, started
-    state.skipped_batches = skipped + anomaly.step - state.step
+    state.batch_offset = skipped + anomaly.step - state.step
     events[-1]["to"] = state.step
     say(f"{anomaly}: back to step {state.step}, and on with other data")
 

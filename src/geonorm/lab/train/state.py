@@ -38,7 +38,7 @@ class TrainState:
     """Where the first weights come from, if not from the seed."""
     step: int = 0
     """Steps that have been made."""
-    skipped_batches: int = 0
+    batch_offset: int = 0
     """Batches of the data that were left out when the run was rewound."""
     seconds: float = 0.0
     """Of training, without evaluations and checkpoints."""
@@ -69,5 +69,5 @@ def build_state(resolved: Resolved, text: TrainingText, device: torch.device, wo
 def fetch_batch(state: TrainState, step: int) -> tuple[Tensor, Tensor]:
     """This rank's rows of the batch of a step, on its device: ids and targets (rows, context)."""
     rows = parallel.rank_rows(state.config.batch_size, state.world)
-    ids, targets = state.batches.at(step - 1 + state.skipped_batches, rows)
+    ids, targets = state.batches.at(step - 1 + state.batch_offset, rows)
     return parallel.to_device(ids, state.device), parallel.to_device(targets, state.device)
