@@ -7,6 +7,7 @@ import io
 import json
 import math
 import multiprocessing
+import multiprocessing.connection
 import os
 import random
 import runpy
@@ -227,15 +228,20 @@ class Standing:
         ranks = self.ranks[:size]
         for (_, connection), environment in zip(ranks, environments(size), strict=True):
             connection.send((job, words(arguments), environment))
-        try:
-            answers = [connection.recv() if connection.poll(HANG) else None for _, connection in ranks]
-        except EOFError:
-            answers = [None]
-        if None in answers:
+        answers: dict[Any, Any] = {}
+        connections = [connection for _, connection in ranks]
+        with contextlib.suppress(EOFError):
+            while waiting := [each for each in connections if each not in answers]:
+                # ranks end together: one that ends alone has failed, and the others wait for it in vain
+                ready = multiprocessing.connection.wait(waiting, 60 if answers else HANG)
+                answers |= {each: each.recv() for each in ready}  # type: ignore[union-attr]
+                if not ready:
+                    break
+        if len(answers) < size:
             states = [process.exitcode for process, _ in ranks]
             self.close()
-            raise AssertionError(f"a rank has ended or hangs: exit codes {states}, answers {answers}")
-        return [Result(*answer) for answer in answers]
+            raise AssertionError(f"a rank has ended or hangs: exit codes {states}, answers {list(answers.values())}")
+        return [Result(*answers[each]) for each in connections]
 
     def close(self) -> None:
         for process, _ in self.ranks:

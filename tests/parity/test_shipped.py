@@ -1,5 +1,4 @@
-"""Residual rules of models that ship: their layer in transformers, with sub-layers that this test knows in place of its
-own, equals our residuals with its weights, and so do all gradients."""
+"""Residual rules of shipped layers, around known sub-layers: outputs and gradients are those of our residuals."""
 
 from __future__ import annotations
 
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from geonorm import Residual, Site
 
 pytest.importorskip("transformers.models.muse_spark", reason="families of 2026 need transformers 5.24")
-
 WIDTH, DEPTH, LAYER = 16, 4, 2
 SIZES = {
     "hidden_size": WIDTH, "intermediate_size": 24, "num_hidden_layers": DEPTH, "num_attention_heads": 4,
@@ -23,9 +21,7 @@ SIZES = {
 }  # fmt: skip
 POST, MIDDLE = "post_attention_layernorm", ("pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight")
 SCALING = {"scale": "residual_scale", "update_scale": "hidden_states_scale", "update_bias": "hidden_states_bias"}
-
-# scheme: file and class of the layer, its configuration, eps after the sub-layers, then for attention and MLP where the
-# weights of our parts stand, and what is added to them (gains that are stored as their distance from 1)
+# scheme: file, class and configuration of the layer; for attention and MLP where our weights stand, and what is added
 Weights = dict[str, tuple[str, float]]
 RULES: dict[str, tuple[str, str, str, Weights, Weights]] = {
     "beam": (
@@ -50,8 +46,6 @@ RULES: dict[str, tuple[str, str, str, Weights, Weights]] = {
 
 
 class Known(nn.Module):
-    """A sub-layer: tanh of a matrix times its input."""
-
     def __init__(self, answers: Callable[[Tensor], Any] = lambda u: u) -> None:
         super().__init__()
         self.matrix, self.answers = nn.Linear(WIDTH, WIDTH), answers
