@@ -155,7 +155,7 @@ def test_an_interrupt_keeps_finished_schemes_and_the_same_command_goes_on(
 def test_pictures_state_their_own_run(done: Path) -> None:
     svg = (done / "figures" / "sphere.svg").read_text(encoding="utf-8")
     assert "n = 80 tokens · d = 3 · β = 1 · uniform start" in svg and "n = 4 tokens" not in svg
-    pictures = json.loads((done / "particles.json").read_text())["schemes"]
+    pictures = json.loads((done / "particles.json").read_text())["frames"]
     assert pictures["pre"][0] == pictures["geonorm"][0]  # the same start, seen along the same axes
 
 

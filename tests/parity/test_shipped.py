@@ -78,7 +78,6 @@ def test_the_rule_of_a_shipped_layer(scheme: str) -> None:
         for name, (path, offset) in weights.items():
             residual.own.get_parameter(name).data = attrgetter(path)(theirs).detach() + offset
         ours.append(residual.double())
-
     x = torch.randn(2, 5, WIDTH, dtype=torch.float64)
     inputs = x.clone().requires_grad_(), x.clone().requires_grad_()
     out = theirs(inputs[0], position_embeddings=None)

@@ -21,7 +21,7 @@ from .starts import STARTS
 from .sublayers import build_sublayers
 
 SNAPSHOTS = (0.0, 1.0, 3.0, 10.0, 30.0)
-"""Times of the pictures that are printed, as far as the simulation lasts."""
+"""Times of the states that choose the axes of the pictures, as far as the simulation lasts."""
 FRAMES = 24
 """Times of those that a slider goes through, even in log(1 + time)."""
 DRAWN = 80
@@ -82,10 +82,6 @@ def take_pictures(
         found = found * torch.where((taken[-1][1] @ found.T).sum(0) < 0, -1.0, 1.0).unsqueeze(-1)
         particles.update(run=run, axes_of=str(scheme), axes=found.tolist())
     axes = torch.tensor(particles["axes"], dtype=torch.float64)
-    particles["schemes"][str(scheme)] = [
-        {"time": tau, "points": [[round(c, 4) for c in point] for point in (theta[:DRAWN] @ axes.T).tolist()]}
-        for tau, theta in taken
-    ]
     frames = album.frames
     if apart:
         frames = []

@@ -76,14 +76,13 @@ class Simulation(Result):
         found = {"schemes": [], "missing": [str(parse(scheme)) for scheme in config.schemes]}
         scale = {"beta": inverse_temperature(config), "depth": config.layers}
         summary = {"kind": "simulation", "status": "interrupted", **asdict(config), **found, **scale}
-        return Simulation(config, summary, [], {}, {"schemes": {}})
+        return Simulation(config, summary, [], {}, {})
 
     def add(self, row: dict[str, Any], part: Simulation) -> None:
         """Takes in a finished scheme: its row of the summary, and the rest."""
         self.trace.extend(part.trace)
         self.theory.update(part.theory)
-        for pictures in ("schemes", "frames"):
-            self.particles[pictures] = self.particles.get(pictures, {}) | part.particles.pop(pictures)
+        self.particles["frames"] = self.particles.get("frames", {}) | part.particles.pop("frames")
         self.particles.update(part.particles)
         self.trajectories.update(part.trajectories)
         self.summary["schemes"].append(row)
@@ -134,7 +133,7 @@ def simulate(
             check_scheme(config, scheme, start)
         for scheme in schemes:
             if str(scheme) in results.summary["missing"]:
-                part = Simulation(config, {}, [], {}, {**results.particles, "schemes": {}, "frames": {}})
+                part = Simulation(config, {}, [], {}, {**results.particles, "frames": {}})
                 results.add(one(config, scheme, start, part, progress), part)
                 progress(str(scheme), 1.0)
     del results.summary["missing"]

@@ -330,13 +330,16 @@ class LayerReader:
             gains = read_norm(calls[-1]) if len(calls) > 1 else None
             if gains is not None and len(parts) == 1:
                 self.norms[calls[-1].path], output, calls = gains, calls[-1].path, calls[:-1]
-                if not is_one(factor, after):
-                    self.refuse(f"{factor:.4g} times {name_call(chain.calls[-1])} is added to the stream")
-            scale = None if is_one(factor, after) else factor
+            # a number of the block's own, as Granite's, belongs to the branch; one in the code alone is another rule
+            numbers = [1.0, *(value for value in vars(self.run.block).values() if isinstance(value, float) and value)]
+            scale = next((value for value in numbers if is_one(factor / value, after)), None)
+            if scale is None or (output and scale != 1.0):
+                self.refuse(f"{factor:.4g} times {name_call(chain.calls[-1])} is added to the stream")
             dropout = chain.dropout or self.run.dropouts.get(id(raw_of(chain.calls[-1])))
             norm = None if chain.norm is None else chain.norm.path
             arguments = self.arguments_of(calls[0])
-            branches.append(Branch(tuple(call.path for call in calls), norm, dropout, scale, arguments))
+            multiplier = None if scale == 1.0 else scale
+            branches.append(Branch(tuple(call.path for call in calls), norm, dropout, multiplier, arguments))
         kinds = ["attn" if branch.arguments else "mlp" for branch in branches]
         kind = kinds[0] if len(kinds) == 1 else "parallel"
         if kind in (sublayer.kind for sublayer in self.sublayers):
