@@ -100,10 +100,12 @@ def tabulate_use(experiment: Path, depths: Mapping[str, Runs], judged: Rows) -> 
     if not file.exists():
         return []
     use: dict[tuple[str, int], dict[str, dict[int, float]]] = {}
-    for row in csv.DictReader(file.read_text(encoding="utf-8").splitlines()):
-        own = use.setdefault((row["run"], int(row["step"])), {"block": {}, "mlp": {}})
-        if row["kind"] in own:
-            own[row["kind"]][int(row["layer"])] = float(row["worth"] if row["kind"] == "block" else row["grad_norm"])
+    for probe in csv.DictReader(file.read_text(encoding="utf-8").splitlines()):
+        values = use.setdefault((probe["run"], int(probe["step"])), {"block": {}, "mlp": {}})
+        if probe["kind"] in values:
+            values[probe["kind"]][int(probe["layer"])] = float(
+                probe["worth"] if probe["kind"] == "block" else probe["grad_norm"]
+            )
     lines = []
     for depth, rows in judged.items():
         for row in rows:

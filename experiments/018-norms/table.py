@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -97,7 +98,7 @@ def draw(width: int, cells: Mapping[Cell, Runs], pairs: Mapping[Cell, tuple[Row,
         base, other = at_best(runs, rms), at_best(runs, layer)
         dots = [(run["val_loss"] - base[seed]["val_loss"], f"seed {seed}")
                 for seed, run in other.items() if seed in base]  # fmt: skip
-        strips.append(difference_strip(layer | {"scheme": name}, dots))
+        strips.append(difference_strip(replace(layer, scheme=name), dots))
     unit, note = "LayerNorm − RMSNorm, nats per byte", "One mark a seed; bars: 95 %."
     return strip_chart(f"Width {width}", unit, strips, looks(list(own)), note, rule=0.0)
 
