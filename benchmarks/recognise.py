@@ -1,6 +1,6 @@
 """Which causal families of the installed transformers are recognised by structure, and what apply does with them.
 
-    python benchmarks/recognise.py [FAMILY ...] [--json FILE]
+    python benchmarks/recognise.py [FAMILY ...]
 
 Builds a tiny model of each family, moves every parameter away from its start, and reports: its scheme, whether the
 logits under that scheme are the ones it had, whether it trains ten steps under geonorm, whether undo gives every logit
@@ -138,8 +138,7 @@ def try_family(name: str) -> dict[str, Any]:
         row["difference"] = float((under - wanted).abs().max() / wanted.abs().max())
         report.undo()
         row["undo"] = bool(torch.equal(logits(), wanted))
-        twin = model
-        model = copy.deepcopy(twin)
+        model = copy.deepcopy(model)
         hf.apply(model, "geonorm")
         optimizer = torch.optim.AdamW(model.train().parameters(), 3e-3)
         losses = []
@@ -158,7 +157,6 @@ def try_family(name: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("families", nargs="*")
-    parser.add_argument("--json")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.utils.logging.set_verbosity_error()
@@ -171,9 +169,6 @@ def main() -> None:
     counts = [sum(bool(row.get(key)) for row in built) for key in ("scheme", "trains", "undo")]
     print(f"{len(rows)} families, {len(built)} built, {counts[0]} recognised, {len(same)} with their logits under "
           f"their scheme, {counts[1]} train under geonorm, {counts[2]} come back bit for bit")  # fmt: skip
-    if options.json:
-        with open(options.json, "w") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 if __name__ == "__main__":
