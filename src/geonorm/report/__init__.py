@@ -46,10 +46,10 @@ def build(
         raise GeonormError(f"--out {target} does not end in {formats.ENDINGS[format]}")
     styles, studies = _read(dirs, schemes)
     content = page(studies, styles) if format == "html" else formats.WRITERS[format](studies)
+    if figures is not None:  # first: where their folder cannot be made, nothing is written
+        _save(studies, Path(figures))
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(content if isinstance(content, bytes) else content.encode())
-    if figures is not None:
-        _save(studies, Path(figures))
     return target
 
 
