@@ -104,7 +104,7 @@ def test_a_directory_is_probed_and_the_page_made_again(folder: Path, tmp_path: P
         ("pickled", "no safetensors weights"),
         ("type", "MptBlock"),
         ("plain", "no residual sub-layer"),
-        ("bos", "no token that begins a text: leave out --bos"),
+        ("bos", "no token that begins a text: give a --prompt, no --bos"),
         ("out", "holds no probe"),
     ],
 )
@@ -280,3 +280,17 @@ def test_gradients_of_a_model_with_sub_layers_that_never_run() -> None:
     )
     result = geonorm.probe(transformers.GPT2LMHeadModel(config), torch.randint(0, 32, (1, 8)), gradients=True)
     assert len(result.sites) == 4 and all(row["grad_norm"] > 0 for row in result.sites)
+
+
+@each(
+    "kind, said",
+    [("vit", "no tokenizer in"), ("t5", "is an encoder-decoder: this needs")],
+)
+def test_models_of_other_kinds(kind: str, said: str, tiny_model: Tiny, call: Any, tmp_path: Path) -> None:
+    """None of them writes or has a loss on text; an encoder-decoder is probed, images are in Python alone."""
+    tiny_model(kind)[0].save_pretrained(folder := tmp_path / kind)
+    words = [["eval", folder, "--data", "stdlib"], ["generate", folder]]
+    for command_line in words if kind == "t5" else [*words, ["probe", folder, "--out", tmp_path / "out"]]:
+        result = call(*command_line)
+        assert result.status == 2 and said in result.err and result.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()

@@ -7,7 +7,7 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -45,7 +45,16 @@ class Opened:
 
     def encode(self, text: str) -> list[int]:
         """Ids of running text, without tokens that mark its ends."""
-        return encode_running(self.tokenizer, text)
+        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    @property
+    def begin(self) -> int:
+        """The id that begins a text; that of the end of the text before where there is no other. ConfigError for a
+        tokenizer without one."""
+        for kind in ("bos", "cls", "eos"):
+            if (number := getattr(self.tokenizer, f"{kind}_token_id", None)) is not None:
+                return int(number)
+        raise ConfigError(f"the tokenizer of {self.name} has no token that begins a text: give a --prompt, no --bos")
 
     def check(self, largest: int) -> None:
         """DataError for an id of its tokenizer that its model has no embedding for."""
@@ -95,6 +104,10 @@ class OpenedRun(Opened):
     def encode(self, text: str) -> list[int]:
         return [int(i) for i in self.tokenizer.encode([text])[0]]
 
+    @property
+    def begin(self) -> int:
+        return self.tokenizer.eos
+
     def check(self, largest: int) -> None:
         """Its tokenizer is the one that it was trained with."""
 
@@ -111,23 +124,6 @@ class OpenedRun(Opened):
 
     def precision(self) -> AbstractContextManager[Any]:
         return parallel.precision(self.config.runtime, self.device)
-
-
-@dataclass(frozen=True)
-class OpenedClassifier(Opened):
-    """A classifier of images of transformers; it has no tokenizer."""
-
-    processor: Any
-    """Its image processor."""
-
-    @property
-    def causal(self) -> bool:
-        return False
-
-
-def encode_running(tokenizer: Any, text: str) -> list[int]:
-    """Ids of running text by a tokenizer of transformers, without the tokens that mark its ends."""
-    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def open_model(
@@ -155,14 +151,10 @@ def open_model(
         if useless := next((option for option, value in options.items() if value), None):
             raise ConfigError(f"{name} is a run: --{useless} is for models of transformers; leave it out")
         return open_run(Path(name), device)
-    images = load.tells_images(settings)
-    if causal and (images or settings.is_encoder_decoder):
-        kind = "a model of images" if images else "an encoder-decoder"
-        raise ConfigError(f"{name} is {kind}: this needs a model of the next token, or of masked tokens")
-    beside = load.load_processor(name, **hub) if images else load.load_model_tokenizer(tokenizer or name, **hub)
+    if causal and settings.is_encoder_decoder:
+        raise ConfigError(f"{name} is an encoder-decoder: this needs a model of the next token, or of masked tokens")
+    beside = load.load_model_tokenizer(tokenizer or name, **hub)
     model = load.load_model(name, settings, device, dtype, causal=causal, **hub)
-    if images:
-        return OpenedClassifier(name, model, None, None, device, beside)
     context = load.context_of(settings)
     if context is None and settings.is_encoder_decoder:  # T5 has no end of positions, but was trained up to here
         context = beside.model_max_length if beside.model_max_length < ENDLESS else None
@@ -177,7 +169,7 @@ def read_settings(
     path = Path(name)
     if path.exists() and not (path / "config.json").is_file():
         try:
-            return RunFolder(path).config()
+            return RunFolder(run_folder(path)).config()
         except CheckpointError as error:
             if path.is_dir() and "holds no run" in str(error):
                 raise CheckpointError(f"{error}, nor a config.json of a Hugging Face model") from None
@@ -193,30 +185,38 @@ def read_settings(
 
 
 def open_run(path: Path, device: torch.device = CPU) -> OpenedRun:
-    """The model of a run at its newest whole checkpoint, whatever number of ranks trained it. CheckpointError if the
-    folder holds none."""
-    config = RunFolder(path).config()
-    parse(stored(config.scheme, read_sources(path), str(path)))
+    """The model of a run at its newest whole checkpoint, or at the one that `path` names (RUN/checkpoints/step-N),
+    whatever number of ranks trained it. CheckpointError if there is none, or a finished run has lost its last one."""
+    folder = run_folder(path)
+    run = RunFolder(folder)
+    config = run.config()
+    parse(stored(config.scheme, read_sources(folder), str(folder)))
     model = Decoder(config.shape(config.scheme)).to(device)
-    folder = path / "checkpoints"
-    if checkpoint.load_newest(folder, model, None, lambda line: print(line, file=sys.stderr)) is None:
-        raise CheckpointError(f"{path} holds no checkpoint: let it train first, or put its checkpoints back")
+    if path != folder:
+        checkpoint.load_checkpoint(path, model)
+    else:
+        state = checkpoint.load_newest(run.checkpoints, model, None, lambda line: print(line, file=sys.stderr))
+        if state is None:
+            raise CheckpointError(f"{path} holds no checkpoint: let it train first, or put its checkpoints back")
+        summary, step = run.summary(), state["step"]
+        if summary and summary.status == "finished" and summary.steps not in (None, step):
+            raise CheckpointError(
+                f"{path} has finished at step {summary.steps}, and its last whole checkpoint is of step {step}: to use "
+                f"that, give {run.checkpoints / f'step-{step}'}"
+            )
     shape = model.config
-    tokenizer = load_tokenizer(str(path / "tokenizer.json"), NO_TEXT, shape.vocab_size)
+    tokenizer = load_tokenizer(str(folder / "tokenizer.json"), NO_TEXT, shape.vocab_size)
     return OpenedRun(str(path), model.eval(), tokenizer, shape.context, device, config)
 
 
-class FinishedRun(NamedTuple):
-    """The record of a finished run."""
-
-    summary: dict[str, Any]
-    environment: dict[str, Any]
-    """Of the part of the run that reached its end."""
-    rows: list[dict[str, Any]]
+def run_folder(path: Path) -> Path:
+    """The folder of a run, given by itself or by one of its checkpoints."""
+    return path.parents[1] if path.parent.name == "checkpoints" else path
 
 
-def read_finished(path: Path) -> FinishedRun:
-    """The record of the run in a folder. CheckpointError if there is none or it has not come to its end."""
+def read_finished(path: Path) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
+    """Summary, environment (of the part that reached the end) and rows of the finished run in a folder. CheckpointError
+    if there is none or it has not come to its end."""
     run = RunFolder(path)
     run.config()
     summary = run.summary()
@@ -226,7 +226,7 @@ def read_finished(path: Path) -> FinishedRun:
     environment = read_last(path)
     if not environment:
         raise CheckpointError(f"{path / 'environment.json'} is missing: the run directory is damaged")
-    return FinishedRun(summary.row(), environment, list(read_rows(run.metrics)))
+    return summary.row(), environment, list(read_rows(run.metrics))
 
 
 def run_of(name: str, scheme: str | None) -> str:

@@ -1,4 +1,4 @@
-"""Probes of models on text or images: `geonorm probe` and geonorm.probe.
+"""Probes of models on text: `geonorm probe` and geonorm.probe.
 
 A model is opened and its data become batches (`probe_inputs`), the batches run under hooks (`measure_model`), the
 measures become the rows of a `ProbeResult`, and these the files of a folder (`probe_files`):
@@ -132,8 +132,8 @@ def probe(
     sites=False any module with LayerNorm or RMSNorm. data: text as for --data (a model in memory needs `tokenizer`, a
     transformers one), ids (batch, tokens), keyword arguments of a forward pass (attention_mask marks padding), or
     several of these. stacks: sub-layers by hand (anatomy.Stack.by_hand). bos: windows of text begin with the token that
-    begins a text. scheme: with a comparison's folder, its best finished run of that scheme. batch: windows of a pass,
-    8, or images, as many as are 4,096 tokens. A model in memory stays on its device. Raises ConfigError or DataError
+    begins a text. scheme: with a comparison's folder, its best finished run of that scheme. batch: windows of a
+    pass, 8 by default. A model in memory stays on its device. Raises ConfigError or DataError
     with one line.
 
     >>> import torch, geonorm

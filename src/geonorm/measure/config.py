@@ -30,7 +30,7 @@ class ProbeConfig(Settings):
     context: Annotated[int, Range(2)] = 512
     """Tokens of a window; less where the model has less."""
     batch: Count | None = None
-    """Windows or images of a forward pass; by default 8 windows, or images of 4096 tokens."""
+    """Windows of a forward pass, 8 by default."""
     gradients: bool = False
     """Also the gradient norm of every sub-layer's weights, of one batch."""
     ablate_blocks: bool = False

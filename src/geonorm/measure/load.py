@@ -87,17 +87,14 @@ def saved_class(config: Any) -> Any:
     """The class that the weights were saved from, or an Auto class of its kind."""
     transformers = hugging_face()
     names = getattr(config, "architectures", None) or ()
-    known = is_for("CausalLM", config) or predicts_masked(config) or tells_images(config)
+    known = is_for("CausalLM", config) or predicts_masked(config)
     other = auto_class(config) if known else transformers.AutoModel
     return next((getattr(transformers, name) for name in names if hasattr(transformers, name)), other)
 
 
 def auto_class(config: Any) -> Any:
-    """The Auto class of a classifier of images or a model of masked tokens if the weights are of one, else of the next
-    token."""
+    """The Auto class of a model of masked tokens if the weights are of one, else of the next token."""
     transformers = hugging_face()
-    if tells_images(config):
-        return transformers.AutoModelForImageClassification
     return transformers.AutoModelForMaskedLM if predicts_masked(config) else transformers.AutoModelForCausalLM
 
 
@@ -109,11 +106,6 @@ def is_for(task: str, config: Any) -> bool:
 def predicts_masked(config: Any) -> bool:
     """True for weights of a model of masked tokens."""
     return is_for("MaskedLM", config)
-
-
-def tells_images(config: Any) -> bool:
-    """True for weights of a classifier of images."""
-    return is_for("ForImageClassification", config)
 
 
 def load_model(
@@ -160,14 +152,6 @@ def load_model_tokenizer(name: str, *, revision: str | None = None, trust_remote
     remedy = "save one there (geonorm probe also takes another by --tokenizer)"
     with one_line(f"no tokenizer in {name} that can be read: {remedy}"):
         return hugging_face().AutoTokenizer.from_pretrained(
-            name, revision=revision, trust_remote_code=trust_remote_code
-        )
-
-
-def load_processor(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
-    """The image processor beside a model. ConfigError where there is none."""
-    with one_line(f"no preprocessor_config.json in {name} that can be read: how it reads images is not known"):
-        return hugging_face().AutoImageProcessor.from_pretrained(
             name, revision=revision, trust_remote_code=trust_remote_code
         )
 

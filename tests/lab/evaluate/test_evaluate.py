@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from geonorm.errors import ConfigError
 from geonorm.lab.evaluate import evaluate as use, generate
-from geonorm.lab.evaluate.config import EvalConfig, GenerateConfig
+from geonorm.lab.evaluate.config import GenerateConfig
 from geonorm.lab.evaluate.downstream import gold
 from geonorm.lab.open import open_run
 from geonorm.models import Decoder, DecoderConfig
@@ -111,30 +111,6 @@ def test_an_export_is_evaluated_and_writes_as_its_run(
         assert too_long.status == 0
 
 
-def test_files_that_a_run_was_trained_on_are_named(train: Any, call: Any, text: Path, tmp_path: Path) -> None:
-    """A training file by itself, or where it is called validation text, is other data than the pair: all of it was
-    evaluated without a word."""
-    words, run = text.read_text(), tmp_path / "run"
-    for name, part in {"own/train": words[:9000], "own/validation": words[9000:], "other/validation": words[:9000],
-                       "fresh/train": words[:9000], "fresh/validation": words[12000:]}.items():  # fmt: skip
-        file = tmp_path / f"{name}.txt"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(part)
-    (tmp_path / "other" / "train.txt").write_text("something else\n" * 50)
-    assert train(run, "--steps", 1, "--data", tmp_path / "own").status == 0
-
-    def ask(name: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(call("eval", run, "--data", tmp_path / name).out)
-        return found
-
-    for name, learned in (("own/train.txt", "own/train.txt"), ("other", "other/validation.txt")):
-        assert ask(name)["trained_on"] == [str(tmp_path / learned)]
-    for name in ("own", "own/validation.txt", "fresh"):
-        assert "trained_on" not in ask(name)
-    (tmp_path / "own" / "train.txt").unlink()  # then nothing is known
-    assert "trained_on" not in ask("other")
-
-
 def test_generation(run: Path, call: Any) -> None:
     def text(*options: Any) -> str:
         result = call("generate", run, *options)
@@ -158,7 +134,9 @@ def test_runs_and_texts_that_cannot_be_evaluated(run: Path, call: Any, text: Pat
         ((run, "--data", tmp_path / "none.txt"), "none.txt"),
         ((run, "--data", tmp_path / "short.txt"), "do not fill one window of 16"),
         ((run, "--data", text, "--tokens", 15), "--tokens 15 is less than a window of this model: give 16 or more"),
-        ((run, "--data", text, "--limit", 3), "--limit is about questions: give --tasks too"),
+        ((run, "--data", text, "--limit", 3), "--limit does nothing here, it needs --tasks"),
+        ((run, "--tasks", "x", "--tokens", 3), "--tokens does nothing here, it needs --data"),
+        ((run, "--data", text, "--context", 17), "--context 17 does not fit"),
         ((tmp_path, "--data", text), "holds no run"),
         ((tmp_path / "nothing", "--data", text), "there is no run and no model folder"),
     ]:
@@ -267,24 +245,42 @@ def test_the_right_choice_by_hand(right: Any, marked: list[int]) -> None:
 
 
 def test_a_text_that_ends_at_once_is_its_prompt(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ends(opened: Any, prompt: str) -> Any:
-        return [1], {7}, lambda *more: iter([torch.tensor(7)]), lambda ids: "the prompt"
-
-    monkeypatch.setattr(generate, "of_run", ends)
+    monkeypatch.setattr(generate, "generate", lambda model, *more: iter([torch.tensor(256)]))
     assert "".join(generate.generate_text(GenerateConfig(run=str(run), prompt="the prompt"))) == "the prompt"
 
 
+def test_a_run_is_read_in_shorter_windows(run: Path, call: Any, text: Path) -> None:
+    answers = [json.loads(call("eval", run, "--data", text, "--context", n).out) for n in (8, 16)]
+    assert answers[0]["tokens"] % 8 == 0 and answers[0]["loss"] != answers[1]["loss"]
+    assert answers[1] == json.loads(call("eval", run, "--data", text).out)
+
+
 @each("first, longest", [(None, 32), (5, 31)])
-def test_a_window_leaves_room_for_the_token_before_it(
-    first: int | None, longest: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: Any = SimpleNamespace(name="m", context=32, tokenizer=None)
-    monkeypatch.setattr(use, "first_token", lambda tokenizer: first)
+def test_a_window_leaves_room_for_the_token_before_it(first: int | None, longest: int) -> None:
+    def tokenize(text: str) -> Any:
+        return SimpleNamespace(input_ids=[7, 8] if first is None else [first, 7])
+
+    tokenize.bos_token_id, tokenize.cls_token_id = 5, None  # type: ignore[attr-defined]
+    opened: Any = SimpleNamespace(name="m", context=32, tokenizer=tokenize)
+    assert use.first_token(opened) == first
     assert use.window(opened, None) == use.window(opened, longest) == longest
     with pytest.raises(ConfigError, match=f"its context is {longest}"):
         use.window(opened, longest + 1)
-    with pytest.raises(ConfigError, match="are about a text"):
-        EvalConfig("model", tasks=["hellaswag"], context=5)
+
+
+def test_a_checkpoint_at_a_step(train: Any, call: Any, text: Path, tmp_path: Path) -> None:
+    """By the name of its folder; a finished run that has lost its last one is not taken for an earlier one."""
+    run = tmp_path / "run"
+    assert train(run, "--steps", 4, "--checkpoint.every", 2, "--lr", 0.02).status == 0
+    first, last = (run / "checkpoints" / f"step-{step}" for step in (2, 4))
+    answers = [json.loads(call("eval", name, "--data", text).out)["loss"] for name in (first, last, run)]
+    assert answers[0] != answers[1] == answers[2]
+    shutil.rmtree(last)
+    for command in (["eval", run, "--data", text], ["generate", run], ["export", run, "--to", tmp_path / "to"]):
+        result = call(*command)
+        assert result.status == 2 and f"step 2: to use that, give {first}" in result.err, result.err
+    assert call("generate", first, "--tokens", 3).status == 0
+    assert "there is no run" in call("generate", last).err
 
 
 def test_a_tokenizer_with_more_ids_than_its_model(train: Any, call: Any, text: Path, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ class EvalConfig(Settings):
     limit: Count | None = None
     """Most questions of each task."""
     context: Count | None = None
-    """Tokens of a window of text, for Hugging Face models; their own context, but at most 2048, when not given."""
+    """Tokens of a window of text; when not given the model's own context, of Hugging Face models at most 2048."""
     batch_size: Count = 8
     """Questions at a time."""
     out: str | None = None
@@ -47,14 +47,12 @@ class EvalConfig(Settings):
         super().__post_init__()
         if self.data is None and not self.tasks:
             raise ConfigError("--data is missing: give a text, or questions with --tasks")
-        if self.limit is not None and not self.tasks:
-            raise ConfigError("--limit is about questions: give --tasks too, or --tokens for a text")
-        if self.data is None and (self.tokens, self.context) != (None, None):
-            raise ConfigError("--tokens and --context are about a text: give --data too, or --limit for questions")
 
     def unused(self) -> Iterator[tuple[str, str]]:
         if not self.tasks:
-            yield "batch_size", "--tasks"
+            yield from (("batch_size", "--tasks"), ("limit", "--tasks"))
+        if self.data is None:
+            yield from (("tokens", "--data"), ("context", "--data"))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterable
 from functools import partial
 from importlib import import_module
-from math import exp, inf, sqrt
+from math import exp, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -87,8 +87,6 @@ class Tasks:
         gold_probability     softmax over the choices' log-likelihoods at the right one: chance for a model that knows
                              nothing, and smoother than accuracy for small models
         gold_nats            -log p(right choice | context), summed over its tokens
-        too_long             questions with a choice that does not fit the context and has likelihood 0; the last three
-                             leave out those whose right choice does not fit
         """
         report = harness("evaluator").evaluate(lm, self.loaded, limit=self.limit, bootstrap_iters=1000)
         rows = {}
@@ -99,8 +97,6 @@ class Tasks:
                 task = self.loaded["tasks"][name]
                 if task.OUTPUT_TYPE == "multiple_choice":
                     row.update(gold(task, samples))
-            if name in lm.too_long:
-                row["too_long"] = len(lm.too_long[name])
             rows[name] = finite_row(row)
         return rows
 
@@ -124,16 +120,11 @@ def gold(task: Any, samples: list[dict[str, Any]]) -> dict[str, float]:
         scores = [float(score) for score, _ in sample["filtered_resps"][: len(choices)]]
         right = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
         right = [choices.index(right) if isinstance(right, str) else right] if not isinstance(right, list) else right
-        best = max(scores[i] for i in right)
-        if best == -inf:
-            continue
         top = max(scores)
         weights = [exp(score - top) for score in scores]
         chance.append(len(right) / len(choices))
         shares.append(sum(weights[i] for i in right) / sum(weights))
-        nats.append(-best)
-    if not chance:
-        return {}
+        nats.append(-max(scores[i] for i in right))
     return {
         "chance": fmean(chance),
         "gold_probability": fmean(shares),
@@ -148,29 +139,25 @@ def standard_error(values: list[float]) -> float:
 
 
 def language_model(model: Any, tokenizer: Any, batch_size: int, live: bool = False) -> Any:
-    """The harness's language model around a Hugging Face model in memory and its tokenizer.
+    """The harness's language model around a Hugging Face model in memory and its tokenizer. live: with progress bars.
 
-    A choice that does not fit the model's context has likelihood 0, and `too_long` has its question by task: the
-    harness itself ends with an AssertionError at the first one. live: with progress bars.
+    DataError for a choice that does not fit the model's context, where the harness itself ends in an AssertionError.
     """
     lm = harness("models.huggingface").HFLM(
         pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch_size
     )
-    lm.too_long = {}
     loglikelihood = lm.loglikelihood
 
-    def fits(request: Any) -> bool:
-        return len(lm.tok_encode(request.args[1], add_special_tokens=False)) <= lm.max_length
-
-    def loglikelihood_of_fitting(requests: Any, **settings: Any) -> Any:
-        fitting = [request for request in requests if fits(request)]
+    def check_and_score(requests: Any, **settings: Any) -> Any:
         for request in requests:
-            if not fits(request):
-                lm.too_long.setdefault(request.task_name, set()).add(request.doc_id)
-        scores = iter(loglikelihood(fitting, **settings) if fitting else ())
-        return [next(scores) if fits(request) else (-inf, False) for request in requests]
+            if (size := len(lm.tok_encode(request.args[1], add_special_tokens=False))) > lm.max_length:
+                raise DataError(
+                    f"{request.task_name}: a choice of question {request.doc_id} has {size} tokens, and the model's "
+                    f"context is {lm.max_length}: take it out"
+                )
+        return loglikelihood(requests, **settings)
 
-    lm.loglikelihood = loglikelihood_of_fitting
+    lm.loglikelihood = check_and_score
     if not live:
         for name in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
             setattr(lm, name, partial(getattr(lm, name), disable_tqdm=True))

@@ -14,14 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...devices import pick_device
-from ...errors import CheckpointError, ConfigError, DataError
+from ...errors import CheckpointError, ConfigError
 from ...measure.load import predicts_masked
 from ...progress import Pace, show_progress
 from ..data import open_source, tokenize
 from ..data.batches import Pair, validation_batches
-from ..data.files import sha256_of
-from ..data.source import find_local
-from ..open import Opened, OpenedRun, open_model
+from ..open import Opened, OpenedRun, open_model, run_folder
 from ..runs.folder import check_writable
 from ..runs.provenance import seen_data
 from ..train.evaluate import evaluate_held_out, with_perplexity
@@ -45,20 +43,16 @@ def evaluate(c: EvalConfig, live: bool = False) -> dict[str, Any]:
     opened = open_model(c.model, pick_device(c.device), scheme=c.scheme)
     if tasks is not None and not opened.causal:
         raise ConfigError(f"{opened.name} predicts masked tokens: --tasks need a model of the next token")
-    context = window(opened, c.context)
     result = describe_model(opened)
     if c.data is not None:
-        result.update(evaluate_text(opened, context, c.data, c.tokens, live))
+        result.update(evaluate_text(opened, window(opened, c.context), c.data, c.tokens, live))
     if tasks is not None:
         model, tokenizer = opened.model, opened.tokenizer
         if isinstance(opened, OpenedRun):
             model, tokenizer = adapt_decoder(model, tokenizer)
         with opened.precision():
-            lm = language_model(model, tokenizer, c.batch_size, live)
-            scores = tasks.scores(lm)
+            scores = tasks.scores(language_model(model, tokenizer, c.batch_size, live))
         result.update(tasks=scores, limit=c.limit, harness=f"lm_eval {version('lm_eval')}")
-        if lm.too_long:
-            result["too_long"] = {name: sorted(documents) for name, documents in lm.too_long.items()}
         if c.out is not None:
             tasks.write(Path(c.out) / "tasks")
     return result
@@ -76,62 +70,39 @@ def trained_on(opened: Opened) -> set[str]:
     if not isinstance(opened, OpenedRun):
         return set((getattr(opened.model.config, "trained_on_sha256", None) or "").split())
     try:
-        return seen_data(Path(opened.name))
+        return seen_data(run_folder(Path(opened.name)))
     except CheckpointError:  # environment.json is missing
         return set()
 
 
 def window(opened: Opened, context: int | None) -> int:
     """Tokens of a window of text. ConfigError for a --context that the model cannot read."""
-    if isinstance(opened, OpenedRun):
-        if context is not None:
-            raise ConfigError("--context is for Hugging Face models; a run is read in windows of its own context")
-        return opened.model.config.context
-    first = first_token(opened.tokenizer) is not None  # which stands before every window
+    first = first_token(opened) is not None  # which stands before every window
     longest = (opened.context or WINDOW) - first
     if context is not None and context > longest:
         raise ConfigError(f"--context {context} does not fit {opened.name}: its context is {longest}")
-    return context or min(longest, WINDOW - first)
+    return context or (longest if isinstance(opened, OpenedRun) else min(longest, WINDOW - first))
 
 
 def evaluate_text(opened: Opened, context: int, data: str, tokens: int | None, live: bool = False) -> dict[str, Any]:
     """Loss, perplexity and bits per byte in windows of the model's context, of masked tokens accuracy too: on the
-    held-out part where the text comes with one or is the run's training text, else on all of it. `trained_on` names
-    the files among these that the run was trained on, if there are any."""
+    held-out part where the text comes with one or is the run's training text, else on all of it."""
     source = open_source(data)
     text = tokenize(source, opened.reader)
-    known = text.sha256 in trained_on(opened)
-    whole = not source.own_split and not known
+    whole = not source.own_split and text.sha256 not in trained_on(opened)
     ids = np.concatenate((text.train, text.validation)) if whole else text.validation
     opened.check(int(ids.max()))
     objective = opened.objective()
     if tokens is not None and tokens < (least := min(context, len(ids))):
         raise ConfigError(f"--tokens {tokens} is less than a window of this model: give {least} or more")
     batches = validation_batches(ids, max(1, EVALUATION_BATCH // context), context, tokens, objective)
-    model = opened.model
-    scorer = model if isinstance(opened, OpenedRun) else Scorer(model, first_token(opened.tokenizer))
+    scorer = opened.model if isinstance(opened, OpenedRun) else Scorer(opened.model, first_token(opened))
     count = min(len(ids), tokens or len(ids))
     with opened.precision(), show_progress(live, tell=False) as bars:
         watched = show_share(batches, count / context, partial(bars.show, f"{count:,} tokens of {data}"))
         losses = evaluate_held_out(scorer, watched, text.token_bytes, opened.device, accuracy=objective.accuracy)
-    result: dict[str, Any] = {"data": data, "part": "all" if whole else "held-out", "data_sha256": text.sha256}
-    if not known and (files := find_training_files(opened, data)):
-        result["trained_on"] = files
-    return result | with_perplexity(losses)
-
-
-def find_training_files(opened: Opened, data: str) -> list[str]:
-    """Of the files that are evaluated those whose content a run was trained on, as far as its data are still there."""
-    if not isinstance(opened, OpenedRun):
-        return []
-    try:
-        training, files = find_local(opened.config.data), find_local(data)
-    except DataError:
-        return []
-    if training is None or files is None:
-        return []
-    sums = {sha256_of(path) for path in training.train}
-    return [str(path) for path in files.validation or files.train if sha256_of(path) in sums]
+    part = "all" if whole else "held-out"
+    return {"data": data, "part": part, "data_sha256": text.sha256, **with_perplexity(losses)}
 
 
 def show_share(batches: Iterable[Pair], windows: float, show: Callable[..., None]) -> Iterator[Pair]:
@@ -143,12 +114,12 @@ def show_share(batches: Iterable[Pair], windows: float, show: Callable[..., None
         show(min(1.0, done / windows), left=pace.left(done, windows))
 
 
-def first_token(tokenizer: Any) -> int | None:
-    """The token that the tokenizer puts before every text (Llama, Gemma, BERT); None if it puts none (GPT-2)."""
-    ids = tokenizer("a").input_ids
-    first = ids[0] if ids else None
-    begins = (tokenizer.bos_token_id, tokenizer.cls_token_id)
-    return int(first) if first is not None and first in begins else None
+def first_token(opened: Opened) -> int | None:
+    """The token that a tokenizer of transformers puts before every text (Llama, Gemma, BERT); None if it puts none
+    (GPT-2, our runs)."""
+    t = opened.tokenizer
+    first = None if isinstance(opened, OpenedRun) else next(iter(t("a").input_ids), None)
+    return int(first) if first is not None and first in (t.bos_token_id, t.cls_token_id) else None
 
 
 class Scorer(nn.Module):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,33 +12,29 @@ from torch import Tensor
 from ...devices import pick_device
 from ...errors import ConfigError
 from ...models.sampling import NOT_CAUSAL, generate, sample
-from ..open import Opened, OpenedRun, open_model
+from ..open import OpenedRun, open_model
 from .config import GenerateConfig
 
 
-class Writer(NamedTuple):
-    """A model that writes."""
-
-    prompt: list[int]
-    ends: set[int]
-    """Ids that end a text."""
-    new_ids: Callable[..., Iterator[Tensor]]
-    decode: Callable[[list[int]], str]
-
-
-def generate_text(config: GenerateConfig) -> Iterator[str]:
+def generate_text(c: GenerateConfig) -> Iterator[str]:
     """The prompt and then new text of a run or a Hugging Face model, piece by piece as it is decoded."""
-    device = pick_device(config.device)
-    opened = open_model(config.run, device, scheme=config.scheme)
+    device = pick_device(c.device)
+    opened = open_model(c.run, device, scheme=c.scheme)
     if not opened.causal:
         raise ConfigError(NOT_CAUSAL)
-    ids, ends, new_ids, decode = (of_run if isinstance(opened, OpenedRun) else of_transformers)(opened, config.prompt)
+    model, tokenizer = opened.model, opened.tokenizer
+    if isinstance(opened, OpenedRun):
+        ids = opened.encode(c.prompt) if c.prompt else [opened.begin]
+        ends, new_ids, decode = [opened.begin], partial(generate, model), tokenizer.decode
+    else:
+        ids = list(tokenizer(c.prompt).input_ids) if c.prompt else [opened.begin]
+        ends = model.generation_config.eos_token_id
+        ends = ends if isinstance(ends, list) else [ends]
+        new_ids, decode = partial(generate_cached, model), partial(tokenizer.decode, skip_special_tokens=True)
     opened.check(max(ids))
     yield (written := decode(ids))
-    generator = torch.Generator(device).manual_seed(config.seed)
-    for token in new_ids(
-        torch.tensor([ids], device=device), config.tokens, config.temperature, config.top_k, generator
-    ):
+    prompt, generator = torch.tensor([ids], device=device), torch.Generator(device).manual_seed(c.seed)
+    for token in new_ids(prompt, c.tokens, c.temperature, c.top_k, generator):
         ids.append(int(token))
         if ids[-1] in ends:
             return
@@ -46,28 +42,6 @@ def generate_text(config: GenerateConfig) -> Iterator[str]:
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # half a character: wait for the rest
             yield text[len(written) :]
             written = text
-
-
-def of_run(opened: Opened, prompt: str) -> Writer:
-    tokenizer = opened.tokenizer
-    ids = opened.encode(prompt) if prompt else [tokenizer.eos]
-    return Writer(
-        ids,
-        {tokenizer.eos},
-        partial(generate, opened.model),
-        lambda ids: tokenizer.decode(i for i in ids if i != tokenizer.eos),
-    )
-
-
-def of_transformers(opened: Opened, prompt: str) -> Writer:
-    model, tokenizer = opened.model, opened.tokenizer
-    starts = [i for i in (tokenizer.bos_token_id, tokenizer.eos_token_id) if i is not None]
-    ids = list(tokenizer(prompt).input_ids) if prompt else starts[:1]
-    if not ids:
-        raise ConfigError("this tokenizer has no token that begins a text: give a --prompt")
-    ends = model.generation_config.eos_token_id
-    ends = set(ends if isinstance(ends, list) else [ends]) - {None}
-    return Writer(ids, ends, partial(generate_cached, model), partial(tokenizer.decode, skip_special_tokens=True))
 
 
 @torch.no_grad()
