@@ -22,8 +22,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from geonorm.bench.config import TrainBench
-from geonorm.bench.timing import clock_of, ratio, take_turns
-from geonorm.bench.train import Program, one_step, ours, warm_up
+from geonorm.bench.timing import Clock, ratio, take_turns
+from geonorm.bench.train import Program, make_program, warm_up
 from geonorm.lab.config import Model, TrainConfig
 from geonorm.lab.plan import plan
 from geonorm.lab.runs import environment
@@ -71,7 +71,7 @@ def count(config: TrainConfig) -> dict[str, float]:
 def measure(rounds: int, out: Path) -> None:
     torch.set_num_threads(1)
     device, bench = torch.device("cpu"), TrainBench(batch_size=BATCH, threads=1)
-    clock = clock_of(device, 1)
+    clock = Clock(device)
     programs: dict[str, Program] = {}
     rows = []
     for label, fields in ROWS.items():
@@ -80,10 +80,10 @@ def measure(rounds: int, out: Path) -> None:
         random = torch.Generator().manual_seed(1)
         tokens = torch.randint(0, shape.vocab_size, (BATCH, shape.context + 1), generator=random)
         ids, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        make = partial(ours, config.scheme, "eager", shape, bench, ids, targets, device)
+        make = partial(make_program, config.scheme, "eager", shape, bench, ids, targets, device)
         programs[label] = warm_up(make, device)
         rows.append({"row": label, **count(config)})
-    times = take_turns({label: partial(one_step, p, clock, device) for label, p in programs.items()}, rounds)
+    times = take_turns({label: partial(clock.seconds, p.step) for label, p in programs.items()}, rounds)
     for row in rows:
         own = times[str(row["row"])]
         row.update(seconds=median(own), ratio=ratio(own, times["pre"]))

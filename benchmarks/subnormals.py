@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -22,7 +21,7 @@ from typing import Any
 
 import torch
 
-from geonorm.bench.timing import elapsed, ratio, take_turns
+from geonorm.bench.timing import Clock, ratio, take_turns
 from geonorm.devices import subnormals_as_zero
 from geonorm.lab.config import Optim
 from geonorm.lab.runs import environment
@@ -64,7 +63,7 @@ def build_step(share: float) -> Callable[[], None]:
 def time_step(step: Callable[[], None], zeros: bool = False) -> float:
     """CPU seconds of a step."""
     with subnormals_as_zero(CPU) if zeros else nullcontext():
-        return elapsed(step, 3, time.process_time)
+        return Clock(CPU).seconds(step, 3)
 
 
 def main() -> None:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import runpy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch._dynamo.exc import TorchDynamoException
 
 from geonorm.bench import train
 from geonorm.bench.config import TrainBench
-from geonorm.bench.timing import CpuClock
-from geonorm.errors import CheckpointError, ConfigError, GeonormError
+from geonorm.bench.timing import Clock
+from geonorm.errors import CheckpointError, GeonormError
 from geonorm.models import preset
 
 TINY = preset("nano", layers=1, width=16, heads=2, hidden=16, vocab_size=32, context=8)
@@ -35,16 +33,16 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_table_and_summary(tmp_path: Path) -> None:
-    said: list[str] = []
-    config = TrainBench(schemes=["geonorm", "post"], batch_size=2, modes=["eager"], pairs=6, out=str(tmp_path))
-    train.bench_train(config, said.append)
-    assert said[0] == "nano: batch 2 x context 8 = 16 tokens, vocabulary 32, fp32, 1 threads"
-    found = json.loads((tmp_path / "summary.json").read_text())
-    assert [row["scheme"] for row in found["rows"]] == ["pre", "geonorm", "post"]
-    base, ours, _ = found["rows"]
+    lines: list[str] = []
+    config = TrainBench(schemes=["geonorm", "pre()", "post"], batch_size=2, modes=["eager"], pairs=6, out=str(tmp_path))
+    train.bench_train(config, lines.append)
+    assert lines[0] == "nano: batch 2 x context 8 = 16 tokens, vocabulary 32, fp32, 1 threads"
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert [row["scheme"] for row in summary["rows"]] == ["pre", "geonorm", "post"]
+    base, ours, _ = summary["rows"]
     assert base["ratio"] == [1.0, 1.0, 1.0] and 0 < ours["ratio"][1] <= ours["ratio"][0] <= ours["ratio"][2]
     assert ours["tokens_per_second"] == pytest.approx(16 / ours["seconds"]) and ours["peak_memory_bytes"] is None
-    assert found["setting"] == {
+    assert summary["setting"] == {
         "preset": "nano", "batch_size": 2, "context": 8, "vocabulary": 32, "dtype": "fp32", "threads": 1, "pairs": 6,
         "clock": "CPU time of the process", "baseline": "pre",
     }  # fmt: skip
@@ -57,38 +55,10 @@ def test_steps_learn(scheme: str) -> None:
     tokens = torch.randint(0, 32, (4, 9))
     ids, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     config = TrainBench(modes=["eager"])
-    program = train.ours(scheme, "eager", TINY, config, ids, targets, torch.device("cpu"))
+    program = train.make_program(scheme, "eager", TINY, config, ids, targets, torch.device("cpu"))
     losses = [program.step().item() for _ in range(30)]
     assert losses[-1] < losses[0] - 0.05
-    assert train.one_step(program, CpuClock(1), torch.device("cpu")) > 0
-
-
-def test_llama_has_as_many_parameters() -> None:
-    pytest.importorskip("transformers")
-    ids = torch.randint(0, 32, (2, 8))
-    for shape in (TINY, replace(TINY, kv_heads=1)):
-        program = train.llama(shape, TrainBench(), ids, ids, torch.device("cpu"))
-        ours = train.ours("pre(entry=embedding)", "eager", shape, TrainBench(), ids, ids, torch.device("cpu"))
-        assert program.parameters == ours.parameters
-        assert torch.isfinite(program.step())
-    with pytest.raises(ConfigError, match=r"a Llama's shape: llama has no equal for model.mlp=gelu, not swiglu$"):
-        train.llama(replace(TINY, mlp="gelu"), TrainBench(), ids, ids, torch.device("cpu"))
-
-
-def test_rivals_compute_in_the_same_precision(monkeypatch: Any) -> None:
-    pytest.importorskip("transformers")
-    ids, seen = torch.randint(0, 32, (2, 8)), set[torch.dtype]()
-    linear = F.linear
-
-    def seeing(*args: Any) -> torch.Tensor:
-        out = linear(*args)
-        seen.add(out.dtype)
-        return out
-
-    program = train.llama(TINY, TrainBench(dtype="bf16"), ids, ids, torch.device("cpu"))
-    monkeypatch.setattr(F, "linear", seeing)
-    program.step()
-    assert seen == {torch.bfloat16}
+    assert Clock(torch.device("cpu")).seconds(program.step) > 0
 
 
 def test_a_loss_that_is_not_finite_is_refused() -> None:
@@ -105,12 +75,6 @@ def test_a_machine_that_cannot_compile_says_so() -> None:
 
     with pytest.raises(GeonormError, match="pre cannot be compiled here: no compiler"):
         train.warm_up(lambda: train.Program("pre", "compiled", 1, step), torch.device("cpu"))
-
-
-def test_schemes_are_distinct() -> None:
-    for schemes in (["pre"], ["pre()"], ["geonorm", "geonorm(alpha=1.0)"]):
-        with pytest.raises(ConfigError, match="names a scheme twice"):
-            train.bench_train(TrainBench(schemes=schemes), lambda line: None)
 
 
 NANOGPT = """

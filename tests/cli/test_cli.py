@@ -83,7 +83,7 @@ def test_surface_is_frozen() -> None:
     }, CHANGED  # fmt: skip
     assert set(options(ExportConfig)) == {"run", "to", "layout", "remote_code", "scheme"}, CHANGED
     assert set(options(ReportConfig)) == {"dirs", "out", "format", "schemes", "figures"}, CHANGED
-    assert set(options(OpsBench)) == set("shapes dtypes modes only pairs threads device quick out".split()), CHANGED
+    assert set(options(OpsBench)) == set("shapes dtypes modes only pairs threads device out".split()), CHANGED
     assert set(options(TrainBench)) == set(
         "schemes baseline preset batch_size context modes dtype llama pairs threads device out".split()
     ), CHANGED

@@ -157,7 +157,7 @@ REPORTS = [
 
 COMPARISONS = [
     s(f"{COMPARE}", "not empty", files={"out/runs/a.txt": "mine"}),
-    s("bench ops --shapes 99999999999x99999999999 --quick --out out", "shape"),
+    s("bench ops --shapes 99999999999x99999999999 --out out", "shape"),
     s("bench ops --out text.txt", "text.txt"),
 ]
 

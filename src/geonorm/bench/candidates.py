@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from math import pi
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,8 @@ EPS = 1e-6
 MAX_ANGLE = pi / 4
 Tensors = tuple[Tensor, ...]
 Forward = Callable[..., Tensors]
+Kind = Literal["step", "read", "through", "norm"]
+"""The geodesic update; the same, read by the next sub-layer; read through an RMSNorm; Pre-Norm's sum and RMSNorm."""
 DTYPES = {
     "fp32": (torch.float32, torch.float32),
     "bf16": (torch.bfloat16, torch.bfloat16),
@@ -36,13 +39,8 @@ DTYPES = {
 NORM_TOLERANCE = {torch.float32: (1e-5, 1e-4), torch.float16: (5e-3, 1e-2), torch.bfloat16: (2e-2, 4e-2)}
 """Largest error of a row of a norm's output and gradient, relative to the row's length: sums may be rounded to the
 dtype on the way."""
-STEP_TOLERANCE = {
-    torch.float32: (1e-6, 5e-6),
-    torch.float16: (5e-4, 2e-3),
-    torch.bfloat16: (4e-3, 1e-2),
-}
-"""Largest error of a row, relative to the row's length: of outputs, of gradients. In half precision little more than
-the rounding of what is returned."""
+STEP_TOLERANCE = {torch.float32: (1e-6, 5e-6), torch.float16: (5e-4, 2e-3), torch.bfloat16: (4e-3, 1e-2)}
+"""Of the update: in half precision little more than the rounding of what is returned."""
 PRE = "add + rms_norm"
 GAINS = f"{PRE}, gains"
 
@@ -63,16 +61,11 @@ class Candidate:
 
     name: str
     forward: Forward
-    norm: bool = False
-    """Pre-Norm's sum and RMSNorm; else the geodesic update."""
-    read: bool = False
-    """The new stream comes twice, as stream and as what is read."""
-    through: bool = False
-    """What is read is its RMSNorm."""
+    kind: Kind = "step"
     gains: bool = False
     compiled: bool = False
     optional: bool = False
-    """Of another library: left out where it cannot run or is wrong."""
+    """Left out where it cannot run."""
 
     def specialise(self) -> Candidate:
         """Compiled, where it is a compiled one, for one shape alone."""
@@ -87,17 +80,17 @@ class Candidate:
         return {name: tensor.requires_grad_() for name, tensor in ({"x": x, "u": u} | gains).items()}
 
     def gradients(self, tensors: Tensors) -> Tensors:
-        return tensors[2:] if self.norm or self.read else tensors[2:3]
+        return tensors[2:3] if self.kind == "step" else tensors[2:]
 
-    def truth(self, *taken: Tensor) -> tuple[Tensor, ...]:
-        if self.norm:
-            return add_norm(*taken)
-        decay = torch.tensor(0.5, dtype=torch.float64, device=taken[0].device)
-        return make_step("reference", decay, self.read, self.through)(*taken)
+    def truth(self, *arguments: Tensor) -> Tensors:
+        if self.kind == "norm":
+            return add_norm(*arguments)
+        decay = torch.tensor(0.5, dtype=torch.float64, device=arguments[0].device)
+        return make_step("reference", decay, self.kind)(*arguments)
 
-    def limits(self, outputs: Sequence[Tensor], taken: Mapping[str, Tensor]) -> dict[str, float]:
-        tolerance = NORM_TOLERANCE if self.norm else STEP_TOLERANCE
-        (_, dx), (_, du) = tolerance[taken["x"].dtype], tolerance[taken["u"].dtype]
+    def limits(self, outputs: Sequence[Tensor], arguments: Mapping[str, Tensor]) -> dict[str, float]:
+        tolerance = NORM_TOLERANCE if self.kind == "norm" else STEP_TOLERANCE
+        (_, dx), (_, du) = tolerance[arguments["x"].dtype], tolerance[arguments["u"].dtype]
         return {"out": tolerance[outputs[-1].dtype][0], "dx": dx, "du": du, "dgains": du}
 
     def bytes(self, mode: str, tensors: Tensors) -> int:
@@ -105,25 +98,22 @@ class Candidate:
         share memory."""
         stream, update = (tensor.element_size() for tensor in tensors[:2])
         apart = update if update != stream else 0
-        if self.norm:  # x, u -> sum, y; dsum, dy, sum -> dx, du
-            forward, backward = 2 * stream + 2 * update, 3 * stream + update + apart
-        elif self.through:  # x, u -> x', y; dx', dy, x, u -> dx, du
-            forward, backward = 2 * stream + 2 * update, 3 * stream + 3 * update
-        elif self.read:  # x, u -> x', y; dx', dy, x, u -> dx, du
-            forward, backward = 2 * stream + update + apart, 3 * stream + 3 * update
-        else:  # x, u -> x'; dx', x, u -> dx, du
-            forward, backward = 2 * stream + update, 3 * stream + 2 * update
+        forward, backward = {
+            "step": (2 * stream + update, 3 * stream + 2 * update),  # x, u -> x'; dx', x, u -> dx, du
+            "read": (2 * stream + update + apart, 3 * stream + 3 * update),  # x, u -> x', y; dx', dy, x, u -> dx, du
+            "through": (2 * stream + 2 * update, 3 * stream + 3 * update),
+            "norm": (2 * stream + 2 * update, 3 * stream + update + apart),  # x, u -> sum, y; dsum, dy, sum -> dx, du
+        }[self.kind]
         return tensors[0].numel() * {"fwd": forward, "bwd": backward, "both": forward + backward}[mode]
 
 
-def make_step(backend: str, decay: Tensor, read: bool = False, through: bool = False) -> Forward:
-    """The geodesic update on one path; with `read` a second result for the next sub-layer, in the dtype of the update,
-    and with `through` this one's RMSNorm with gains."""
+def make_step(backend: str, decay: Tensor, kind: Kind = "step") -> Forward:
+    """The geodesic update on one path, with a second result, in the dtype of the update, where it is read."""
     angles = AngleMap(post=decay, max_angle=MAX_ANGLE)
-    norm = RMSNorm(0, gains=False, eps=EPS) if through else None
+    norm = RMSNorm(0, gains=False, eps=EPS) if kind == "through" else None
 
-    def forward(x: Tensor, u: Tensor, gains: Tensor | None = None) -> tuple[Tensor, ...]:
-        if not read:
+    def forward(x: Tensor, u: Tensor, gains: Tensor | None = None) -> Tensors:
+        if kind == "step":
             return (geodesic_update(x, u, decay=decay, max_angle=MAX_ANGLE, backend=backend),)
         if norm is not None:
             norm.dim, norm.weight = x.shape[-1], gains  # type: ignore[assignment]  # a leaf of the caller's
@@ -132,99 +122,69 @@ def make_step(backend: str, decay: Tensor, read: bool = False, through: bool = F
     return forward
 
 
-def add_norm(x: Tensor, u: Tensor, gains: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def add_norm(x: Tensor, u: Tensor, gains: Tensor | None = None) -> Tensors:
     """What Pre-Norm does between two sub-layers, with gains as models have them."""
     total = x + u
     return total, F.rms_norm(total, (total.shape[-1],), gains, eps=EPS).to(u.dtype)
 
 
+def liger(x: Tensor, u: Tensor, gains: Tensor) -> Tensors:
+    """Liger-Kernel's fused addition and RMSNorm (Triton)."""
+    fused = import_module("liger_kernel.ops.fused_add_rms_norm").LigerFusedAddRMSNormFunction
+    y, total = fused.apply(u, x, gains, EPS, 0.0, "llama", False)
+    return total, y
+
+
+def flash_attn(x: Tensor, u: Tensor, gains: Tensor) -> Tensors:
+    """flash-attn's fused addition and RMSNorm (Triton)."""
+    norm = import_module("flash_attn.ops.triton.layer_norm").rms_norm_fn
+    y, total = norm(u, gains, None, residual=x, eps=EPS, prenorm=True)
+    return total, y
+
+
+def quack(x: Tensor, u: Tensor, gains: Tensor) -> Tensors:
+    """QuACK's fused addition and RMSNorm (CuTe)."""
+    y, total = import_module("quack").rmsnorm(u, gains, residual=x, eps=EPS, prenorm=True)
+    return total, y
+
+
+FUSED: dict[str, Forward] = {"Liger": liger, "flash-attn": flash_attn, "QuACK": quack}
+"""Fused kernels of others for the same place in Pre-Norm."""
+
+
 def candidates(device: torch.device) -> tuple[list[Candidate], dict[str, str]]:
     """Everything that can run here, and why the rest cannot."""
     decay = torch.tensor(0.5, device=device)  # a tensor, as a layer passes it
-    through = {"read": True, "through": True, "gains": True}
-    here = [
-        Candidate("geonorm", make_step("auto", decay)),
-        Candidate("geonorm, read twice", make_step("auto", decay, read=True), read=True),
-        Candidate("geonorm, read through a norm", make_step("auto", decay, True, True), **through),
+    auto, through = make_step("auto", decay), make_step("auto", decay, "through")
+    textbook = make_step("reference", decay)
+    every = [
+        Candidate("geonorm", auto),
+        Candidate("geonorm, read twice", make_step("auto", decay, "read"), "read"),
+        Candidate("geonorm, read through a norm", through, "through", gains=True),
+        Candidate("geonorm closed", make_step("closed", decay)),
+        Candidate("geonorm triton", make_step("triton", decay), optional=True),
+        Candidate("geonorm compiled", auto, compiled=True),
+        Candidate("geonorm compiled, read through a norm", through, "through", gains=True, compiled=True),
+        Candidate("geonorm textbook", textbook),
+        Candidate("geonorm textbook compiled", textbook, compiled=True),
+        Candidate(PRE, add_norm, "norm"),
+        Candidate(GAINS, add_norm, "norm", gains=True),
+        Candidate(f"{PRE} compiled", add_norm, "norm", compiled=True),
+        Candidate(f"{GAINS}, compiled", add_norm, "norm", gains=True, compiled=True),
+        *(Candidate(name, forward, "norm", gains=True, optional=True) for name, forward in FUSED.items()),
     ]
+    if device.type == "cuda":  # elsewhere auto is the closed form
+        every.append(Candidate("geonorm closed compiled", make_step("closed", decay), compiled=True))
     missing: dict[str, str] = {}
-    for backend in ("closed", "triton"):
+    for candidate in (each for each in every if each.optional):
+        x, u, gains = torch.ones(3, 4, 64, device=device).unbind()
         try:
-            make_step(backend, decay)(*small_inputs(device))
-        except ConfigError as error:
-            missing[f"geonorm {backend}"] = str(error)
-        else:
-            here.append(Candidate(f"geonorm {backend}", make_step(backend, decay)))
-    here += [
-        Candidate("geonorm compiled", make_step("auto", decay), compiled=True),
-        Candidate(
-            "geonorm compiled, read through a norm", make_step("auto", decay, True, True), compiled=True, **through
-        ),
-    ]
-    if "geonorm triton" not in missing:  # else auto is the closed form anyway
-        here.append(Candidate("geonorm closed compiled", make_step("closed", decay), compiled=True))
-    here += [
-        Candidate("geonorm textbook", make_step("reference", decay)),
-        Candidate("geonorm textbook compiled", make_step("reference", decay), compiled=True),
-        Candidate(PRE, add_norm, norm=True),
-        Candidate(GAINS, add_norm, norm=True, gains=True),
-        Candidate(f"{PRE} compiled", add_norm, norm=True, compiled=True),
-        Candidate(f"{GAINS}, compiled", add_norm, norm=True, compiled=True, gains=True),
-    ]
-    for name, load in FUSED.items():
-        try:
-            forward = load()
-            forward(*small_inputs(device), torch.ones(64, device=device))
+            candidate.forward(x, u, gains[0])
         except Exception as error:  # a library of others, or a GPU that is not there, may fail in any way
-            missing[name] = why_missing(error)
-        else:
-            here.append(Candidate(name, forward, norm=True, gains=True, optional=True))
-    return here, missing
+            missing[candidate.name] = why_missing(error)
+    return [each for each in every if each.name not in missing], missing
 
 
 def why_missing(error: Exception) -> str:
-    """The kind of an error and its cause."""
-    return f"{type(error).__name__}: {cause(error)[:160]}"
-
-
-def small_inputs(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Enough to see whether a path runs at all."""
-    x, u = torch.ones(2, 4, 64, device=device).unbind()
-    return x, u
-
-
-def liger() -> Forward:
-    """Liger-Kernel's fused addition and RMSNorm (Triton)."""
-    fused = import_module("liger_kernel.ops.fused_add_rms_norm").LigerFusedAddRMSNormFunction
-
-    def forward(x: Tensor, u: Tensor, gains: Tensor) -> tuple[Tensor, Tensor]:
-        y, total = fused.apply(u, x, gains, EPS, 0.0, "llama", False)
-        return total, y
-
-    return forward
-
-
-def flash_attn() -> Forward:
-    """flash-attn's fused addition and RMSNorm (Triton)."""
-    norm = import_module("flash_attn.ops.triton.layer_norm").rms_norm_fn
-
-    def forward(x: Tensor, u: Tensor, gains: Tensor) -> tuple[Tensor, Tensor]:
-        y, total = norm(u, gains, None, residual=x, eps=EPS, prenorm=True)
-        return total, y
-
-    return forward
-
-
-def quack() -> Forward:
-    """QuACK's fused addition and RMSNorm (CuTe)."""
-    norm = import_module("quack").rmsnorm
-
-    def forward(x: Tensor, u: Tensor, gains: Tensor) -> tuple[Tensor, Tensor]:
-        y, total = norm(u, gains, residual=x, eps=EPS, prenorm=True)
-        return total, y
-
-    return forward
-
-
-FUSED: dict[str, Callable[[], Forward]] = {"Liger": liger, "flash-attn": flash_attn, "QuACK": quack}
-"""Fused kernels of others for the same place in Pre-Norm."""
+    """The kind of an error of others, and its cause."""
+    return str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {cause(error)[:160]}"

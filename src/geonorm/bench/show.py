@@ -7,9 +7,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from ..devices import pick_device
 from ..errors import CheckpointError
 from ..lab.runs.folder import check_writable, read_object, write_json
 from ..report.tables import align
+from .config import Timing
 
 Say = Callable[[str], None]
 Row = dict[str, Any]
@@ -18,29 +22,22 @@ Columns = Mapping[str, Callable[[Row], str]]
 
 
 def number_cell(key: str, factor: float = 1.0, form: str = ".1f") -> Callable[[Row], str]:
-    """A number in other units; a dash where it is not known, nothing for a copy."""
-    return lambda row: "" if key not in row else "–" if row[key] is None else format(factor * row[key], form)
+    """A number in other units; a dash where it is not known."""
+    return lambda row: "–" if row[key] is None else format(factor * row[key], form)
 
 
 def ratio_cell(key: str) -> Callable[[Row], str]:
     """1.02 (1.00 to 1.04), where there is such a ratio."""
-
-    def cell(row: Row) -> str:
-        middle, *ends = ("" if part is None else f"{part:.2f}" for part in row.get(key, [None]))
-        return f"{middle} ({' to '.join(ends)})" if any(ends) else middle
-
-    return cell
-
-
-def error_cell(*keys: str) -> Callable[[Row], str]:
-    return lambda row: " ".join(f"{row['errors'][key]:.0e}" for key in keys) if row["errors"] else ""
+    return lambda row: "{:.2f} ({:.2f} to {:.2f})".format(*row[key]) if key in row else ""
 
 
 OPS: Columns = {
     "microseconds": number_cell("seconds", 1e6), "ideal MB": number_cell("bytes", 1e-6),
     "GB/s": number_cell("bandwidth", 1e-9, ".0f"), "of copy": ratio_cell("of_copy"),
     "to best peer": ratio_cell("to_peer"), "to Pre-Norm": ratio_cell("to_pre"),
-    "to same, gains": ratio_cell("to_gains"), "error out dx du": error_cell("out", "dx", "du"),
+    "to same, gains": ratio_cell("to_gains"),
+    "error out dx du": lambda row: " ".join(f"{row['errors'][key]:.0e}" for key in ("out", "dx", "du"))
+    if row["errors"] else "",
 }  # fmt: skip
 
 
@@ -55,18 +52,9 @@ def print_tables(rows: list[Row], say: Say) -> None:
     for mode, group in groupby(rows, key=lambda row: row["mode"]):
         entries = list(group)
         first = entries[0]
-        peer = next(row["peer"] for row in entries if "peer" in row)
-        about = f"{first['rows']} x {first['dim']} {first['dtype']} {mode}"
-        about += f"{', data in cache' if first['cached'] else ''}; best peer: {peer}"
-        say("\n" + format_table(about, OPS, entries))
-
-
-def print_host_times(times: dict[str, dict[str, float]], say: Say) -> None:
-    """Launch times by candidate and dtype."""
-    rows = [{"name": name} | {dtype: column[name] for dtype, column in times.items()}
-            for name in next(iter(times.values()))]  # fmt: skip
-    columns = {dtype: number_cell(dtype, 1, ".0f") for dtype in times}
-    say("\n" + format_table("host time of forward + backward, 8 x 64, microseconds", columns, rows))
+        title = f"{first['rows']} x {first['dim']} {first['dtype']} {mode}"
+        title += f"{', data in cache' if first['cached'] else ''}; best peer: {first['peer']}"
+        say("\n" + format_table(title, OPS, entries))
 
 
 def print_steps(rows: list[Row], baseline: str, say: Say) -> None:
@@ -74,19 +62,23 @@ def print_steps(rows: list[Row], baseline: str, say: Say) -> None:
     columns: Columns = {
         "mode": lambda row: str(row["mode"]), "ms a step": number_cell("seconds", 1e3),
         "tokens/s": number_cell("tokens_per_second", 1, ",.0f"),
-        "peak memory": lambda row: f"{row['peak_memory_bytes'] / 2**30:.2f} GiB" if row["peak_memory_bytes"] else "–",
+        "peak memory, GiB": number_cell("peak_memory_bytes", 2**-30, ".2f"),
         f"step time to {baseline}": ratio_cell("ratio"),
     }  # fmt: skip
     say(format_table("scheme", columns, rows, "scheme"))
 
 
-def check_folder(out: str | None) -> None:
-    """CheckpointError if `out` cannot be written, or holds something else than a benchmark; leaves nothing."""
-    if out:
-        check_writable(folder := Path(out))
+def begin(config: Timing) -> torch.device:
+    """The device, with as many CPU threads as asked for. CheckpointError if the folder cannot be written, or holds
+    something else than a benchmark; leaves nothing there."""
+    device = pick_device(config.device)
+    torch.set_num_threads(config.threads)
+    if config.out:
+        check_writable(folder := Path(config.out))
         names = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
         if names and not (names <= {"summary.json", "figures"} and "rows" in read_object(folder / "summary.json")):
             raise CheckpointError(f"{folder} is not empty and holds no benchmark; choose another --out")
+    return device
 
 
 def write_summary(out: str | None, summary: Mapping[str, Any]) -> None:

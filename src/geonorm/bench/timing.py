@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from random import Random
-from typing import NamedTuple
 
 import torch
 
@@ -24,6 +22,8 @@ Build = Callable[[], Call]
 """Makes the call that is timed; runs where the call will run, so that a backward pass meets its own forward pass."""
 Sampler = Callable[[], float]
 """Runs the call once, or a few times, and returns the seconds of one call."""
+Ratio = tuple[float, float | None, float | None]
+"""A median of ratios within rounds and its 95 % interval; no interval from fewer than 6 rounds."""
 
 SAMPLE_SECONDS = 2e-3
 """A call shorter than this is repeated within a sample."""
@@ -31,17 +31,9 @@ REPLAYS = 20
 """Calls in one captured graph, where the data stays in the GPU's cache anyway."""
 
 
-class Ratio(NamedTuple):
-    """A median of ratios within rounds and its 95 % interval; no interval from fewer than 6 rounds."""
-
-    median: float
-    low: float | None
-    high: float | None
-
-
 def ratio(times: Sequence[float], to: Sequence[float]) -> Ratio:
     """Of two programs that were timed in the same rounds."""
-    return Ratio(*ratio_interval([a / b for a, b in zip(times, to, strict=True)]))
+    return ratio_interval([a / b for a, b in zip(times, to, strict=True)])
 
 
 def take_turns(samplers: Mapping[str, Sampler], rounds: int) -> dict[str, list[float]]:
@@ -56,55 +48,54 @@ def take_turns(samplers: Mapping[str, Sampler], rounds: int) -> dict[str, list[f
     return times
 
 
-class CpuClock:
-    """Time around enough calls to be read well. Data is where the previous programs left it."""
+class Clock:
+    """Time around calls. Data is where the previous programs left it."""
 
     l2 = 0
+    """Bytes of cache that a sampler empties."""
 
-    def __init__(self, threads: int) -> None:
-        self.read = time.process_time if threads == 1 else time.perf_counter
-        self.name = "CPU time of the process" if threads == 1 else "wall time"
+    def __init__(self, device: torch.device, threads: int = 1) -> None:
+        self.device = device
+        alone = device.type == "cpu" and threads == 1
+        self.read = time.process_time if alone else time.perf_counter
+        self.name = "CPU time of the process" if alone else "wall time"
 
-    def region(self) -> AbstractContextManager[object]:
-        return nullcontext()
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def seconds(self, call: Call, count: int = 1) -> float:
+        """Seconds per call, from an idle device to an idle device."""
+        self.wait()
+        begun = self.read()
+        for _ in range(count):
+            call()
+        self.wait()
+        return (self.read() - begun) / count
 
     def sampler(self, build: Build, cached: bool) -> Sampler:
         call = build()
         call()
-        once = min(self.elapsed(call) for _ in range(2))
+        once = min(self.seconds(call) for _ in range(2))
         count = max(1, round(SAMPLE_SECONDS / max(once, 1e-9)))
-        return lambda: self.elapsed(call, count)
-
-    def elapsed(self, call: Call, count: int = 1) -> float:
-        return elapsed(call, count, self.read)
-
-    def wait(self) -> None:
-        pass
-
-    def free(self) -> None:
-        pass
+        return lambda: self.seconds(call, count)
 
 
-class CudaClock:
-    """Device time between two events around the replay of a captured graph, so that launch overhead, which
-    `host_seconds` measures, does not hide in it. Before each replay a buffer of several times the L2 cache is written,
+class GraphClock(Clock):
+    """Device time between two events around the replay of a captured graph, so that launch overhead does not hide in
+    it. Before each replay a buffer of several times the L2 cache is written,
     unless the data fits into the cache: then one graph holds many calls and stays warm."""
 
-    read = staticmethod(time.perf_counter)
-    name = "device time of a captured graph"
-
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        super().__init__(device)
+        self.name = "device time of a captured graph"
         self.l2: int = torch.cuda.get_device_properties(device).L2_cache_size
         self.flush = torch.empty(max(4 * self.l2, 256 << 20), dtype=torch.uint8, device=device)
         self.stream = torch.cuda.Stream(device)
 
-    def region(self) -> AbstractContextManager[object]:
-        return torch.cuda.stream(self.stream)
-
     def sampler(self, build: Build, cached: bool) -> Sampler:
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        with self.region():
+        with torch.cuda.stream(self.stream):
             call = build()
             for _ in range(3):
                 call()
@@ -115,10 +106,10 @@ class CudaClock:
             for _ in range(count):
                 call()
 
-        def sample(held: Call = call) -> float:
-            """`held`: a graph knows addresses only, so what is there must live as long as it."""
+        def sample(alive: Call = call) -> float:
+            """`alive`: a graph knows addresses only, so what is there must live as long as it."""
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            with self.region():
+            with torch.cuda.stream(self.stream):
                 if not cached:
                     self.flush.zero_()
                 start.record()
@@ -129,48 +120,3 @@ class CudaClock:
 
         sample()
         return sample
-
-    def elapsed(self, call: Call, count: int = 1) -> float:
-        """Seconds per call from an idle device to an idle device, launch overhead and all."""
-        self.wait()
-
-        def whole() -> None:
-            call()
-            self.wait()
-
-        return elapsed(whole, count, self.read)
-
-    def wait(self) -> None:
-        torch.cuda.synchronize(self.device)
-
-    def free(self) -> None:
-        torch.cuda.empty_cache()
-
-
-Clock = CpuClock | CudaClock
-
-
-def clock_of(device: torch.device, threads: int) -> Clock:
-    return CudaClock(device) if device.type == "cuda" else CpuClock(threads)
-
-
-def elapsed(call: Call, count: int, read: Callable[[], float]) -> float:
-    """Seconds per call on a clock of the CPU."""
-    begun = read()
-    for _ in range(count):
-        call()
-    return (read() - begun) / count
-
-
-def host_seconds(build: Build, clock: Clock, calls: int = 50, tries: int = 9) -> float:
-    """What the CPU spends to start one call: the least mean of several tries, nothing waited for in between. To be
-    called with tensors so small that a GPU keeps up and a CPU has nothing else to do."""
-    with clock.region():
-        call = build()
-        elapsed(call, 5, clock.read)
-        best = float("inf")
-        for _ in range(tries):
-            clock.wait()
-            best = min(best, elapsed(call, calls, clock.read))
-    clock.wait()
-    return best
