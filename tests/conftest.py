@@ -160,7 +160,7 @@ def no_file_of_settings() -> None:
     """A test that reads a command line in its own context, as no command does, leaves none to the next."""
     from geonorm import elsewhere
 
-    elsewhere.SETTINGS.set(None)
+    elsewhere.SETTINGS.set(("", ""))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Schemes from elsewhere: where their source is, and who said that it may run.
+"""Schemes from elsewhere: where their source is, and whether it may run.
 
 A place is `package.module` or a file such as `./file.py`; its source is the text of that file. A place that a person
 typed is imported, from the working directory too. A place that stands in a text read from a folder (`Stored`) runs only
@@ -14,7 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import cache
 from importlib.util import find_spec
@@ -29,60 +29,50 @@ class Stored(str):
     """A scheme's text that came from a folder: `parse` runs no code for it unless that is allowed.
 
     sources: texts by place, as the folder keeps them; where one is missing, the source at hand counts. where: what the
-    text was read from, for messages. strict: a source at hand that differs from the kept one is an error.
+    text was read from, for messages.
     """
 
     sources: Mapping[str, str]
     where: str
-    strict: bool
 
-    def __new__(
-        cls, text: str, sources: Mapping[str, str] | None = None, where: str = "a folder", strict: bool = False
-    ) -> Stored:
+    def __new__(cls, text: str, sources: Mapping[str, str] | None = None, where: str = "a folder") -> Stored:
         stored = super().__new__(cls, text)
-        stored.sources, stored.where, stored.strict = dict(sources or {}), where, strict
+        stored.sources, stored.where = dict(sources or {}), where
         return stored
-
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        return str(self), self.sources, self.where, self.strict
 
 
 READ: ContextVar[Stored | None] = ContextVar("read", default=None)
 """The stored text that is being parsed."""
 ALLOWED: ContextVar[bool] = ContextVar("allowed", default=False)
-"""Whether someone said that code named in a folder may run."""
-SETTINGS: ContextVar[tuple[str, str] | None] = ContextVar("settings", default=None)
+"""True once someone permitted code named in a folder."""
+SETTINGS: ContextVar[tuple[str, str]] = ContextVar("settings", default=("", ""))
 """The file of settings that this command read, and the words that were typed beside it."""
-LOADED: dict[tuple[str, str], ModuleType] = {}
-"""Modules from elsewhere of this process, by place and sha256."""
-BOUND: dict[str, ModuleType] = {}
-"""What a place means in this process after a stored text that names it was parsed."""
+MODULES: dict[str, ModuleType] = {}
+"""What a place means in this process: the module that was loaded for it last."""
 OURS = __name__.partition(".")[0]
 PLACE = "__geonorm_place__"
 """Attribute of a module that was made of a text: the place that it stands for."""
 SOURCE = "__geonorm_source__"
-"""Attribute of a module from elsewhere: its text when it was loaded."""
+"""Attribute of a module from elsewhere: its text when it was loaded, or None."""
 
 
 @contextmanager
-def mark_stored(text: str) -> Iterator[None]:
+def set_within(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def mark_stored(text: str) -> AbstractContextManager[None]:
     """Inside, the rule for text from a folder holds if `text` is a Stored, which is being parsed."""
-    token = READ.set(text) if isinstance(text, Stored) else None
-    try:
-        yield
-    finally:
-        if token is not None:
-            READ.reset(token)
+    return set_within(READ, text if isinstance(text, Stored) else READ.get())
 
 
-@contextmanager
-def allow_within(yes: bool = True) -> Iterator[None]:
+def allow_within(yes: bool = True) -> AbstractContextManager[None]:
     """Inside, code that a folder names may run: someone typed --trust-code or trust_remote_code=True."""
-    token = ALLOWED.set(yes or ALLOWED.get())
-    try:
-        yield
-    finally:
-        ALLOWED.reset(token)
+    return set_within(ALLOWED, yes or ALLOWED.get())
 
 
 def allow() -> None:
@@ -105,55 +95,42 @@ def find_code(name: str) -> Any:
     """What `place:Name` names. ConfigError, one line, where there is nothing or where it cannot be imported;
     UntrustedCode where it may not run."""
     place, _, attribute = name.rpartition(":")
-    stored = READ.get()
-    if stored is None and place not in BOUND:
-        file, words = SETTINGS.get() or ("", "")
-        if file and not re.search(rf"(?<![\w./~-]){re.escape(place)}:", words):
-            stored = Stored(name, None, file)
-    module = import_stored(place, stored) if stored is not None else BOUND.get(place) or import_typed(place)
+    stored, (file, words) = READ.get(), SETTINGS.get()
+    if stored is None and file and not re.search(rf"(?<![\w./~-]){re.escape(place)}:", words):
+        stored = Stored(name, None, file)
+    module = load_module(place, stored)
     if not hasattr(module, attribute):
         raise ConfigError(f"no scheme {name!r}: {place} has no attribute {attribute!r}; it must name a class")
     return getattr(module, attribute)
 
 
-def import_typed(place: str) -> ModuleType:
-    """The module of a place that a person named, from the working directory too."""
-    if is_file(place):
-        if (text := text_at_hand(place)) is None:
-            raise ConfigError(f"no scheme of {place}: no file {place}; it must be named as ./file.py:Name")
-        return LOADED.get((place, digest(text))) or run_text(place, text)
-    with explain_failure(place), importing_from(os.getcwd()):
-        module = importlib.import_module(place)
-    if not hasattr(module, SOURCE) and (text := text_of_module(module)) is not None:
-        setattr(module, SOURCE, text)
-        LOADED[place, digest(text)] = module
-    return module
-
-
-def import_stored(place: str, stored: Stored) -> ModuleType:
-    """The module of a place that a stored text names, if it may run."""
-    copy, here = stored.sources.get(place), text_at_hand(place)
-    text = here if copy is None else copy
-    module = None if text is None else LOADED.get((place, digest(text)))
-    if module is None and not ALLOWED.get():
+def load_module(place: str, stored: Stored | None) -> ModuleType:
+    """The module of a place, run at most once in a process, unless a stored text brings another source."""
+    text = stored.sources.get(place) if stored else None
+    module = MODULES.get(place)
+    if module is not None and text in (None, getattr(module, SOURCE)):
+        return module
+    if stored is not None and not ALLOWED.get():
         raise UntrustedCode(
             f"{stored.where} names code, {place}: read it, then say --trust-code, in Python trust_remote_code=True"
         )
-    if copy is not None and here not in (None, copy):
-        if stored.strict:
-            raise ConfigError(
-                f"{place} is not what it was for {stored.where}: put it back, or name the scheme with --scheme and "
-                "choose another --out"
-            )
+    here = text_at_hand(place)
+    if stored is not None and text is not None and here not in (None, text):
         say(f"{place} has changed since {stored.where} was made; the source that is kept there is used")
-    if module is None:
-        module = import_typed(place) if copy in (None, here) else run_text(place, str(copy))
-    BOUND[place] = module
+    if text in (None, here) and not is_file(place):
+        with explain_failure(place), importing_from(os.getcwd()):
+            module = importlib.import_module(place)
+        setattr(module, SOURCE, here)
+    else:
+        module = run_text(place, here if text is None else text)
+    MODULES[place] = module
     return module
 
 
-def run_text(place: str, text: str) -> ModuleType:
+def run_text(place: str, text: str | None) -> ModuleType:
     """A new module that a source makes, whatever stands in its file; what it imports may lie beside that file."""
+    if text is None:
+        raise ConfigError(f"no scheme of {place}: no file {place}; it must be named as ./file.py:Name")
     path = os.path.abspath(os.path.expanduser(place)) if is_file(place) else f"<{place}>"
     stem = Path(place).stem if is_file(place) else place
     name = re.sub(r"\W", "_", stem) + f"_{digest(f'{place} {text}')[:12]}"
@@ -162,13 +139,8 @@ def run_text(place: str, text: str) -> ModuleType:
     if not is_file(place):
         module.__package__ = place.rpartition(".")[0]  # for its relative imports
     sys.modules[name] = module
-    try:
-        with explain_failure(place), importing_from(os.path.dirname(path) or os.getcwd()):
-            exec(compile(text, path, "exec"), vars(module))  # noqa: S102
-    except BaseException:
-        del sys.modules[name]
-        raise
-    LOADED[place, digest(text)] = module
+    with explain_failure(place), importing_from(os.path.dirname(path) or os.getcwd()):
+        exec(compile(text, path, "exec"), vars(module))  # noqa: S102
     return module
 
 
@@ -207,36 +179,30 @@ def place_of(kind: type) -> str:
 def source_of(kind: type) -> str | None:
     """The source of a class from elsewhere; None where it has none, as in a notebook."""
     module = sys.modules.get(kind.__module__)
-    text: str | None = getattr(module, SOURCE, None)
-    return text_of_module(module) if text is None else text
+    file = getattr(module, "__file__", None)
+    return getattr(module, SOURCE) if hasattr(module, SOURCE) else text_of(file)
 
 
 def text_at_hand(place: str) -> str | None:
-    """The source of a place as it is now; None if there is none. To find a module that is not loaded runs its packages:
-    that is done only where code may run."""
+    """The source of a place as it is now; None if there is none. To find a module runs the packages around it."""
     if is_file(place):
-        path = Path(place).expanduser()
-        return text_of(path) if path.is_file() else None
-    if not ALLOWED.get():
-        return getattr(sys.modules.get(place), SOURCE, None)
-    try:
-        with explain_failure(place), importing_from(os.getcwd()):
+        return text_of(os.path.expanduser(place))
+    with importing_from(os.getcwd()):
+        try:
             spec = find_spec(place)
-    except ConfigError:
-        return None
-    return text_of(Path(spec.origin)) if spec and spec.origin and spec.origin.endswith(".py") else None
+        except (ImportError, ValueError):
+            return None
+    return text_of(spec.origin) if spec else None
 
 
-def text_of_module(module: ModuleType | None) -> str | None:
-    file = getattr(module, "__file__", None)
-    return text_of(Path(file)) if file and file.endswith(".py") and os.path.isfile(file) else None
-
-
-def text_of(path: Path) -> str:
+def text_of(file: str | None) -> str | None:
+    """The text of a file of Python; None if it is none."""
     try:
-        return path.read_bytes().decode("utf-8")
+        return Path(file).read_bytes().decode("utf-8") if file and file.endswith(".py") else None
+    except FileNotFoundError:
+        return None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'not UTF-8'}") from None
+        raise ConfigError(f"cannot read {file}: {getattr(error, 'strerror', None) or 'not UTF-8'}") from None
 
 
 def digest(text: str) -> str:

@@ -40,7 +40,7 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "stranger").mkdir()
     (tmp_path / "stranger" / "rule_of_one.py").write_text(RULE)
     yield tmp_path
-    elsewhere.LOADED.clear()
+    elsewhere.MODULES.clear()
 
 
 def file_of(**settings: Any) -> str:

@@ -212,14 +212,13 @@ def elsewhere_model(tmp_path: Path, monkeypatch: Any) -> Any:
         folder = hf.export(decoder, byte.json, byte.eos, tmp_path / "model", **settings)
         (tmp_path / "half_of_it.py").unlink()
         monkeypatch.setenv("GEONORM_CACHE", str(tmp_path / "cache"))
-        elsewhere.LOADED.clear()
+        elsewhere.MODULES.clear()
         for name in [name for name in sys.modules if "half_of_it" in name]:
             del sys.modules[name]
         return decoder, folder
 
     yield made
-    elsewhere.LOADED.clear()
-    elsewhere.BOUND.clear()
+    elsewhere.MODULES.clear()
 
 
 @pytest.mark.parametrize("auto", [True, False])

@@ -43,7 +43,7 @@ def interrupted(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
         patch.setattr(simulation, "one", stopped)
         assert call("simulate", "--schemes", "./first_rule.py:Own", "./second_rule.py:Own", *QUICK).status == 130
     yield tmp_path
-    elsewhere.LOADED.clear()
+    elsewhere.MODULES.clear()
 
 
 def test_another_source_of_a_finished_scheme_is_refused(interrupted: Path, call: Any) -> None:

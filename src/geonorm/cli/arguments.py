@@ -142,7 +142,7 @@ def admit(file: Path, named: list[Any]) -> None:
     for text in schemes if sources else [text for text in schemes if ":" in text]:
         from ..schemes import parse, stored
 
-        parse(stored(text, sources, str(file), strict=True))
+        parse(stored(text, sources, str(file)))
 
 
 def folder_of(file: Path, out: Any) -> Any:

@@ -84,7 +84,7 @@ def run_verb(arguments: list[str]) -> int:
         output.complain(f"geonorm {name}: interrupted")
         return 130
     finally:
-        elsewhere.BOUND.clear()
+        elsewhere.MODULES.clear()
 
 
 def run(name: str, arguments: list[str]) -> int:

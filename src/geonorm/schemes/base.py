@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from inspect import signature
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -169,16 +168,6 @@ class Scheme:
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)
         attributes = vars(cls)
-        if "write" in attributes:
-            arguments = list(signature(attributes["write"]).parameters)
-            require(
-                not {"norms", "params", "reader", "write_read"} & set(attributes)
-                and (cls.carries or len(arguments) < 7)
-                and "carry" not in arguments[:-1],
-                f"{cls.__name__} is written for version 1 of the interface of schemes, this is version {INTERFACE}: "
-                'replace norms() by parts = {"input": "norm"}, p["input"] by p.input, return y alone from read, and '
-                "define write(self, x, u, p, site, h=1.0)",
-            )
         order = [next(n for n, base in enumerate(cls.__mro__) if name in vars(base)) for name in ("write", "angles")]
         if order[0] < order[1]:
             cls.angles = Scheme.angles  # type: ignore[method-assign]  # those of a base do not fit another write

@@ -3,13 +3,14 @@
     scheme  = name [ "(" argument { "," argument } ")" ]
     value   = number | pi | pi/number | number*pi | number*pi/number | inf | true | false | 'text' | bare | scheme
 A name is registered, or is `package.module:Name` or `./file.py:Name`, or stands in the entry-point group
-`geonorm.schemes`. At most eight schemes stand in each other. Nothing is evaluated. A plain string is what a person
-typed: naming a module or file imports it. Text that was read from a folder is a `Stored`, which runs code only
-where that is allowed (elsewhere.py).
+`geonorm.schemes`. At most eight schemes stand in each other. Python's own parser reads the text; nothing is evaluated.
+A plain string is what a person typed: naming a module or file imports it. Text that was read from a folder is a
+`Stored`, which runs code only where that is allowed (elsewhere.py).
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import MISSING, fields
 from math import inf, pi
@@ -20,6 +21,11 @@ from ..errors import ConfigError, unknown
 from ..settings import hints, members
 from .base import Scheme
 from .registry import REGISTRY, installed, names
+
+DEEPEST = 8
+NUMBERS = {"pi": pi, "inf": inf}
+NO_PYTHON = re.compile(r"""(?P<text>'[^']*'|"[^"]*")|(?P<place>[\w.~-]*/[^\s'"(),=:]*\.py:\w+|[A-Za-z_][\w.]*:\w+)""")
+"""What Python would read otherwise: text, which has no escapes here, and a class from elsewhere."""
 
 
 def find(name: str) -> type[Scheme]:
@@ -41,112 +47,85 @@ def find(name: str) -> type[Scheme]:
     return loaded
 
 
-TOKEN = re.compile(
-    r"""\s*(?:(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.]))
-          |(?P<word>[\w.~-]*/[^\s'"(),=:]*\.py:\w+
-                   |[A-Za-z_]\w*(?:\.\w+)*(?::\w+)?)
-          |(?P<text>'[^']*'|"[^"]*")
-          |(?P<mark>[(),=/*+-]))""",
-    re.VERBOSE,
-)
-
-
-FORMS = {"plain": "pre", "scaled": "polar"}
-"""What `pre(form=...)` is called now."""
-DEEPEST = 8
-
-
 class SchemeReader:
-    """Recursive descent over the tokens of one string."""
+    """The scheme of one string. ConfigError, one line, for anything that is none."""
 
     def __init__(self, text: str) -> None:
-        self.text, self.at, self.depth = text, 0, 0
-        self.tokens: list[tuple[str, str]] = []
-        position = 0
-        while text[position:].strip():
-            match = TOKEN.match(text, position)
-            if not match:
-                raise ConfigError(f"cannot read scheme {text!r} at {text[position:].strip()!r}")
-            self.tokens.append((str(match.lastgroup), match.group(str(match.lastgroup))))
-            position = match.end()
+        self.text = text
+        self.places: dict[str, str] = {}
+        self.texts: dict[str, str] = {}
 
-    def peek(self, ahead: int = 0) -> str:
-        return self.tokens[self.at + ahead][1] if self.at + ahead < len(self.tokens) else ""
+    def read(self) -> Scheme:
+        try:
+            tree = ast.parse(NO_PYTHON.sub(self.stand_in, self.text.strip()), mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise self.refuse(getattr(error, "msg", None) or "it is too deeply nested") from None
+        return self.scheme(tree, 1)
 
-    def take(self, expected: str = "") -> tuple[str, str]:
-        if self.at >= len(self.tokens) or (expected and self.peek() != expected):
-            token = repr(self.peek()) if self.at < len(self.tokens) else "the end"
-            raise ConfigError(f"cannot read scheme {self.text!r}: expected {expected or 'a value'!r}, found {token}")
-        self.at += 1
-        return self.tokens[self.at - 1]
+    def stand_in(self, match: re.Match[str]) -> str:
+        """A name that Python can read, in the place of what it cannot."""
+        word = f"_{len(self.places) + len(self.texts)}_"
+        if match["text"]:
+            self.texts[word] = match["text"][1:-1]
+        else:
+            self.places[word] = match["place"]
+        return word
 
-    def scheme(self) -> Scheme:
-        self.depth += 1
-        if self.depth > DEEPEST:  # what holds a scheme asks it about every site, and so on: the work doubles each time
+    def refuse(self, problem: str) -> ConfigError:
+        return ConfigError(f"cannot read scheme {self.text[:200]!r}: {problem}")
+
+    def scheme(self, node: ast.expr, level: int) -> Scheme:
+        if level > DEEPEST:  # what holds a scheme asks it about every site, and so on: the work doubles each time
             raise ConfigError(f"cannot read a scheme nested that deeply: at most {DEEPEST} in each other")
-        kind, name = self.take()
-        if kind != "word":
-            raise ConfigError(f"cannot read scheme {self.text!r}: {name!r} is not a name")
-        arguments: list[Any] = []
+        call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
+        if not isinstance(call.func, ast.Name) or call.func.id in self.texts:
+            hint = "; several schemes are separated by spaces" if isinstance(node, ast.Tuple) else ""
+            raise self.refuse(f"{self.show(call.func)} is not a name{hint}")
+        arguments = [self.value(argument, level) for argument in call.args]
         keywords: dict[str, Any] = {}
-        if self.peek() == "(":
-            self.take("(")
-            while self.peek() != ")":
-                if self.peek(1) == "=":
-                    key = self.take()[1]
-                    self.take("=")
-                    if key in keywords:
-                        raise ConfigError(f"scheme {self.text!r} sets {key!r} twice")
-                    keywords[key] = self.value()
-                elif keywords:
-                    raise ConfigError(f"cannot read scheme {self.text!r}: a bare value after key=value")
-                else:
-                    arguments.append(self.value())
-                if self.peek() != ")":
-                    self.take(",")
-            self.take(")")
-        self.depth -= 1
-        return build_scheme(name, arguments, keywords)
+        for keyword in call.keywords:
+            if keyword.arg is None or keyword.arg in keywords:
+                raise self.refuse(f"it sets {keyword.arg!r} twice")
+            keywords[keyword.arg] = self.value(keyword.value, level)
+        return build_scheme(self.places.get(call.func.id, call.func.id), arguments, keywords)
 
-    def value(self) -> Any:
-        sign = 1.0
-        while self.peek() in ("-", "+"):
-            sign = -sign if self.take()[1] == "-" else sign
-        kind, token = self.take()
-        if kind == "number" or token in ("pi", "inf"):
-            number: float | int = pi if token == "pi" else inf if token == "inf" else literal(token)
-            while self.peek() in ("*", "/"):
-                mark = self.take()[1]
-                factor_kind, factor = self.take()
-                if factor_kind != "number" and factor != "pi":
-                    raise ConfigError(f"cannot read scheme {self.text!r}: {factor!r} is not a number")
-                operand = pi if factor == "pi" else literal(factor)
-                if mark == "/" and operand == 0:
-                    raise ConfigError(f"scheme {self.text!r} divides by zero")
-                number = number * operand if mark == "*" else number / operand
-            return -number if sign < 0 else number
-        if sign < 0:
-            raise ConfigError(f"cannot read scheme {self.text!r}: {token!r} is not a number")
-        if kind == "text":
-            return token[1:-1]
-        if token in ("true", "false"):
-            return token == "true"
-        if kind == "word" and (self.peek() == "(" or ":" in token or token in names()):
-            self.at -= 1
-            return self.scheme()
-        if kind == "word":
-            return token
-        raise ConfigError(f"cannot read scheme {self.text!r}: unexpected {token!r}")
+    def value(self, node: ast.expr, level: int) -> Any:
+        match node:
+            case ast.Name(id="true" | "false"):
+                return node.id == "true"
+            case ast.Name(id=word) if word in self.texts:
+                return self.texts[word]
+            case ast.Name(id=word) if word not in NUMBERS and word not in self.places and word not in names():
+                return word
+            case ast.Name(id=word) if word not in NUMBERS:
+                return self.scheme(node, level + 1)
+            case ast.Call():
+                return self.scheme(node, level + 1)
+        return self.number(node)
 
+    def number(self, node: ast.expr) -> float:
+        match node:
+            case ast.Constant(value=float() | int() as value) if not isinstance(value, bool):
+                return value if abs(value) < 1e18 else float(str(value))
+            case ast.Name(id=word) if word in NUMBERS:
+                return NUMBERS[word]
+            case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=operand):
+                return self.number(operand) * (-1 if isinstance(node.op, ast.USub) else 1)
+            case ast.BinOp(left=left, op=ast.Mult(), right=right):
+                return self.number(left) * self.number(right)
+            case ast.BinOp(left=left, op=ast.Div(), right=right):
+                if (divisor := self.number(right)) == 0:
+                    raise self.refuse("it divides by zero")
+                return self.number(left) / divisor
+        raise self.refuse(f"{self.show(node)} is not a number")
 
-def literal(token: str) -> int | float:
-    return int(token) if re.fullmatch(r"[+-]?\d{1,18}", token) else float(token)
+    def show(self, node: ast.expr) -> str:
+        """A part of the text, as it was written or nearly so."""
+        words = {**self.places, **{word: repr(text) for word, text in self.texts.items()}}
+        return re.sub(r"_\d+_", lambda match: words.get(match[0], match[0]), ast.unparse(node))
 
 
 def build_scheme(name: str, arguments: list[Any], keywords: dict[str, Any]) -> Scheme:
-    if name == "pre" and keywords.get("form") in FORMS:
-        keywords = dict(keywords)
-        name = FORMS[keywords.pop("form")]
     cls = find(name)
     known = {f.name: f for f in fields(cls)}
     positional = [f.name for f in fields(cls) if not f.kw_only]
@@ -159,16 +138,13 @@ def build_scheme(name: str, arguments: list[Any], keywords: dict[str, Any]) -> S
             raise ConfigError(unknown(f"field of {name}", key, known))
         if key in values:
             raise ConfigError(f"scheme {name!r} got {key!r} twice")
-        values[key] = value
+        # a bare word that is also the name of a scheme means the word where the field takes words
+        values[key] = str(value) if isinstance(value, Scheme) and not takes_scheme(hints(cls)[key]) else value
     missing = [
         f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING and f.name not in values
     ]
     if missing:
         raise ConfigError(f"scheme {name!r} needs {', '.join(missing)}")
-    for key, value in values.items():
-        # a bare word that is also the name of a scheme means the word where the field takes words
-        if isinstance(value, Scheme) and not takes_scheme(hints(cls)[key]):
-            values[key] = str(value)
     return cls(**values)
 
 
@@ -192,13 +168,5 @@ def parse(text: str | Scheme) -> Scheme:
         return text
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"a scheme is a string such as 'pre' or 'geonorm(decay=sqrt)', got {text!r}")
-    reader = SchemeReader(text)
-    try:
-        with elsewhere.mark_stored(text):
-            scheme = reader.scheme()
-    except RecursionError:
-        raise ConfigError("cannot read a scheme nested that deeply") from None
-    if reader.at < len(reader.tokens):
-        hint = "; several schemes are separated by spaces" if reader.peek() == "," else ""
-        raise ConfigError(f"cannot read scheme {text!r}: {reader.peek()!r} after the end{hint}")
-    return scheme
+    with elsewhere.mark_stored(text):
+        return SchemeReader(text).read()

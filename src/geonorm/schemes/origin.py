@@ -39,21 +39,11 @@ def sources_of(scheme: Scheme) -> dict[str, dict[str, Any]]:
     return sources
 
 
-def stored(text: str, sources: Mapping[str, Any] | None, where: str, strict: bool = False) -> elsewhere.Stored:
-    """A scheme's text with the sources that a folder keeps of it, in the form of `sources_of`; a source for another
-    version of the interface is said.
+def stored(text: str, sources: Mapping[str, Any] | None, where: str) -> elsewhere.Stored:
+    """A scheme's text with the sources that a folder keeps of it, in the form of `sources_of`.
 
     >>> print(geonorm.parse(geonorm.schemes.stored("geonorm(alpha=2.0)", None, "config.yaml")))
     geonorm(alpha=2)
     """
-    texts = {}
-    for place, about in (sources or {}).items():
-        source = about.get("source") if isinstance(about, Mapping) else None
-        if isinstance(source, str):
-            texts[place] = source
-            if about.get("interface") != INTERFACE:
-                elsewhere.say(
-                    f"{place} of {where} was written for version {about.get('interface')} of the interface of schemes; "
-                    f"this is version {INTERFACE}"
-                )
-    return elsewhere.Stored(text, texts, where, strict)
+    texts = {place: about["source"] for place, about in (sources or {}).items() if about.get("source")}
+    return elsewhere.Stored(text, texts, where)

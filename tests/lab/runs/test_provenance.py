@@ -51,7 +51,7 @@ def own(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     (tmp_path / "tokenizer.json").write_text(BYTE_JSON)
     (tmp_path / "half_rule.py").write_text(RULE)
     yield tmp_path
-    elsewhere.LOADED.clear()
+    elsewhere.MODULES.clear()
 
 
 OPTIONS = ["--data", "text.txt", "--tokens.tokenizer", "tokenizer.json", "--scheme", "./half_rule.py:Half"]
@@ -159,18 +159,18 @@ def test_a_record_of_an_earlier_version_is_taken(train: Any, call: Any, own: Pat
 def test_readers_use_the_source_of_the_run(train: Any, call: Any, own: Path) -> None:
     run = own / "run"
     assert train(run, "--steps", 2, *OPTIONS).status == 0
-    first = json.loads(call("eval", run, "--data", "text.txt").out)["loss"]
-    text = call("generate", run, "--prompt", "the", "--tokens", 4, "--temperature", 0).out
+    first = json.loads(call("eval", run, "--data", "text.txt", "--trust-code").out)["loss"]
+    text = call("generate", run, "--prompt", "the", "--tokens", 4, "--temperature", 0, "--trust-code").out
     edit(own / "half_rule.py", "0.5", "5.0")
     elsewhere.say.cache_clear()
-    found = call("eval", run, "--data", "text.txt")
+    found = call("eval", run, "--data", "text.txt", "--trust-code")
     said = f"./half_rule.py has changed since {run} was made; the source that is kept there is used\n"
     assert json.loads(found.out)["loss"] == first and found.err == said
     (own / "half_rule.py").unlink()
-    assert call("generate", run, "--prompt", "the", "--tokens", 4, "--temperature", 0).out == text
+    assert call("generate", run, "--prompt", "the", "--tokens", 4, "--temperature", 0, "--trust-code").out == text
     kept = next((run / "schemes").rglob("*.py"))
     kept.write_text(kept.read_text().replace("0.5", "5.0"))
-    damaged = call("eval", run, "--data", "text.txt")
+    damaged = call("eval", run, "--data", "text.txt", "--trust-code")
     assert damaged.status == 2 and "does not hold the source of ./half_rule.py" in damaged.err
 
 
@@ -178,7 +178,7 @@ def test_settings_from_a_file_run_no_code_of_a_stranger(train: Any, call: Any, o
     """Another user gets a run: neither its settings nor the run itself execute anything until this user says so."""
     run = own / "run"
     assert train(run, "--steps", 2, *OPTIONS).status == 0
-    elsewhere.LOADED.clear()
+    elsewhere.MODULES.clear()
     before = content(run)
     for words in (["train", "--config", run / "config.yaml"], ["eval", run, "--data", "text.txt"], ["generate", run],
                   ["export", run, "--to", "model"], ["probe", run, "--out", "found"]):  # fmt: skip
