@@ -20,7 +20,7 @@ class GeonormError(ValueError):
     """
 
     agreed = False
-    """Whether all ranks of a world raise it alike, so that one of them says it."""
+    """True if every rank of a world raises it: rank 0 prints it once."""
 
 
 class ConfigError(GeonormError):
@@ -90,8 +90,8 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     group, _, leaf = plain.rpartition(".")
     for ours in CALLED.get(leaf, ()):
         for known in (f"{group}.{ours}" if group else ours, f"model.{ours}", ours):
-            if (told := marks + (known.replace("_", "-") if marks else known)) in valid:
-                return f"did you mean '{told}'?"
+            if (valid_name := marks + (known.replace("_", "-") if marks else known)) in valid:
+                return f"did you mean '{valid_name}'?"
     matches = get_close_matches(name, valid, n=1)
     return f"did you mean '{matches[0]}'?" if matches else ""
 
@@ -114,5 +114,5 @@ def near_folder(name: str) -> str:
         for entry in place.iterdir()
         if os.path.isfile(entry / "config.yaml") or os.path.isfile(entry / "config.json")  # False where it may not look
     }
-    found = get_close_matches(path.name, folders, n=1)
-    return f": did you mean '{folders[found[0]]}'?" if found else ""
+    matches = get_close_matches(path.name, folders, n=1)
+    return f": did you mean '{folders[matches[0]]}'?" if matches else ""

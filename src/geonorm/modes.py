@@ -1,4 +1,4 @@
-"""Whether a model trains or is evaluated."""
+"""Training and evaluation mode."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import nn
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """In evaluation within; behind it, also after an error, every module in training or not as it was. One that came in
-    meanwhile is as the module whose name it has, or as the model."""
+    """Put the model in eval mode; on exit restore each module's training flag. A module added inside takes the flag of
+    the one it replaced, or of the model."""
     before = {name: module.training for name, module in model.named_modules()}
     model.eval()
     try:

@@ -27,23 +27,21 @@ def upcast(x: Tensor) -> Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
-def transformed() -> bool:
-    """Whether what runs now is transformed or traced: by torch.func (vmap, grad, jvp, ...), compiled or not, by forward
-    mode or by jit.trace. Custom backward passes and Python numbers are then out of place, and the textbook is what can
-    be transformed."""
+def is_transformed() -> bool:
+    """True under torch.func (vmap, grad, jvp, ...), compiled or not, forward mode and jit.trace. Custom backward passes
+    and Python numbers do not work there; the textbook does."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0 or is_tracing()
 
 
-def plain() -> bool:
-    """Whether nothing looks over our shoulder, neither a transform nor the compiler, so that a number may be taken out
-    of a tensor."""
-    return not torch.compiler.is_compiling() and not transformed()
+def is_eager() -> bool:
+    """True in plain eager mode (no torch.compile, no functorch), where `.item()` is safe."""
+    return not torch.compiler.is_compiling() and not is_transformed()
 
 
 def one_row(x: Tensor) -> bool:
-    """Whether x is one token in plain memory of a CPU and nothing is recorded, as when a model writes text: calling an
-    operation then costs more than its work, and what is one number per token is better a Python number."""
-    if torch.is_grad_enabled() or type(x) is not Tensor or not plain():
+    """True for one token on a CPU without autograd, as in decoding. An operation there costs more to call than to
+    compute, and a Python number less than a tensor of one."""
+    if torch.is_grad_enabled() or type(x) is not Tensor or not is_eager():
         return False
     return x.numel() == x.shape[-1] and x.is_cpu
 

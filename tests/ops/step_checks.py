@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from geonorm import Residual, Site, geodesic_update
 from geonorm.ops import AngleMap, geodesic_step, geodesic_step_read
-from geonorm.ops.kernels import atan_quotient, line
+from geonorm.ops.kernels import atan_quotient, line_of
 
 
 def check_shapes(device: str) -> None:
@@ -236,7 +236,7 @@ def check_a_step_that_grows(device: str) -> None:
 
 @triton.jit
 def far_kernel(base, out, length):
-    tl.store(out, line(base, 4, length, 0).to(tl.int64) - base.to(tl.int64))
+    tl.store(out, line_of(base, 4, length, 0).to(tl.int64) - base.to(tl.int64))
 
 
 def check_lines_beyond_32_bits(device: str) -> None:

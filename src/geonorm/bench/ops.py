@@ -55,7 +55,7 @@ def bench_ops(config: OpsBench, say: show.Say = print) -> dict[str, Any]:
                 say(f"left out: {name} ({why})")
                 missing[f"{name}, {place}"] = why
             summary["rows"] += rows
-            show.write_summary(config.out, summary)
+            show.save_summary(config.out, summary)
     return summary
 
 

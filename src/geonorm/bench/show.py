@@ -81,7 +81,7 @@ def begin(config: Timing) -> torch.device:
     return device
 
 
-def write_summary(out: str | None, summary: Mapping[str, Any]) -> None:
+def save_summary(out: str | None, summary: Mapping[str, Any]) -> None:
     """Writes summary.json into the folder, if there is to be one."""
     if out:
         Path(out).mkdir(parents=True, exist_ok=True)

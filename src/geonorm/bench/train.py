@@ -92,7 +92,7 @@ def bench_train(config: TrainBench, say: show.Say = print) -> dict[str, Any]:
         "rows": rows,
         "environment": environment.collect(device, config.threads, ""),
     }
-    show.write_summary(config.out, summary)
+    show.save_summary(config.out, summary)
     return summary
 
 

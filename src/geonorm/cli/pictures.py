@@ -26,8 +26,8 @@ def draw(name: str) -> Spec:
     """The picture of a scheme: one whose step is 0 at first is drawn with another initial value or later in training,
     and says so."""
     scheme = parse(name)
-    if scheme.about.shown and scheme == type(scheme)():
-        name, scheme = scheme.about.shown, parse(scheme.about.shown)
+    if scheme.about.drawn_as and scheme == type(scheme)():
+        name, scheme = scheme.about.drawn_as, parse(scheme.about.drawn_as)
     step = round(scheme.about.moment * getattr(scheme, "steps", 0))
     blocks = {t: follow_write(scheme, t, made=step) for t in BLOCKS}
     return draw_paths(f"{name}, step {step:,}" if step else name, scheme.about.equation, blocks, ANGLE)

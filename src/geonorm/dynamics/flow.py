@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .. import sphere
 from ..errors import ConfigError
-from ..norms import NormSpec, transformed
+from ..norms import NormSpec, is_transformed
 from ..schemes import Parts, Scheme, Site, parse, read_at, state_of, write_at
 from .fields import Field
 from .rates import derivative, motion, parameters, radial_rate, speed, write_nothing
@@ -164,9 +164,9 @@ class Flow:
         def propose(y: Tensor) -> Tensor:
             return field(y, tau)
 
-        if torch.is_grad_enabled() or transformed():
+        if torch.is_grad_enabled() or is_transformed():
             u = self.update(x, tau, sublayer)
-            if x.requires_grad or u.requires_grad or transformed():
+            if x.requires_grad or u.requires_grad or is_transformed():
                 return motion(rule, self.own_flat(rule, site, x), x, u, site)[0]
 
             def propose(y: Tensor) -> Tensor:

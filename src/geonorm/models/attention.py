@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..norms import RMSNorm, transformed
+from ..norms import RMSNorm, is_transformed
 from ..schemes import Scheme, Site, slot_at
 from .config import DecoderConfig, TransformerConfig
 from .init import linear, undrawn_table
@@ -44,7 +44,7 @@ def rotate(x: Tensor, positions: Rope) -> Tensor:
         return torch.cat((rotate(x[..., :dim], positions), x[..., dim:]), dim=-1)
     if cos.dtype != x.dtype:
         cos, sin = cos.to(x.dtype), sin.to(x.dtype)
-    if not torch.is_grad_enabled() or transformed():  # the detour over autograd costs as much as two operations
+    if not torch.is_grad_enabled() or is_transformed():  # the detour over autograd costs as much as two operations
         return turn_halves(x, cos, sin, 1)
     out: Tensor = Rotation.apply(x, cos, sin)
     return out

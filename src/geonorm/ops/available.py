@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, unknown
-from ..norms import transformed
+from ..norms import is_transformed
 from . import launch
 from .angle import AngleMap
 
@@ -71,7 +71,7 @@ def choose_backend(backend: str, x: Tensor, u: Tensor, angles: AngleMap) -> str:
     reason = why_not_triton(x.device, (x.dtype, u.dtype), x.shape[-1], angles) if kernels else ""
     if backend == "triton" and reason:
         raise ConfigError(f"backend 'triton' cannot run here, {reason}")
-    if transformed():
+    if is_transformed():
         return "reference"
     if not kernels:
         return "closed" if backend == "auto" else backend

@@ -26,7 +26,7 @@ def closed_form(x: Tensor, u: Tensor, angles: AngleMap) -> Tensor:
     if not torch.is_grad_enabled():
         if one_row(x) and one_row(u) and Plain.fits(angles):
             return step_of_one(x, u, angles)
-        return (sliced_step if sliceable(x, u) else step)(x, u, angles)[0].to(x.dtype)
+        return step(x, u, angles)[0].to(x.dtype)
     out: Tensor = ClosedForm.apply(
         x, u, angles.pre, angles.post, angles.gain, angles.bias, angles.max_angle, angles.power
     )
@@ -130,57 +130,13 @@ def gradients(
     return dx, du, rows.parameter_gradients(p, m) if learned and isinstance(rows, General) else ()
 
 
-SLICE = 2**18
-"""Numbers of one tensor that are worked on at a time: temporaries of half-precision tensors then stay in cache."""
-
-
-def sliceable(*tensors: Tensor) -> bool:
-    """Whether rows go through in slices: plain tensors in half precision on a CPU, whose fp32 copies are twice as
-    large. 4096 x 768 in bf16 takes 0.72 (0.67 to 0.86) of the time in slices; fp32 gains nothing."""
-    half = any(t.dtype in (torch.bfloat16, torch.float16) for t in tensors)
-    plain = all(type(t) is Tensor and t.device.type == "cpu" for t in tensors)
-    return half and plain and tensors[0].numel() > 2 * SLICE and not torch.compiler.is_compiling()
-
-
-def slices(x: Tensor) -> list[slice]:
-    rows, count = x.numel() // x.shape[-1], max(1, SLICE * torch.get_num_threads() // x.shape[-1])
-    return [slice(i, i + count) for i in range(0, rows, count)]
-
-
-def sliced_step(x: Tensor, u: Tensor, angles: AngleMap) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `step`, with x' in the dtype of x."""
-    rows_x, rows_u = x.reshape(-1, x.shape[-1]), u.reshape(-1, x.shape[-1])
-    out = torch.empty_like(rows_x)
-    xx, c, n2 = (torch.empty(rows_x.shape[0], 1, dtype=upcast(x[:0]).dtype) for _ in range(3))
-    for part in slices(x):
-        out[part], xx[part], c[part], n2[part] = step(rows_x[part], rows_u[part], angles)
-    shape = (*x.shape[:-1], 1)
-    return out.view(x.shape), xx.view(shape), c.view(shape), n2.view(shape)
-
-
-def sliced_gradients(
-    grad: Tensor, x: Tensor, u: Tensor, xx: Tensor, c: Tensor, n2: Tensor, angles: AngleMap, learned: bool
-) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """As `gradients`, with dx and du in the dtypes of x and u."""
-    rows = [t.reshape(-1, t.shape[-1]) for t in (grad, x, u, xx, c, n2)]  # in the order of `gradients`
-    dx, du = torch.empty_like(rows[1]), torch.empty_like(rows[2])
-    found: list[tuple[Tensor, ...]] = []
-    for part in slices(x):
-        a, b, c, d, e, f = (t[part] for t in rows)
-        dx[part], du[part], scalars = gradients(a, b, c, d, e, f, angles, learned)
-        found.append(scalars)
-    totals = tuple(torch.stack(parts).sum(0) for parts in zip(*found, strict=True))
-    return dx.view(x.shape), du.view(x.shape), totals
-
-
 class ClosedForm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, u: Tensor, pre: Any, post: Any, gain: Any, bias: Any, max_angle: float, power: float
     ) -> Tensor:
         parameters = (pre, post, gain, bias)
-        forward = sliced_step if sliceable(x, u) else step
-        out, *stats = forward(x, u, AngleMap(pre, post, gain, bias, max_angle, power))
+        out, *stats = step(x, u, AngleMap(pre, post, gain, bias, max_angle, power))
         ctx.save_for_backward(x, u, *stats, *(p for p in parameters if isinstance(p, Tensor)))
         ctx.floats = tuple(None if isinstance(p, Tensor) else p for p in parameters)
         ctx.max_angle, ctx.power = max_angle, power
@@ -201,9 +157,8 @@ class ClosedForm(torch.autograd.Function):
         wanted = ctx.needs_input_grad[2:6]
         pre, post, gain, bias = parameters
         angles = AngleMap(pre, post, gain, bias, ctx.max_angle, ctx.power)
-        backward = sliced_gradients if sliceable(x, u, grad) else gradients
-        dx, du, found = backward(grad, x, u, xx, c, n2, angles, any(wanted))
+        dx, du, sums = gradients(grad, x, u, xx, c, n2, angles, any(wanted))
         learned: list[Tensor | None] = [None] * 4
-        if found:
-            learned = [g.view_as(p) if want else None for g, p, want in zip(found, parameters, wanted, strict=True)]
+        if sums:
+            learned = [g.view_as(p) if want else None for g, p, want in zip(sums, parameters, wanted, strict=True)]
         return dx.to(x.dtype), du.to(u.dtype), *learned, None, None

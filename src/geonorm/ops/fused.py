@@ -127,7 +127,7 @@ class Fused(torch.autograd.Function):
             dx = du = gains = biases = None
         else:
             norm = "none" if read_grad is None else ctx.norm
-            dweight, dshift = [asked and norm != "none" for asked in ctx.needs_input_grad[7:]]
+            dweight, dshift = [needed and norm != "none" for needed in ctx.needs_input_grad[7:]]
             dx, du, gains, biases = torch.ops.geonorm.geodesic_backward(
                 grad, read_grad, x, u, stats, post, ctx.numbers, norm, weight, dweight, dshift
             )

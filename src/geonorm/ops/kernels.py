@@ -61,7 +61,7 @@ def polynomial(s, COEFFICIENTS: tl.constexpr, LENGTH: tl.constexpr):
 
 
 @triton.jit
-def invert(xx):
+def invert_rows(xx):
     """1 / xx, and 0 for a row that is 0 or too small for a square. All divisions of row numbers are correctly rounded:
     `/` is not on a GPU."""
     dead = xx < TINY
@@ -118,7 +118,7 @@ def clamp(quotient, slope, curvature, ratio, ceiling):
 
 
 @triton.jit
-def angle_map(ratio, post, max_angle, inverse_power, level, SMOOTH: tl.constexpr, LEVEL: tl.constexpr):
+def angles_of_rows(ratio, post, max_angle, inverse_power, level, SMOOTH: tl.constexpr, LEVEL: tl.constexpr):
     """quotient, slope and curvature of the angle."""
     if LEVEL:
         quotient, slope, curvature = level_slopes(ratio, level)
@@ -142,7 +142,7 @@ def coefficients(quotient, ratio, xx):
 
 
 @triton.jit
-def sinc_bend(angle, cos, sinc):
+def sinc_bend_of_rows(angle, cos, sinc):
     """(cos - sinc) / angle^2; consecutive terms of its series differ by the factor -angle^2 / (2k (2k + 3))."""
     s = angle * angle
     small = s < 1.0
@@ -152,10 +152,10 @@ def sinc_bend(angle, cos, sinc):
 
 
 @triton.jit
-def advance(x, u, post, max_angle, inverse_power, level, SMOOTH: tl.constexpr, LEVEL: tl.constexpr):
+def step_rows(x, u, post, max_angle, inverse_power, level, SMOOTH: tl.constexpr, LEVEL: tl.constexpr):
     """x', and <x,x>, c, |t|^2 of every row."""
     xx = tl.sum(x * x, 1)
-    inverse = invert(xx)
+    inverse = invert_rows(xx)
     c = tl.sum(x * u, 1) * inverse
     t = u - c[:, None] * x
     # second round: what rounding left along x is measured, and removed in the coefficients
@@ -165,7 +165,7 @@ def advance(x, u, post, max_angle, inverse_power, level, SMOOTH: tl.constexpr, L
     n2 = tl.where(n2 < 0.0, 0.0, n2)
 
     ratio = tl.sqrt_rn(n2 * inverse)
-    quotient, _, _ = angle_map(ratio, post, max_angle, inverse_power, level, SMOOTH, LEVEL)
+    quotient, _, _ = angles_of_rows(ratio, post, max_angle, inverse_power, level, SMOOTH, LEVEL)
     _, a, _, b = coefficients(quotient, ratio, xx)
     out = (a - b * correction)[:, None] * x + b[:, None] * t
     return out, xx, c + correction, n2
@@ -175,12 +175,12 @@ def advance(x, u, post, max_angle, inverse_power, level, SMOOTH: tl.constexpr, L
 def turn(xx, n2, post, max_angle, inverse_power, level, SMOOTH: tl.constexpr, LEVEL: tl.constexpr):
     """What the backward pass knows of a row before it has seen a gradient: x' = a x + b t, 1 / <x,x>, and the slope of
     the angle and its bend."""
-    inverse = invert(xx)
+    inverse = invert_rows(xx)
     ratio = tl.sqrt_rn(n2 * inverse)
-    quotient, slope, curvature = angle_map(ratio, post, max_angle, inverse_power, level, SMOOTH, LEVEL)
+    quotient, slope, curvature = angles_of_rows(ratio, post, max_angle, inverse_power, level, SMOOTH, LEVEL)
     angle, a, sinc, b = coefficients(quotient, ratio, xx)
     # (slope cos - b) / ratio^2 without the division
-    bend = slope * quotient * quotient * sinc_bend(angle, a, sinc) + sinc * curvature
+    bend = slope * quotient * quotient * sinc_bend_of_rows(angle, a, sinc) + sinc * curvature
     return a, b, inverse, slope, bend
 
 
@@ -201,7 +201,7 @@ def pull_back(x, t, do, xx, c, n2, a, b, inverse, slope, bend):
 
 
 @triton.jit
-def number(value, IS_POINTER: tl.constexpr):
+def read_number(value, IS_POINTER: tl.constexpr):
     if IS_POINTER:
         return tl.load(value).to(tl.float32)
     else:
@@ -214,7 +214,7 @@ def where_in_memory(base, rows, stride, columns):
 
 
 @triton.jit
-def line(base, NUMBER: tl.constexpr, length, columns):
+def line_of(base, NUMBER: tl.constexpr, length, columns):
     """Where columns of a line of (lines, length) are, one line after the other: NUMBER * length may need 64 bits."""
     for _ in tl.static_range(NUMBER):
         base += length
@@ -229,7 +229,7 @@ def load_rows(base, rows, stride, columns, mask):
 @triton.jit
 def load_numbers(stats_ptr, NUMBER: tl.constexpr, count, rows, inside):
     """One number of every row."""
-    return tl.load(line(stats_ptr, NUMBER, count, rows), mask=inside, other=0.0)
+    return tl.load(line_of(stats_ptr, NUMBER, count, rows), mask=inside, other=0.0)
 
 
 @triton.jit
@@ -256,15 +256,15 @@ def forward_kernel(
     mask = inside[:, None] & across[None, :]
     x = load_rows(x_ptr, rows, x_stride, columns, mask)
     u = load_rows(u_ptr, rows, u_stride, columns, mask)
-    out, xx, c, n2 = advance(x, u, number(post, POST_PTR), max_angle, inverse_power, level, SMOOTH, LEVEL)
-    kept = out.to(out_ptr.dtype.element_ty)
-    tl.store(where_in_memory(out_ptr, rows, DIM, columns), kept, mask=mask)
+    out, xx, c, n2 = step_rows(x, u, read_number(post, POST_PTR), max_angle, inverse_power, level, SMOOTH, LEVEL)
+    rounded = out.to(out_ptr.dtype.element_ty)
+    tl.store(where_in_memory(out_ptr, rows, DIM, columns), rounded, mask=mask)
     tl.store(stats_ptr + rows, xx, mask=inside)
-    tl.store(line(stats_ptr, 1, count, rows), c, mask=inside)
-    tl.store(line(stats_ptr, 2, count, rows), n2, mask=inside)
+    tl.store(line_of(stats_ptr, 1, count, rows), c, mask=inside)
+    tl.store(line_of(stats_ptr, 2, count, rows), n2, mask=inside)
 
     if READ:
-        y = kept.to(tl.float32)
+        y = rounded.to(tl.float32)
         if NORMED:
             mean = tl.zeros(xx.shape, tl.float32)
             if CENTRED:
@@ -277,8 +277,8 @@ def forward_kernel(
                 y = y * load_line(weight_ptr, columns, across)
             if SHIFTED:
                 y = y + load_line(shift_ptr, columns, across)
-            tl.store(line(stats_ptr, 3, count, rows), mean, mask=inside)
-            tl.store(line(stats_ptr, 4, count, rows), scale, mask=inside)
+            tl.store(line_of(stats_ptr, 3, count, rows), mean, mask=inside)
+            tl.store(line_of(stats_ptr, 4, count, rows), scale, mask=inside)
         tl.store(where_in_memory(read_ptr, rows, DIM, columns), y, mask=mask)
 
 
@@ -297,7 +297,7 @@ def backward_kernel(
     columns = tl.arange(0, BLOCK)
     across = columns < DIM
     program, programs = tl.program_id(0), tl.num_programs(0)
-    rate = number(post, POST_PTR)
+    rate = read_number(post, POST_PTR)
     if WEIGHTED:
         weight = load_line(weight_ptr, columns, across)
     dweight = tl.zeros((ROWS, BLOCK), tl.float32)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import sphere
-from ..norms import transformed, upcast
+from ..norms import is_transformed, upcast
 from .angle import AngleMap
 
 
@@ -34,7 +34,7 @@ def differentiated(*grads: Tensor | None) -> bool:
     if torch.compiler.is_compiling():
         return False
     batched = any(g is not None and torch._C._functorch.is_legacy_batchedtensor(g) for g in grads)
-    return torch.is_grad_enabled() or batched or transformed()
+    return torch.is_grad_enabled() or batched or is_transformed()
 
 
 def gradients_of(
@@ -49,12 +49,12 @@ def gradients_of(
         # views, so that what made one input of another is left to whoever called backward
         leaves = [t.view_as(t) if isinstance(t, Tensor) else t for t in inputs]
         pairs = [(out, grad) for out, grad in zip(f(*leaves), grads, strict=True) if grad is not None]
-        asked = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
-        found = iter(
+        variables = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
+        grads_of_variables = iter(
             torch.autograd.grad(
-                [out for out, _ in pairs], asked, [g for _, g in pairs], create_graph=keep, allow_unused=True
+                [out for out, _ in pairs], variables, [g for _, g in pairs], create_graph=keep, allow_unused=True
             )
-            if pairs and asked
+            if pairs and variables
             else ()
         )
-    return [next(found, None) if want else None for want in wanted]
+    return [next(grads_of_variables, None) if want else None for want in wanted]

@@ -125,7 +125,7 @@ class About:
     """What a token is between two blocks, where that is neither (..., dim) nor (..., streams, dim)."""
     fresh: str = ""
     """Why it is for models that are trained from the start alone."""
-    shown: str = ""
+    drawn_as: str = ""
     """The scheme that is drawn in place of one without fields, where that stands still at first."""
     moment: float = 0.0
     """When it is drawn, of a scheme that changes over training: optimizer steps that are made, over its `steps`."""

@@ -86,8 +86,8 @@ class Siamese(Copied):
         return {**super().end_parts(site, norm), **extra}
 
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
-        own = {"stream": "norm", "norm": "norm"}
-        return {**own, "sum": "norm"} if self.sum == "norm" else own
+        parts = {"stream": "norm", "norm": "norm"}
+        return {**parts, "sum": "norm"} if self.sum == "norm" else parts
 
     def exit(self, x: Tensor, p: Any, site: Site) -> Tensor:
         post, pre = x.unbind(-2)
@@ -141,9 +141,9 @@ class Hyper(Connected):
     """Whether the connections depend on the token."""
 
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
-        own = {"input": "norm", "connection": Connection(self.n, norm.dim, self.first(site), self.dynamic == "tanh")}
+        parts = {"input": "norm", "connection": Connection(self.n, norm.dim, self.first(site), self.dynamic == "tanh")}
         # without gains: they would only scale the rows of W
-        return {**own, "streams": norm(gains=False)} if self.dynamic == "tanh" else own
+        return {**parts, "streams": norm(gains=False)} if self.dynamic == "tanh" else parts
 
     def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
         wide = upcast(x)
@@ -192,5 +192,5 @@ class Connection(nn.Module):
         if normed is None:
             return mix, share
         moved = torch.tanh(normed @ self.mix_weight.to(dtype)) * self.mix_scale.to(dtype)
-        given = torch.tanh(normed @ self.share_weight.to(dtype)) * self.share_scale.to(dtype)
-        return mix + moved, share + given
+        received = torch.tanh(normed @ self.share_weight.to(dtype)) * self.share_scale.to(dtype)
+        return mix + moved, share + received

@@ -82,5 +82,5 @@ class NormPreserving(Placement):
 
     def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
         share = self.b / site.depth
-        kept = (1 - h * h * share) ** 0.5
-        return add(kept * x, u, share**0.5, h)
+        rest = (1 - h * h * share) ** 0.5
+        return add(rest * x, u, share**0.5, h)

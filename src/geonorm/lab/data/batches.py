@@ -108,7 +108,7 @@ def pick_objective(name: str, tokenizer: Tokenizer) -> Objective:
 
 
 @dataclass(frozen=True)
-class About:
+class ValuesOfTargets:
     """In the place of inputs and of targets: the values, such as numbers of documents, of what targets are about."""
 
     objective: Objective

@@ -14,7 +14,7 @@ from ...models.decoder import IGNORED
 from ...modes import evaluating
 from ..config import TrainConfig
 from ..data import TokenData
-from ..data.batches import NEXT, About, Objective, validation_batches
+from ..data.batches import NEXT, Objective, ValuesOfTargets, validation_batches
 from ..distributed.ranks import ALONE, World
 from .evaluate import evaluate_held_out, share_batches, token_losses
 
@@ -66,7 +66,7 @@ class Validation:
         owners = number_documents(text, int(self.tokens.meta["eos"]))
         sums = torch.zeros(4, int(owners[-1]) + 1, dtype=torch.float64)  # nats, tokens, bytes, hits
         windows = validation_batches(text, self.rows, self.context, objective=self.objective)
-        places = validation_batches(owners, self.rows, self.context, objective=About(self.objective))
+        places = validation_batches(owners, self.rows, self.context, objective=ValuesOfTargets(self.objective))
         with evaluating(model):
             for (ids, targets), owner, counts in share_batches(zip(windows, places, strict=True), self.world):
                 inputs = ids.to(self.device), targets.to(self.device)
