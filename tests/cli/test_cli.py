@@ -62,7 +62,7 @@ SIMULATE = set(
 )
 PROBE = set(
     """models data tokens context batch gradients ablate_blocks out device dtype tokenizer revision
-    trust_remote_code blocks sublayers norms_only scheme bos""".split()
+    trust_remote_code norms_only scheme bos""".split()
 )
 CHANGED = f"the command line changed: if that is meant, change the lists in {__file__} too"
 

@@ -24,8 +24,8 @@ from ..rows import each
 
 Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
 OWN = {
-    **dict.fromkeys(("gemma2", "gemma3_text"), "peri(entry=embedding)"),
-    **dict.fromkeys(("olmo2", "olmo3"), "olmo2(entry=embedding)"),
+    "gemma2": "peri(entry=embedding)",
+    "olmo2": "olmo2(entry=embedding)",
     **dict.fromkeys(("bert", "bert-decoder", "roberta", "opt-post", "xlm-roberta"), "post(entry=embedding)"),
 }
 """The scheme that each family has already; for the others pre(entry=embedding)."""
@@ -56,6 +56,7 @@ def test_its_own_scheme_changes_nothing_and_undo_is_exact(family: str, tiny_mode
     model, inputs = fresh(tiny_model, family)
     kind, config, names = type(model), model.config, dict(model.named_parameters())
     wanted = returned(model, inputs)
+    assert str(hf.scheme_of(model)) == scheme
     report = hf.apply(model, scheme)
     found = returned(model, inputs)
     if family in ("gpt_neox", "falcon-two", "stablelm-parallel"):
@@ -321,16 +322,14 @@ def test_refusals(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     ]:
         with pytest.raises(ConfigError, match=said):
             hf.apply(wrapped, "geonorm")
-    changed = copy.deepcopy(model)
+    changed = copy.deepcopy(tiny_model("bert")[0])
 
-    class Half(type(changed.model.layers[1])):  # type: ignore[misc]
+    class Half(type(changed.bert.encoder.layer[1])):  # type: ignore[misc]
         def forward(self, hidden_states: Any, *args: Any, **more: Any) -> Any:
             return (hidden_states + super().forward(hidden_states, *args, **more)) / 2
 
-    changed.model.layers[1].__class__ = Half
-    with pytest.raises(
-        ConfigError, match=r"^Half of this LlamaForCausalLM has a forward that is not transformers' own"
-    ):
+    changed.bert.encoder.layer[1].__class__ = Half
+    with pytest.raises(ConfigError, match=r"^Half of this BertForMaskedLM has a forward that is not transformers' own"):
         hf.apply(changed, "pre(entry=embedding)")
     dynamic = copy.deepcopy(model)
     for layer in dynamic.model.layers:

@@ -139,7 +139,7 @@ def test_what_is_in_the_folder(tiny_model: Tiny, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "again/config.json").read_text())["stock"] == content["stock"]
     content["stock_type"] = "lama"
     (tmp_path / "config.json").write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match=r"unknown stock_type in config\.json: 'lama' \(valid: bert"):
+    with pytest.raises(ConfigError, match=r"unknown stock_type in config\.json: 'lama'"):
         transformers.AutoConfig.from_pretrained(tmp_path)
 
 

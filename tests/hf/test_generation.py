@@ -30,7 +30,7 @@ WRITERS = [
 ]
 """Families that write a text after a text."""
 THEIR_FAULTS = {
-    "continuous batching": {"gpt_neox", "gpt_neox-sequential", "opt", "opt-post", "bert-decoder"},
+    "continuous batching": {"gpt_neox", "opt", "opt-post", "bert-decoder"},
     "static cache": {"falcon-sequential"},
 }
 """Ways in which the stock models of transformers 5.24 raise."""

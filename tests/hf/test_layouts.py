@@ -24,7 +24,6 @@ GPT2 = {
     "tie_word_embeddings": True, "num_key_value_heads": 4,
 }  # fmt: skip
 NEOX = {"norm": "layer", "norm_eps": 1e-5, "bias": True, "mlp": "gelu", "num_key_value_heads": 4}
-ONE_KEY = {**NEOX, "block": "parallel", "num_key_value_heads": 1, "bias": False}
 WINDOW = {"sliding_window": 4}
 SAME: list[tuple[str, str, dict[str, Any]]] = [
     ("llama", "pre(entry=embedding)", {}),
@@ -44,13 +43,11 @@ SAME: list[tuple[str, str, dict[str, Any]]] = [
     ("gemma2", "sandwich", {**WINDOW, "full_every": 2}),
     ("gpt2", "pre(entry=embedding)", {**GPT2, "attention_dropout": 0.2}),
     ("gpt2", "pre(entry=embedding)", {**GPT2, "bias": False, "norm_bias": False, "mlp": "gelu"}),
-    ("gpt_bigcode", "pre(entry=embedding)", {**GPT2, "num_key_value_heads": 1}),
     ("gpt_neox", "pre", NEOX),
     ("gpt_neox", "pre", {**NEOX, "gains": False}),
     ("gpt_neox", "pre", {**NEOX, "block": "parallel", "mlp": "gelu_tanh", "partial_rotary_factor": 0.25}),
     ("starcoder2", "pre", {**NEOX, "num_key_value_heads": 2, "bias": False, **WINDOW}),
     ("stablelm", "pre", {"norm": "layer", "partial_rotary_factor": 0.25}),
-    ("falcon", "pre", ONE_KEY),
 ]
 
 

@@ -1,4 +1,4 @@
-"""The scheme of a model by the structure of its layers: families with a table and without, and wrong layers."""
+"""The scheme of a model by the structure of its layers: families that differ from Llama, and wrong layers."""
 
 from __future__ import annotations
 
@@ -15,15 +15,11 @@ transformers = pytest.importorskip("transformers")
 
 from geonorm import hf, probe  # noqa: E402
 from geonorm.errors import ConfigError  # noqa: E402
-from geonorm.measure.anatomy import anatomy, has_table  # noqa: E402
 from geonorm.measure.recognise import recognise  # noqa: E402
 
-from ..conftest import CASES, EDGES, GROUPED  # noqa: E402
+from ..conftest import EDGES, GROUPED  # noqa: E402
 from ..rows import each  # noqa: E402
-from .test_apply import own  # noqa: E402
 
-UNSEEN = ("vit", "t5", "t5-encoder", "bert", "bert-decoder", "roberta", "xlm-roberta", "modernbert", "gpt2-cross")
-"""Encoders, and blocks whose modules add the stream themselves: known by their tables."""
 TINY = {**GROUPED, **EDGES, "num_hidden_layers": 4}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "num_local_experts": 4}
 LINEAR = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
@@ -40,8 +36,9 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
         "pre",
     ),
     "mamba": ({"state_size": 4}, "pre"),
+    "beam": ({**EXPERTS, "n_group": 1, "topk_group": 1, "n_routed_experts": 4}, "beam"),
 }
-"""Families without a table: side by side, experts, windows, linear attention, layers that differ within one model."""
+"""Side by side, experts, windows, linear attention, layers that differ within one model."""
 
 
 def moved(config: Any) -> Any:
@@ -51,17 +48,6 @@ def moved(config: Any) -> Any:
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     return model
-
-
-@each("case", [case for case in CASES if case not in UNSEEN])
-def test_families_with_a_table_are_recognised_as_it_says(case: str, tiny_model: Any) -> None:
-    model, _ = tiny_model(case)
-    stack = recognise(model)
-    (table,) = anatomy(model.config) if has_table(model.config) else [stack]
-    for name in ("blocks", "embedding", "exit", "norm", "gain_offset"):
-        assert getattr(stack, name) == getattr(table, name), name
-    assert [sublayer.text for sublayer in stack.of(0)] == [sublayer.text for sublayer in table.sublayers]
-    assert str(hf.scheme_of(model)) == own("gemma3_text" if case == "gemma3" else case)
 
 
 @each("family", OTHERS)
@@ -125,6 +111,9 @@ def per_channel(layer: Any, x: Tensor, u: Tensor, y: Tensor) -> Tensor:
 
 WRONG: dict[str, dict[str, Any]] = {
     "a factor of the stream": {"write": lambda layer, x, u, y: 1.01 * x + u},
+    "a factor of the stream, a norm of the update": {
+        "write": lambda layer, x, u, y: 0.7 * x + layer.input_layernorm(u)
+    },
     "a factor of the update": {"write": lambda layer, x, u, y: x + 1.01 * u},
     "a factor of the reading": {"reading": 1.01},
     "no norm before the attention": {"norm": False},
@@ -183,9 +172,7 @@ def test_what_is_wrong_beside_the_sums_is_refused(tiny_model: Any) -> None:
     assert type(model).__name__ == "ArceeForCausalLM"
 
 
-@each(
-    "family, said", [("beam", "the stream becomes 0.7071 x"), ("minimax", "the stream begins again"), ("bloom", "mlp")]
-)
+@each("family, said", [("minimax", "the stream begins again"), ("bloom", "mlp")])
 def test_other_rules_are_refused_with_what_was_seen(family: str, said: str) -> None:
     settings = {**TINY, **EXPERTS, "n_layer": 2, "n_head": 4, "n_group": 1, "topk_group": 1, "n_routed_experts": 4}
     model = moved(transformers.AutoConfig.for_model(family, **settings))
@@ -193,3 +180,15 @@ def test_other_rules_are_refused_with_what_was_seen(family: str, said: str) -> N
         with pytest.raises(ConfigError, match=said) as refused:
             call(model)
         assert "seen before it" in str(refused.value) and "\n" not in str(refused.value)
+
+
+@torch.no_grad()
+@each("factor", [0.99, 1.01])
+def test_another_factor_is_not_beam(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.beam import modeling_beam
+
+    model = moved(transformers.AutoConfig.for_model("beam", **{**TINY, **OTHERS["beam"][0]}))
+    add = modeling_beam.depth_scaled_residual_add
+    monkeypatch.setattr(modeling_beam, "depth_scaled_residual_add", lambda *args: factor * add(*args))
+    with pytest.raises(ConfigError, match="rebuilt under beam"):
+        hf.scheme_of(model)

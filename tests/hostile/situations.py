@@ -113,8 +113,6 @@ READING = [
     s("export model --to new", "model"),
     s(f"probe nowhere {PROBE}", "nowhere"),
     s(f"probe run {PROBE} --context 1", "context must be at least 2"),
-    s(f"probe model {PROBE} --blocks transformer.h", "--sublayers"),
-    s(f"probe model {PROBE} --blocks nothing.here --sublayers attn:norm=a,branch=b", "--blocks"),
     s("probe run --data text.txt --out text.txt", "is a file"),
     s("probe run --data text.txt --out run", "run"),
     s("generate 'no\nsuch\nrun'", "there is no run"),

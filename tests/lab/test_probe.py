@@ -18,7 +18,6 @@ from geonorm.errors import ConfigError
 from geonorm.lab import probe as lab, probe_inputs
 from geonorm.lab.data.batches import MaskedTokens
 from geonorm.lab.open import Opened
-from geonorm.measure.anatomy import Stack
 from geonorm.measure.config import ProbeConfig
 
 from ..rows import each
@@ -103,7 +102,6 @@ def test_a_directory_is_probed_and_the_page_made_again(folder: Path, tmp_path: P
         ("quantised", "quantised weights (bitsandbytes)"),
         ("pickled", "no safetensors weights"),
         ("type", "MptBlock"),
-        ("plain", "no residual sub-layer"),
         ("bos", "no token that begins a text: give a --prompt, no --bos"),
         ("out", "holds no probe"),
     ],
@@ -114,7 +112,7 @@ def test_wrong_input_is_one_line_and_writes_nothing(
     broken, text, out = tmp_path / "model", tmp_path / "text.txt", tmp_path / "out"
     shutil.copytree(folder, broken)
     text.write_text("" if case == "empty" else "the quick brown fox " * 40)
-    extra = {"plain": ["--blocks", "model.nowhere", "--sublayers", "attn:branch=attn"], "bos": ["--bos"]}.get(case, [])
+    extra = ["--bos"] if case == "bos" else []
     remove = {"missing": "*", "model": "config.json", "tokenizer": "*token*", "pickled": "*safetensors*", "type": "*"}
     for file in broken.glob(remove.get(case, "nothing")):
         file.unlink()
@@ -152,8 +150,6 @@ def test_python(tiny_model: Tiny, folder: Path) -> None:
     named = geonorm.probe(str(folder), text, tokens=128, context=32)
     assert named.tokens == 128 and named.name == str(folder)
     assert geonorm.probe(*tiny_model("vit")).sites[0]["stack"] == "encoder"
-    by_hand = Stack.by_hand("layers", ["attn:norm=input_layernorm,branch=self_attn"])
-    assert len(geonorm.probe(model, ids, stacks=[by_hand]).sites) == 3
     norms_alone = geonorm.probe(model, ids, sites=False)
     assert norms_alone.norms and not norms_alone.sites and norms_alone.tokens == 18
     padding: Any = {"input_ids": ids, "attention_mask": torch.zeros_like(ids)}

@@ -17,7 +17,7 @@ import geonorm
 from geonorm import Decoder, DecoderConfig, Residual, Site
 from geonorm.errors import ConfigError
 from geonorm.measure.accumulate import SiteMeasure
-from geonorm.measure.anatomy import Stack, anatomy, blocks_of, join_path
+from geonorm.measure.anatomy import blocks_of, join_path
 from geonorm.measure.capture import Capture
 from geonorm.measure.metrics import likeness
 from geonorm.measure.norms import examine, norms_of
@@ -28,7 +28,6 @@ from ..rows import each
 
 Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
 SMALL = {"layers": 2, "width": 24, "heads": 2, "vocab_size": 31, "context": 16}
-TABLE = {"attn": "attn:norm=ln_1,branch=attn", "mlp": "mlp:norm=ln_2,branch=mlp"}
 
 
 class Keeping(SiteMeasure):
@@ -231,29 +230,6 @@ def test_gated_norms_are_norms_of_no_fixed_gain() -> None:
     gated = [row for row in rows["gated"] if row["role"] != "entry"]  # that one has no gains, and no gate
     assert {row["norm_kind"] for row in gated} == {"other"} and all(row["removal"] is None for row in gated)
     assert not norms_of(Decoder(DecoderConfig(scheme="pre", norm="none", **SMALL)))
-
-
-def test_by_hand_is_the_table(tiny_model: Tiny) -> None:
-    model, inputs = tiny_model("gpt2")
-    one, other = (
-        Capture(model, anatomy(model.config)),
-        Capture(model, [Stack.by_hand("h", TABLE.values(), exit="ln_f")]),
-    )
-    with torch.no_grad(), one.watching(), other.watching():
-        model(**inputs)
-    assert one.rows() == other.rows() and one.norm_rows() == other.norm_rows()
-    ours = Decoder(DecoderConfig(**SMALL))
-    for target, stack, message in (
-        (model, Stack.by_hand("h", ["attn:norm=ln_9,branch=attn"]), r"no module ln_9 in transformer.h.0 .*--blocks"),
-        (model, Stack.by_hand("g", ["attn:branch=attn"]), "no residual sub-layer in GPT2LMHeadModel"),
-        (
-            ours,
-            Stack.by_hand("blocks", ["mlp:branch=b"]),
-            "blocks.0 has its own residual sub-layers: leave out --blocks",
-        ),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            Capture(target, [stack])
 
 
 class Own(nn.Module):

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import ConfigError
-from ..measure.anatomy import blocks_of, join_path
+from ..measure.anatomy import blocks_of, join_path, stacks_by_name
 from ..measure.observe import stacks_of
-from ..measure.recognise import recognise, scheme_of_stack
+from ..measure.recognise import recognise
 from ..models.init import SLOTS
 from ..parsing import list_paths
 from ..residual import Residual
@@ -73,7 +73,7 @@ class Report:
 
 def apply(model: Any, scheme: str | Scheme) -> Report:
     """Puts a model of transformers under a scheme, in place, and says what it changed: one whose own scheme
-    `scheme_of` recognises, or of a family in `geonorm.anatomy.FAMILIES`.
+    `scheme_of` knows.
 
     Every weight stays as it is; norms of the scheme that stand where a stock norm stood take over its gains, others
     start as the scheme says.
@@ -115,7 +115,8 @@ def apply(model: Any, scheme: str | Scheme) -> Report:
 
 
 def scheme_of(model: Any) -> Scheme:
-    """The residual scheme of a causal model of transformers, recognised by the structure of its layers.
+    """The residual scheme of a model of transformers. Of the families in `geonorm.anatomy.FAMILIES` (encoders, vision,
+    encoder-decoders) it is known by name; that of a causal model is recognised by the structure of its layers.
 
     A pass over random ids is recorded, and every sub-layer is rebuilt from its own parts under the scheme: what its
     branch reads and the stream behind it must be what the model computed (see `measure.recognise`). Of a model that
@@ -133,7 +134,8 @@ def scheme_of(model: Any) -> Scheme:
         raise ConfigError(f"scheme_of reads transformers models, not {type(model).__name__}")
     if isinstance(scheme := getattr(model.config, "scheme", None), str):
         return parse(scheme)
-    return scheme_of_stack(recognise(model))
+    stack, *_ = stacks_by_name(model.config) or [recognise(model)]
+    return parse(stack.scheme or f"{stack.sublayers[0].placement}(entry=embedding)")
 
 
 def restore(model: Any) -> None:
@@ -219,28 +221,24 @@ def check_model(model: Any) -> None:
     family = str(model.config.model_type)
     if family.startswith("geonorm"):
         raise ConfigError(f"{name} is geonorm's own model: its scheme is a field of its configuration")
-    if getattr(model, "hf_quantizer", None) is not None or getattr(model.config, "quantization_config", None):
+    if getattr(model, "hf_quantizer", None) is not None or not all(p.is_floating_point() for p in model.parameters()):
         raise ConfigError(f"this {name} is quantised: apply the scheme to the full-precision model")
+    if any("forward" in vars(module) or hasattr(module, "_hf_hook") for module in model.modules()):
+        raise ConfigError(f"modules of this {name} are wrapped (by accelerate or a patch): apply first")
 
 
 def check_blocks(model: Any, stacks: Stacks) -> None:
-    """ConfigError for blocks that are not transformers' own, as they were built."""
+    """ConfigError for a model whose blocks are those of a part of it, and for blocks of a family that is known by name
+    which are not transformers' own."""
     name = type(model).__name__
     if not stacks or any("language_model" in stack.blocks for stack, _ in stacks):
         raise ConfigError(f"{name} has no blocks that apply knows; give it the text model alone")
-    for stack, base in stacks:
-        for layer, block in enumerate(blocks_of(model, stack, base)):
-            if not type(block).forward.__module__.startswith("transformers.models."):
-                raise ConfigError(
-                    f"{type(block).__name__} of this {name} has a forward that is not transformers' own, which apply "
-                    "would replace; geonorm.Residual is for blocks of your own"
-                )
-            for branch in [branch for sublayer in stack.of(layer) for branch in sublayer.branches]:
-                weights = [p for path in branch.modules for p in block.get_submodule(path).parameters()]
-                if not any(p.is_floating_point() for p in weights):
-                    raise ConfigError(f"this {name} is quantised: apply the scheme to the full-precision model")
-            if "forward" in vars(block) or hasattr(block, "_hf_hook"):
-                raise ConfigError(f"the blocks of this {name} are wrapped (by accelerate or a patch): apply first")
+    for block in [block for stack, base in stacks if stack.scheme is None for block in blocks_of(model, stack, base)]:
+        if not type(block).forward.__module__.startswith("transformers.models."):
+            raise ConfigError(
+                f"{type(block).__name__} of this {name} has a forward that is not transformers' own, which apply "
+                "would replace; geonorm.Residual is for blocks of your own"
+            )
 
 
 def check_scheme(scheme: Scheme, depth: int) -> None:

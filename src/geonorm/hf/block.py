@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..measure.anatomy import Branch as Where, Stack, Sublayer, blocks_of, join_path
-from ..measure.recognise import copy_gains
-from ..norms import Norm, NormSpec, upcast
+from ..measure.anatomy import Branch, Stack, Sublayer, blocks_of, join_path
+from ..measure.rebuild import copy_gains, has_several_norms, norm_in, norm_spec, rebuild
+from ..norms import NormSpec, upcast
 from ..residual import Residual, StreamEnd
 from ..schemes import Scheme, Site
 from ..schemes.scales import Times
@@ -39,8 +38,8 @@ class Derived:
 
 def make_bare(make: Any, *stock: Any) -> Any:
     """An object without its state yet."""
-    made = make(*stock)
-    return made.__new__(made)
+    kind = make(*stock)
+    return kind.__new__(kind)
 
 
 class Affine(nn.Module):
@@ -116,17 +115,19 @@ class Exit(StreamEnd):
 
 @dataclass(frozen=True)
 class Handover:
-    """What the first module of a branch gets of its block's arguments. accepts: None where it takes any name."""
+    """What the first module of a branch gets of its block's arguments."""
 
-    accepts: frozenset[str] | None
-    renames: Mapping[str, str]
+    arguments: Mapping[str, str]
     """{its name: the block's}."""
-    leave_out: frozenset[str]
+    more: frozenset[str] | None
+    """What else it takes of what no parameter of the block is for; None where that is everything."""
+    names: tuple[str, ...]
+    """The parameters of the block."""
 
     def select(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        chosen = {name: value for name, value in arguments.items() if name not in self.leave_out}
-        chosen |= {name: arguments.get(theirs) for name, theirs in self.renames.items()}
-        return chosen if self.accepts is None else {k: v for k, v in chosen.items() if k in self.accepts}
+        others = {name: value for name, value in arguments.items() if name not in self.names}
+        chosen = {name: value for name, value in others.items() if self.more is None or name in self.more}
+        return chosen | {name: arguments.get(theirs) for name, theirs in self.arguments.items()}
 
 
 @dataclass(frozen=True)
@@ -178,26 +179,16 @@ def block_class(stock: Any) -> Any:
 def site_of(block: nn.Module, sublayer: Sublayer, stack: Stack, scheme: Scheme, site: Site, dim: int) -> Residual:
     """One residual site of a block under the scheme, built from the stock modules; gains of stock norms are carried to
     the norms that play their part."""
-    norms = {path: block.get_submodule(path) for path in sublayer.norms}
-    spec = norm_spec(stack, dim, norms.values())
     chains = [Chain(branch_modules(block, branch)) for branch in sublayer.branches]
-    residual = Residual(StockBranch(chains), scheme, site, dim, spec.kind, spec.gains, spec.eps, spec.bias)
+    residual = rebuild(block, sublayer, stack, scheme, site, dim, StockBranch(chains))
     own = residual.own
-    several = len({branch.norm for branch in sublayer.branches}) > 1
-    for path, role in sublayer.norms.items():
-        if isinstance(norms[path], nn.Identity) and role in own:
-            own[role] = nn.Identity()  # ModernBERT's first block reads what the entry has normalised
-        target = norm_in(own, role)
-        if target is not None and not (role == "input" and several):
-            copy_gains(norms[path], target, stack.gain_offset)
-    if several and getattr(norm_in(own, "input"), "weight", None) is not None:
+    if has_several_norms(sublayer) and getattr(norm_in(own, "input"), "weight", None) is not None:
         # one N for all branches, the gains of each on its own chain (GPT-NeoX)
-        own["input"] = NormSpec(spec.kind, dim, gains=False, eps=spec.eps)()
-        for chain, branch in zip(chains, sublayer.branches, strict=True):
-            stock = norms.get(branch.norm) if branch.norm else None
-            if stock is not None:
-                chain.gains = Affine(dim, getattr(stock, "bias", None) is not None)
-                copy_gains(stock, chain.gains, stack.gain_offset)
+        stock = [block.get_submodule(branch.norm or "") for branch in sublayer.branches]
+        own["input"] = replace(norm_spec(stack, dim, stock), gains=False, bias=False)()
+        for chain, norm in zip(chains, stock, strict=True):
+            chain.gains = Affine(dim, getattr(norm, "bias", None) is not None)
+            copy_gains(norm, chain.gains, stack.gain_offset)
     like = next(p for chain in chains for p in chain.steps.parameters() if p.is_floating_point())
     for part in (own, *(chain.gains for chain in chains)):
         if isinstance(part, nn.Module):
@@ -206,60 +197,30 @@ def site_of(block: nn.Module, sublayer: Sublayer, stack: Stack, scheme: Scheme, 
     return residual.train(block.training)
 
 
-def branch_modules(block: nn.Module, branch: Where) -> list[nn.Module]:
+def branch_modules(block: nn.Module, branch: Branch) -> list[nn.Module]:
     """The modules of a branch in the order of the computation, then its dropout and its scale."""
     modules = [block.get_submodule(path) for path in branch.modules]
     if branch.dropout is not None:
-        drop = attrgetter(branch.dropout)(block) if isinstance(branch.dropout, str) else branch.dropout
-        modules.append(drop if isinstance(drop, nn.Module) else nn.Dropout(float(drop)))
+        path = branch.dropout
+        modules.append(block.get_submodule(path) if isinstance(path, str) else nn.Dropout(path))
     if branch.scale is not None:
-        scale = attrgetter(branch.scale)(block) if isinstance(branch.scale, str) else branch.scale
-        modules.append(Times(float(scale)))
+        modules.append(Times(branch.scale))
     return modules
-
-
-def norm_spec(stack: Stack, dim: int, stock: Iterable[nn.Module]) -> NormSpec:
-    """What N is at a site, after the stock norms there."""
-    for norm in stock:
-        if isinstance(norm, nn.Identity):
-            continue
-        eps = getattr(norm, "variance_epsilon", None)
-        eps = getattr(norm, "eps", None) if eps is None else eps
-        gains = getattr(norm, "weight", None) is not None
-        bias = getattr(norm, "bias", None) is not None
-        return NormSpec(stack.norm, dim, gains, stack.eps if eps is None else float(eps), bias)
-    return NormSpec(stack.norm, dim, eps=stack.eps)
-
-
-def norm_in(own: nn.Module, role: str) -> Norm | None:
-    """The norm of a scheme's parameters that plays a part: input, output, stream, norm (of an end). The identity in the
-    place of one is none."""
-    part = own[role] if isinstance(own, nn.ModuleDict) and role in own else None
-    if not isinstance(part, nn.Module):
-        return None
-    return next((m for m in part.modules() if isinstance(m, Norm)), None)
 
 
 def call_of(block: nn.Module, sublayers: Iterable[Sublayer], stack: Stack) -> Call:
     stock = inspect.signature(type(block).forward)
     names = tuple(p.name for p in stock.parameters.values() if p.name != "self" and p.kind is not p.VAR_KEYWORD)
-    returns = () if stock.return_annotation is Tensor else stack.returns  # GPT-J since transformers 5.24
-    handovers = {s.kind: [handover(block, s, branch, names) for branch in s.branches] for s in sublayers}
-    return Call(names, handovers, returns, stack.tupled)
+    handovers = {s.kind: [handover(block, branch, names) for branch in s.branches] for s in sublayers}
+    return Call(names, handovers, stack.returns, stack.tupled)
 
 
-def handover(block: nn.Module, sublayer: Sublayer, branch: Where, names: Iterable[str]) -> Handover:
-    """Of a branch that was recognised what it was seen to get, and whatever no parameter of the block takes."""
+def handover(block: nn.Module, branch: Branch, names: tuple[str, ...]) -> Handover:
     parameters = inspect.signature(block.get_submodule(branch.modules[0]).forward).parameters.values()
-    anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    accepts = None if anything else frozenset(p.name for p in parameters)
-    if branch.arguments is not None:
-        return Handover(accepts if branch.arguments else frozenset(), branch.arguments, frozenset(names))
-    if sublayer.kind == "mlp" or branch is not sublayer.branches[0]:
-        return Handover(frozenset(), {}, frozenset())
-    encoder = {name for name in names if name.startswith("encoder_")} | {*sublayer.arguments.values()}
-    leave_out = encoder | ({"attention_mask"} if sublayer.kind == "cross" else set())
-    return Handover(accepts, sublayer.arguments, frozenset(leave_out))
+    anything = bool(branch.arguments) and any(p.kind is p.VAR_KEYWORD for p in parameters)
+    more = None if anything else frozenset(p.name for p in parameters if branch.arguments)
+    arguments = {name: theirs for name, theirs in branch.arguments.items() if theirs in names}
+    return Handover(arguments, more, names)
 
 
 def replace_sites(model: Any, scheme: Scheme, stacks: Stacks) -> set[int]:

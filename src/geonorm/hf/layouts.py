@@ -9,22 +9,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import SimpleNamespace
 from typing import Any
 
+import torch
+import transformers
+
 from ..errors import ConfigError, unknown
-from ..measure.anatomy import Stack, anatomy
+from ..measure.anatomy import Stack
+from ..measure.recognise import recognise
 from ..models.config import DecoderConfig
 from ..schemes import enter_as, parse
-from .config import NAMES
+from .config import NAMES, GeoNormConfig, layer_types, write_by_window, write_rope
 
 GATED = {"swiglu": "silu"}
+EFFECTIVE = {"kv_heads": "groups", "head_width": "head_dim"}
+"""Fields of DecoderConfig that may be None, and the property that says what they then are."""
 PLAIN = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One architecture; how it differs from a Llama. Its norms, branches and ends are those of `anatomy`."""
+    """One architecture; how it differs from a Llama. Its norms, branches and ends are recognised."""
 
     model_type: str
     matrices: dict[str, str]
@@ -35,14 +40,16 @@ class Layout:
     """Fields of their configuration that have one value here."""
     fields: dict[str, str | None] = field(default_factory=dict)
     """Fields of DecoderConfig that they call otherwise than most do, or do not have (None)."""
+    scheme: str = "pre"
+    """What computes the same; the stream enters as the raw embedding."""
     base: str = "model"
     """Where the model without its head is."""
     positions: str | None = None
     """Their table of learned positions."""
     mlp: dict[str, str] = field(default_factory=lambda: GATED)
     """Our MLPs that it can have, with their activation."""
-    kv_heads: str = "any"
-    """How many there are: any number, all (as many as heads) or one."""
+    grouped: bool = True
+    """Whether heads can share keys and values."""
     head_width: bool = False
     """Whether a head can be of another width than width / heads."""
     rotary: bool = False
@@ -64,35 +71,39 @@ class Layout:
 
     @cached_property
     def stack(self) -> Stack:
-        return anatomy(SimpleNamespace(model_type=self.model_type, **self.settings))[0]
+        """That of a small model of the architecture."""
+        small = GeoNormConfig(
+            hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, vocab_size=32,
+            mlp=next(iter(self.mlp)),
+        )  # fmt: skip
+        with torch.random.fork_rng(devices=()):
+            return recognise(transformers.AutoModelForCausalLM.from_config(self.configuration(small)))
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        """What computes the same, the first being what an import gets; the stream enters as the raw embedding."""
-        placement = self.stack.sublayers[0].placement
-        return f"{placement}(entry=embedding)", *(["sandwich"] if placement == "peri" else [])
+        return f"{self.scheme}(entry=embedding)", *(["sandwich"] if self.scheme == "peri" else [])
 
     @cached_property
     def modules(self) -> dict[str, str]:
         """Of a layer: ours, from `model.blocks.N`, to theirs. Several joined by blanks on their side hold the same."""
-        found = {}
+        names = {}
         for part in self.stack.sublayers:
-            own = "both" if part.kind == "parallel" else part.kind
+            site = "both" if part.kind == "parallel" else part.kind
             for role in dict.fromkeys(part.norms.values()):
-                found[f"{own}.own.{role}"] = " ".join(path for path, played in part.norms.items() if played == role)
+                names[f"{site}.own.{role}"] = " ".join(path for path, played in part.norms.items() if played == role)
             for number, branch in enumerate(part.branches):
-                kind = ("attn", "mlp")[number] if own == "both" else own
-                inner = f"both.branch.{kind}" if own == "both" else f"{own}.branch"
+                kind = ("attn", "mlp")[number] if site == "both" else site
+                inner = f"both.branch.{kind}" if site == "both" else f"{site}.branch"
                 for ours, theirs in self.matrices.items():
                     if (ours.split()[0] in ("gate", "up", "down")) == (kind == "mlp"):
-                        found[join_names(ours, inner)] = f"{branch.modules[0]}.{theirs}"
-        return found
+                        names[join_names(ours, inner)] = f"{branch.modules[0]}.{theirs}"
+        return names
 
     def fixed(self) -> dict[str, Any]:
         return {
-            "block": "parallel" if self.stack.sublayers[0].kind == "parallel" else "sequential",
+            "block": "sequential",
             "positions": "rope" if self.positions is None else "learned",
-            "norm": self.stack.norm,
+            "norm": "rms",
             "qk_norm": "none",
             "qk_scale": 1.0,
             "values": "own",
@@ -123,23 +134,41 @@ class Layout:
 
     def unlike(self, config: DecoderConfig) -> list[str]:
         """Fields of a decoder that have no equal."""
-        heads = {"any": config.groups, "all": config.heads, "one": 1}[self.kv_heads]
-        found = [
-            f"{name}={getattr(config, name)}, not {value}"
-            for name, value in self.fixed().items()
-            if getattr(config, name) != value
-        ]
-        found += [f"kv_heads={config.groups}, not {heads}"] if config.groups != heads else []
-        usual = config.width / config.heads
-        if config.head_dim != usual and not self.head_width:
-            found.append(f"head_width={config.head_dim}, not {usual:g}")
-        if config.rotary != 1 and not self.rotary:
-            found.append(f"rotary={config.rotary:g}, not 1")
-        if config.window is not None and not self.windows:
-            found.append(f"window={config.window}, not None")
-        elif config.full_every is not None and "layer_types" not in self.windows:
-            found.append(f"full_every={config.full_every}, not None")
-        return found + ([f"mlp={config.mlp}, not {' or '.join(self.mlp)}"] if config.mlp not in self.mlp else [])
+        wanted = self.fixed()
+        wanted |= {} if self.grouped else {"kv_heads": config.heads}
+        wanted |= {} if self.head_width else {"head_width": config.width // config.heads}
+        wanted |= {} if self.rotary else {"rotary": 1}
+        wanted |= {} if self.windows else {"window": None}
+        wanted |= {} if "layer_types" in self.windows else {"full_every": None}
+        wanted |= {} if config.mlp in self.mlp else {"mlp": " or ".join(self.mlp)}
+        values = {name: getattr(config, EFFECTIVE.get(name, name)) for name in wanted}
+        return [f"{name}={values[name]}, not {value}" for name, value in wanted.items() if values[name] != value]
+
+    def configuration(self, config: GeoNormConfig) -> Any:
+        """The configuration of the architecture for a decoder that equals it."""
+        shape = config.shape()
+        settings = {called: getattr(shape, name) for name in SHARED if (called := self.called(name)) is not None}
+        if self.called("kv_heads") is not None:
+            settings["num_key_value_heads"] = shape.groups
+        settings.update({name: getattr(config, name) for name in TOKENS})
+        settings.update(dict.fromkeys(self.bias, shape.bias), **dict.fromkeys(self.dropout, 0.0), **self.settings)
+        settings[self.called("mlp") or ""] = self.mlp[shape.mlp]
+        if self.positions is None:
+            write = write_by_window if self.by_window else write_rope
+            settings["rope_parameters"] = write(shape, self.rotary)
+        windows = {
+            "sliding_window": shape.window,
+            "use_sliding_window": shape.window is not None,
+            "layer_types": layer_types(shape),
+        }
+        if shape.window is None and "layer_types" in self.windows:
+            del windows["sliding_window"]  # Gemma 2 asks for its number where no layer has one, too
+        settings.update({name: windows[name] for name in self.windows if name in windows})
+        if self.scaled:
+            settings["query_pre_attn_scalar"] = shape.head_dim
+        if self.head_width:
+            settings["head_dim"] = shape.head_dim
+        return transformers.AutoConfig.for_model(self.model_type, **settings)
 
 
 def join_names(names: str, at: str) -> str:
@@ -156,10 +185,10 @@ NEOX = {QKV: "query_key_value", "o": "dense", "up": "dense_h_to_4h", "down": "de
 OLD_NAMES: dict[str, Any] = {
     "fields": {"hidden": "n_inner", "eps": "layer_norm_epsilon", "mlp": "activation_function", "kv_heads": None,
                "attn_dropout": "attn_pdrop"},
-    "base": "transformer", "positions": "wpe", "dropout": ("resid_pdrop", "embd_pdrop"),
+    "base": "transformer", "positions": "wpe", "dropout": ("resid_pdrop", "embd_pdrop"), "transposed": True,
 }  # fmt: skip
 NEOX_NAMES: dict[str, Any] = {
-    "fields": {"eps": "layer_norm_eps", "kv_heads": None}, "mlp": PLAIN, "kv_heads": "all", "bias": ("attention_bias",),
+    "fields": {"eps": "layer_norm_eps", "kv_heads": None}, "mlp": PLAIN, "grouped": False, "bias": ("attention_bias",),
     "base": "gpt_neox", "rotary": True, "by_head": True,
 }  # fmt: skip
 
@@ -176,46 +205,40 @@ LAYOUTS = (
         head_width=True, bias=("attention_bias",),
     ),
     Layout(
-        "olmo", LLAMA, shape={"gains": False, "eps": 1e-5}, settings={"clip_qkv": None}, fields={"eps": None},
+        "olmo", LLAMA, shape={"norm": "layer", "gains": False, "eps": 1e-5}, settings={"clip_qkv": None},
+        fields={"eps": None}, bias=("attention_bias",),
+    ),
+    Layout(
+        "olmo2", HEAD_NORMS | LLAMA, scheme="olmo2", shape={"qk_norm": "full"}, head_width=True,
         bias=("attention_bias",),
     ),
-    Layout("olmo2", HEAD_NORMS | LLAMA, shape={"qk_norm": "full"}, head_width=True, bias=("attention_bias",)),
     Layout(
-        "olmo3", HEAD_NORMS | LLAMA, shape={"qk_norm": "full"}, head_width=True, bias=("attention_bias",),
-        windows=(*WINDOW, *BY_LAYER), by_window=True,
+        "olmo3", HEAD_NORMS | LLAMA, scheme="olmo2", shape={"qk_norm": "full"}, head_width=True,
+        bias=("attention_bias",), windows=(*WINDOW, *BY_LAYER), by_window=True,
     ),
     Layout(
-        "gemma2", LLAMA, fields={"mlp": "hidden_activation"}, bias=("attention_bias",),
+        "gemma2", LLAMA, scheme="peri", fields={"mlp": "hidden_activation"}, bias=("attention_bias",),
         settings={
             "attn_logit_softcapping": None, "final_logit_softcapping": None, "use_bidirectional_attention": None,
         },
         head_width=True, scaled=True, windows=(*WINDOW, *BY_LAYER),
     ),
     Layout(
-        "gpt2", GPT2, mlp={"gelu": "gelu", "gelu_tanh": "gelu_new"}, kv_heads="all", transposed=True,
+        "gpt2", GPT2, shape={"norm": "layer"}, mlp={"gelu": "gelu", "gelu_tanh": "gelu_new"}, grouped=False,
         settings={
             "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False,
         },
         **OLD_NAMES,
     ),
+    Layout("gpt_neox", NEOX, {"norm": "layer"}, {"use_parallel_residual": False}, **NEOX_NAMES),
+    Layout("gpt_neox", NEOX, {"norm": "layer", "block": "parallel"}, {"use_parallel_residual": True}, **NEOX_NAMES),
     Layout(
-        "gpt_bigcode", GPT2, mlp=PLAIN, kv_heads="one",
-        settings={"scale_attn_weights": True, "multi_query": True, "add_cross_attention": False}, **OLD_NAMES,
-    ),
-    Layout("gpt_neox", NEOX, settings={"use_parallel_residual": False}, **NEOX_NAMES),
-    Layout("gpt_neox", NEOX, settings={"use_parallel_residual": True}, **NEOX_NAMES),
-    Layout(
-        "starcoder2", ATTENTION | {"up": "c_fc", "down": "c_proj"}, mlp=PLAIN, windows=WINDOW,
+        "starcoder2", ATTENTION | {"up": "c_fc", "down": "c_proj"}, {"norm": "layer"}, mlp=PLAIN, windows=WINDOW,
         fields={"eps": "norm_epsilon"}, bias=("use_bias",),
     ),
     Layout(
-        "stablelm", LLAMA, rotary=True, bias=("use_qkv_bias",), fields={"eps": "layer_norm_eps"},
+        "stablelm", LLAMA, {"norm": "layer"}, rotary=True, bias=("use_qkv_bias",), fields={"eps": "layer_norm_eps"},
         settings={"use_parallel_residual": False, "qk_layernorm": False},
-    ),
-    Layout(
-        "falcon", NEOX, mlp=PLAIN, kv_heads="one", bias=("bias",), base="transformer",
-        settings={"new_decoder_architecture": False, "multi_query": True, "parallel_attn": True, "alibi": False},
-        fields={"hidden": "ffn_hidden_size", "eps": "layer_norm_epsilon", "mlp": "activation", "kv_heads": None},
     ),
 )  # fmt: skip
 """In the order in which an export chooses among them where it is not told which."""
@@ -243,10 +266,10 @@ def layout_of(config: DecoderConfig, model_type: str | None = None) -> Layout:
     """
     scheme = parse(config.scheme)
     plain = str(enter_as(scheme, "embedding"))
-    asked = LAYOUTS if model_type is None else layouts_of(model_type)
-    by_scheme = [layout for layout in asked if plain in layout.schemes]
+    candidates = LAYOUTS if model_type is None else layouts_of(model_type)
+    by_scheme = [layout for layout in candidates if plain in layout.schemes]
     if not by_scheme:
-        known = ", ".join(sorted({layout.schemes[0] for layout in asked}))
+        known = ", ".join(sorted({layout.schemes[0] for layout in candidates}))
         what = f"not {model_type}, which is {known}"
         what = f"no architecture of transformers (those are {known})" if model_type is None else what
         raise ConfigError(f"{scheme} is {what}: use --layout geonorm")

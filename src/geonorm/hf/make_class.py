@@ -21,7 +21,6 @@ from transformers.utils import output_capturing
 
 from .. import __version__
 from ..errors import ConfigError
-from ..measure.anatomy import FAMILIES
 from ..measure.observe import stacks_of
 from ..residual import Residual, StreamEnd
 from ..schemes import parse, sources_of
@@ -30,7 +29,7 @@ from .config import from_folder
 from .loading import ReadsFolders, loaded_kept
 
 TYPE = "geonorm_applied"
-OURS = ("scheme", "scheme_source", "stock_type", "stock_stack", "geonorm_version")
+OURS = ("scheme", "scheme_source", "stock_type", "stock_stacks", "geonorm_version")
 """What a configuration has beside the stock fields."""
 GUARD = "num_hidden_layers"
 """A field of every stock configuration; in config.json it holds a sentence, at which a stock class stops. It stands
@@ -47,8 +46,8 @@ class AppliedConfig(PreTrainedConfig):
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         family = config_dict.get("stock_type")
-        if family not in CONFIG_MAPPING or not (family in FAMILIES or "stock_stack" in config_dict):
-            raise ConfigError(f"unknown stock_type in config.json: {family!r} (valid: {', '.join(sorted(FAMILIES))})")
+        if family not in CONFIG_MAPPING:
+            raise ConfigError(f"unknown stock_type in config.json: {family!r}")
         stock: Any = CONFIG_MAPPING[family]
         return config_class(stock).from_dict(config_dict, **kwargs)
 
@@ -148,8 +147,7 @@ def make_class(model: Any, scheme: str, family: str, stacks: Any) -> None:
     stock: Any = type(model.config)
     made = stock if is_applied(model) else config_class(stock)
     says: dict[str, Any] = {"scheme": scheme, "stock_type": family, "model_type": TYPE}
-    if family not in FAMILIES:
-        says["stock_stack"] = asdict(stacks[0][0])
+    says["stock_stacks"] = [asdict(stack) for stack, _ in stacks]
     if source := sources_of(parse(scheme)):
         says["scheme_source"] = source
     for module in model.modules():

@@ -15,8 +15,7 @@ from transformers import initialization
 
 from ..errors import ConfigError
 from ..models.config import DecoderConfig
-from .config import GeoNormConfig, layer_types, write_by_window, write_rope
-from .layouts import SHARED, TOKENS, Layout, layout_of
+from .layouts import Layout, layout_of
 from .modeling import GeoNormForCausalLM, language_model
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -37,7 +36,7 @@ def to_stock(model: GeoNormForCausalLM, model_type: str | None = None) -> Any:
     config = language_model(model).config.shape()
     layout = layout_of(config, model_type)
     with initialization.no_init_weights():
-        out = transformers.AutoModelForCausalLM.from_config(stock_config(model.config, layout))
+        out = transformers.AutoModelForCausalLM.from_config(layout.configuration(model.config))
     weights = model.state_dict()
     trained = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
     embedding = model.model.entry(weights[EMBEDDING])
@@ -70,33 +69,6 @@ def to_stock(model: GeoNormForCausalLM, model_type: str | None = None) -> Any:
     out.load_state_dict(found, strict=True, assign=True)
     out.tie_weights()
     return out.train(model.training)
-
-
-def stock_config(config: GeoNormConfig, layout: Layout) -> Any:
-    """The configuration of the architecture for a decoder that equals it."""
-    shape = config.shape()
-    settings = {called: getattr(shape, name) for name in SHARED if (called := layout.called(name)) is not None}
-    if layout.called("kv_heads") is not None:
-        settings["num_key_value_heads"] = shape.groups
-    settings.update({name: getattr(config, name) for name in TOKENS})
-    settings.update(dict.fromkeys(layout.bias, shape.bias), **dict.fromkeys(layout.dropout, 0.0), **layout.settings)
-    settings[layout.called("mlp") or ""] = layout.mlp[shape.mlp]
-    if layout.positions is None:
-        write = write_by_window if layout.by_window else write_rope
-        settings["rope_parameters"] = write(shape, layout.rotary)
-    windows = {
-        "sliding_window": shape.window,
-        "use_sliding_window": shape.window is not None,
-        "layer_types": layer_types(shape),
-    }
-    if shape.window is None and "layer_types" in layout.windows:
-        del windows["sliding_window"]  # Gemma 2 asks for its number where no layer has one, too
-    settings.update({name: windows[name] for name in layout.windows if name in windows})
-    if layout.scaled:
-        settings["query_pre_attn_scalar"] = shape.head_dim
-    if layout.head_width:
-        settings["head_dim"] = shape.head_dim
-    return transformers.AutoConfig.for_model(layout.model_type, **settings)
 
 
 def is_gain(name: str) -> bool:

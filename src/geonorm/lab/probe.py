@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from ..devices import pick_device
 from ..errors import CheckpointError, ConfigError
 from ..measure.ablation import ablation
-from ..measure.anatomy import Stack
 from ..measure.config import ProbeConfig
 from ..measure.load import context_of
 from ..measure.metrics import pool_spreads
@@ -119,7 +118,6 @@ def probe(
     gradients: bool = False,
     ablate_blocks: bool = False,
     bos: bool = False,
-    stacks: Sequence[Stack] | None = None,
     sites: bool = True,
     scheme: str | None = None,
     device: str = "auto",
@@ -131,10 +129,9 @@ def probe(
     model: a run of ours, a Hugging Face directory or hub name, or a module: our Decoder, a transformers model, or with
     sites=False any module with LayerNorm or RMSNorm. data: text as for --data (a model in memory needs `tokenizer`, a
     transformers one), ids (batch, tokens), keyword arguments of a forward pass (attention_mask marks padding), or
-    several of these. stacks: sub-layers by hand (anatomy.Stack.by_hand). bos: windows of text begin with the token that
-    begins a text. scheme: with a comparison's folder, its best finished run of that scheme. batch: windows of a
-    pass, 8 by default. A model in memory stays on its device. Raises ConfigError or DataError
-    with one line.
+    several of these. bos: windows of text begin with the token that begins a text. scheme: with a comparison's folder,
+    its best finished run of that scheme. batch: windows of a pass, 8 by default. A model in memory stays on its
+    device. Raises ConfigError or DataError with one line.
 
     >>> import torch, geonorm
     >>> model = geonorm.Decoder(geonorm.DecoderConfig(scheme="pre", layers=2, width=8, heads=2, vocab_size=5))
@@ -154,7 +151,7 @@ def probe(
         opened = Opened(type(model).__name__, model, tokenizer, longest, torch.device("cpu"))
     else:
         raise ConfigError(f"a model is a folder or hub name, or a torch module, not {type(model).__name__}")
-    probed = ProbedModel(opened.model, stacks, sites=sites)
+    probed = ProbedModel(opened.model, sites=sites)
     if isinstance(data, str):
         batches, loss_batches = read_data(opened, data, config)
     else:
@@ -173,7 +170,7 @@ def probe_models(config: ProbeConfig, progress: Progress | None = None) -> list[
     results = []
     for name, label in zip(models, short_names(models), strict=True):
         opened = open_probed(name, config)
-        probed = ProbedModel(opened.model, config.stacks(), sites=not config.norms_only)
+        probed = ProbedModel(opened.model, sites=not config.norms_only)
         batches, loss_batches = read_data(opened, config.data, config)
         results.append(measure_model(probed, label, batches, loss_batches, config, progress))
         del opened, probed

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from .accumulate import NormMeasure, Sample, SiteMeasure, filled, flat
-from .anatomy import BY_HAND, Stack, blocks_of, join_path
+from .anatomy import Stack, blocks_of, join_path
 from .attention import AttentionMeasure, WatchAttention, counted_queries, first_places
 from .metrics import SAMPLE, likeness
 from .norms import NormFacts, channels_first, examine, norms_of
-from .observe import ModelSite, end_kind, module_at, sites_of, stacks_of, watch, watch_calls
+from .observe import ModelSite, end_kind, sites_of, stacks_of, watch, watch_calls
 
 
 def fit_mask(mask: Tensor | None, x: Tensor) -> Tensor | None:
@@ -85,24 +85,19 @@ class NormRecord:
 class Capture:
     """Sub-layers and norms of a model with their measures; `watching` measures what runs inside it.
 
-    stacks: for a model that is in no table, `anatomy.Stack.by_hand(...)`; those of the table, and modules with
-    `Residual`s, need none. sites=False: norms alone, of any nn.Module. Raises ConfigError for a model without a
-    residual sub-layer, or without a norm.
+    sites=False: norms alone, of any nn.Module. Raises ConfigError for a model whose residual sub-layers are not known,
+    or without a norm.
     """
 
-    def __init__(self, model: nn.Module, stacks: Sequence[Stack] | None = None, *, sites: bool = True) -> None:
+    def __init__(self, model: nn.Module, *, sites: bool = True) -> None:
         self.model = model
-        self.stacks = stacks_of(model, stacks) if sites else []
-        self.records = {place: SiteRecord() for place in (sites_of(model, stacks) if sites else ())}
+        self.stacks = stacks_of(model) if sites else []
+        self.records = {place: SiteRecord() for place in (sites_of(model) if sites else ())}
         self.last = {place.stack: place for place in self.records}
-        if sites and not self.records:
-            raise ConfigError(f"no residual sub-layer in {type(model).__name__}: {BY_HAND}")
         self.norms: dict[str, NormRecord] = {}
         for name, about in self.norm_places():
-            module = module_at(model, name, "the model")
-            if not isinstance(
-                module, nn.Identity
-            ):  # ModernBERT's first block reads the output of the norm at the entry
+            module = model.get_submodule(name)
+            if not isinstance(module, nn.Identity):  # ModernBERT's first block reads what the entry's norm returned
                 self.norms[name] = NormRecord(module, ".own." in name, {"norm": name, **about})
         if not sites and not self.norms:
             raise ConfigError(f"no LayerNorm or RMSNorm in {type(model).__name__}")
@@ -118,7 +113,7 @@ class Capture:
         stacks = [stack.name for stack, _ in self.stacks]
         listed = {} if homes else dict(listed_norms(self.model, self.stacks))
         yield from listed.items()
-        modules = {module_at(self.model, name, "the model") for name in listed}
+        modules = set(map(self.model.get_submodule, listed))
         for name, module in norms_of(self.model).items():
             path, _, role = name.partition(".own.")
             home = self.model.get_submodule(path)
@@ -220,7 +215,7 @@ def norm_columns(stack: str, role: str, layer: float | None, kind: str | None) -
 
 
 def listed_norms(model: Any, stacks: Sequence[tuple[Stack, str]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Norms that the table of families names, at the ends of each stack and in its blocks."""
+    """Norms at the ends of each stack and in its blocks."""
     for stack, base in stacks:
         depth = len(blocks_of(model, stack, base))
         for path, role, layer in ((stack.entry, "entry", 0), (stack.exit, "exit", depth - 1)):

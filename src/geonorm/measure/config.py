@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ..errors import ConfigError
 from ..settings import Count, Range, Settings, check_out
-from .anatomy import Stack
 
 
 @dataclass(frozen=True)
@@ -50,10 +49,6 @@ class ProbeConfig(Settings):
     """Branch, tag or commit of hub models."""
     trust_remote_code: bool = False
     """Run Python code that comes with a hub model."""
-    blocks: str | None = None
-    """For a model that is not in the table: path of its list of blocks, as transformer.h."""
-    sublayers: list[str] = field(default_factory=list)
-    """With --blocks: its sub-layers in order, as attn:norm=ln_1,branch=attn mlp:norm=ln_2,branch=mlp."""
     norms_only: bool = False
     """No sub-layers: norms alone, of any model."""
     scheme: str | None = None
@@ -66,14 +61,5 @@ class ProbeConfig(Settings):
         if len(set(self.models)) < len(self.models):
             raise ConfigError("name each model once")
         check_out(self.out)
-        if bool(self.blocks) != bool(self.sublayers):
-            raise ConfigError("--blocks and --sublayers go together: the list of blocks, and the sub-layers of each")
-        if self.norms_only and (self.gradients or self.ablate_blocks or self.blocks):
-            raise ConfigError(
-                "--norms-only (sites=False) has no sub-layers: leave out --gradients, --ablate-blocks and --blocks"
-            )
-        self.stacks()
-
-    def stacks(self) -> tuple[Stack, ...] | None:
-        """Modules named by hand, or None."""
-        return (Stack.by_hand(self.blocks, self.sublayers),) if self.blocks else None
+        if self.norms_only and (self.gradients or self.ablate_blocks):
+            raise ConfigError("--norms-only (sites=False) has no sub-layers: leave out --gradients and --ablate-blocks")

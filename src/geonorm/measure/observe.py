@@ -21,7 +21,7 @@ from ..errors import ConfigError
 from ..norms import upcast
 from ..residual import Residual
 from ..schemes import Site, belongs_to_scheme
-from .anatomy import BY_HAND, Stack, anatomy, blocks_of, has_table, join_path, root_stacks
+from .anatomy import Stack, blocks_of, root_stacks, stacks_by_name
 from .recognise import stack_of
 
 Key = TypeVar("Key")
@@ -64,30 +64,26 @@ class ModelSite:
 
 
 Look = Callable[[ModelSite, Tensor, Any, Tensor], None]
-"""look(place, x, u, x'); u is None where a sub-layer by hand names modules of which the last did not run."""
+"""look(place, x, u, x'); u is None where the last module of a branch did not run."""
 
 Gradients = Mapping[tuple[str, Site], Mapping[str, float]]
 """Gradient norms of sub-layers, by `ModelSite.key`."""
 
 
-def stacks_of(model: Any, stacks: Iterable[Stack] | None = None) -> list[tuple[Stack, str]]:
-    """The stacks of a model (of a table of one's own, if it is given), each with the path that its paths start from.
-    ConfigError for a model without a `Residual` whose type is not in the table of `anatomy`."""
-    if stacks is None:
-        config = getattr(model, "config", None)
-        ours = not hasattr(config, "stock_type") and any(isinstance(module, Residual) for module in model.modules())
-        stacks = own_stacks(model) if ours else anatomy(config) if has_table(config) else [stack_of(model)]
+def stacks_of(model: Any) -> list[tuple[Stack, str]]:
+    """The stacks of a model, each with the path that its paths start from. ConfigError for a model without a `Residual`
+    that is of no family of `anatomy` and is not recognised."""
+    config = getattr(model, "config", None)
+    if not hasattr(config, "stock_stacks") and any(isinstance(module, Residual) for module in model.modules()):
+        stacks: Iterable[Stack] = [Stack("decoder", "blocks" if hasattr(model, "blocks") else "", ())]
+    else:
+        stacks = stacks_by_name(config) or [stack_of(model)]
     return list(root_stacks(model, stacks))
 
 
-def own_stacks(model: Any) -> list[Stack]:
-    """Of a model of `Residual`s: its blocks."""
-    return [Stack("decoder", "blocks" if hasattr(model, "blocks") else "", ())]
-
-
-def sites_of(model: Any, stacks: Iterable[Stack] | None = None) -> list[ModelSite]:
+def sites_of(model: Any) -> list[ModelSite]:
     """Every sub-layer of a model, from input to output. A `Residual` knows where it stands. ConfigError where a stack
-    has no blocks, or a block lacks a module that its stack names, and for `stacks` of blocks with `Residual`s.
+    has no blocks.
 
     >>> import geonorm
     >>> from geonorm.measure.observe import sites_of
@@ -96,7 +92,7 @@ def sites_of(model: Any, stacks: Iterable[Stack] | None = None) -> list[ModelSit
     [(0, 'attn'), (0, 'mlp')]
     """
     places = []
-    for stack, base in stacks_of(model, stacks):
+    for stack, base in stacks_of(model):
         blocks = blocks_of(model, stack, base)
         for layer, block in enumerate(blocks):
             residuals = [module for module in block.modules() if isinstance(module, Residual)]
@@ -105,25 +101,12 @@ def sites_of(model: Any, stacks: Iterable[Stack] | None = None) -> list[ModelSit
                 places.append(
                     ModelSite(stack.name, str(residual.scheme), at, residual, residual, ((residual.branch,),))
                 )
-            where = join_path(base, stack.blocks, str(layer))
-            if residuals and stacks is not None and stack.sublayers:
-                raise ConfigError(f"{where} has its own residual sub-layers: leave out --blocks (stacks)")
             for sublayer in () if residuals else stack.of(layer):
-                readers = [module_at(block, branch.reader, where) for branch in sublayer.branches]
-                chains = tuple(
-                    tuple(module_at(block, p, where) for p in branch.modules) for branch in sublayer.branches
-                )
+                reader = block.get_submodule(sublayer.branches[0].reader)
+                chains = tuple(tuple(map(block.get_submodule, branch.modules)) for branch in sublayer.branches)
                 site = Site(layer, sublayer.kind, len(blocks), stack.count)
-                places.append(ModelSite(stack.name, sublayer.placement, site, block, readers[0], chains))
+                places.append(ModelSite(stack.name, sublayer.placement, site, block, reader, chains))
     return places
-
-
-def module_at(parent: Any, path: str, where: str) -> nn.Module:
-    try:
-        module: nn.Module = parent.get_submodule(path)
-    except AttributeError:
-        raise ConfigError(f"no module {path} in {where} ({type(parent).__name__}); {BY_HAND}") from None
-    return module
 
 
 @contextmanager
@@ -261,7 +244,7 @@ def stream_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
     """The first argument of a module, or the one called hidden_states. ConfigError unless it is a tensor."""
     value = args[0] if args else kwargs.get("hidden_states", next(iter(kwargs.values()), None))
     if not isinstance(value, Tensor):
-        raise ConfigError(f"a module that should read the stream reads {type(value).__name__}; {BY_HAND}")
+        raise ConfigError(f"a module that should read the stream reads {type(value).__name__}")
     return value
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..modes import evaluating
-from .anatomy import Stack, blocks_of
+from .anatomy import blocks_of
 from .capture import Capture
 from .observe import Gradients, gradient_norms, length_of
 
@@ -24,13 +24,13 @@ class ProbedModel:
 
     Batches are ids (batch, tokens), or the keyword arguments of a forward pass; of a model of ours {"": ids}, with
     "labels" where the loss is of labels. An encoder-decoder reads the first half of ids and goes on with the second.
-    stacks, sites: as for Capture. It runs in evaluation mode, and is left in the mode that it had.
+    sites: as for Capture. It runs in evaluation mode, and is left in the mode that it had.
     """
 
-    def __init__(self, model: nn.Module, stacks: Sequence[Stack] | None = None, *, sites: bool = True) -> None:
+    def __init__(self, model: nn.Module, *, sites: bool = True) -> None:
         self.model = model
         self.config = None if hasattr(model, "residuals") else getattr(model, "config", None)
-        self.capture = Capture(model, stacks, sites=sites)
+        self.capture = Capture(model, sites=sites)
 
     @property
     def device(self) -> torch.device:

@@ -8,59 +8,25 @@ one line that says what was seen. No name of a family and no source text is read
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import ConfigError
-from ..modes import evaluating
-from ..norms import Norm
-from ..residual import Residual
+from ..norms import upcast
 from ..schemes import Scheme, Site, parse
 from .anatomy import Branch, Stack, Sublayer
+from .norms import weights_in_memory
+from .rebuild import has_several_norms, rebuild
+from .record import BlockCall, ModuleCall, Refused, record_pass
 
-TOKENS = (2, 12)
-"""Sequences and their length in the pass that is recorded."""
 EPS = (1e-5, 1e-6, 1e-8, 1e-12, 0.0)
 """What norms without an attribute of that name may add to the mean square."""
-SCHEMES = {name: f"{name}(entry=embedding)" for name in ("pre", "peri", "olmo2", "post")}
-"""The scheme of a layout of norms (`Sublayer.placement`)."""
-
-
-@dataclass(eq=False)
-class ModuleCall:
-    """One call of a module inside a block, at the top of the block's own forward."""
-
-    path: str
-    module: nn.Module
-    arguments: dict[str, Any]
-    """By name, without the tensor that comes first."""
-    x: Tensor
-    y: Any = None
-    """The first tensor that it returned, as it was then."""
-    result: Any = None
-
-
-@dataclass(eq=False)
-class Pass:
-    """One call of a block, with those of its modules in the order in which they began."""
-
-    path: str
-    block: nn.Module
-    arguments: dict[str, Any]
-    x: Tensor
-    y: Any = None
-    result: Any = None
-    calls: list[ModuleCall] = field(default_factory=list)
-    dropouts: dict[int, float] = field(default_factory=dict)
-    """Probability of the functional dropout on a tensor, by the tensor's id."""
+SCHEMES = {(name, False): name for name in ("pre", "peri", "olmo2", "post")} | {("peri", True): "beam"}
+"""The scheme of a placement of norms, with or without a factor of the stream."""
 
 
 @dataclass(eq=False)
@@ -84,73 +50,6 @@ class Gains:
     kind: str
     eps: float
     offset: float
-
-
-class Refused(ConfigError):
-    """A model whose rule is none that is known, with what was seen."""
-
-
-def bind(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor | None, dict[str, Any]]:
-    """The first tensor that a module is handed, and its other arguments by name."""
-    names = [p.name for p in inspect.signature(module.forward).parameters.values()]
-    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
-    first = names[0] if names and names[0] in arguments else "hidden_states"
-    x = arguments.pop(first, None)
-    return (x if isinstance(x, Tensor) else None), arguments
-
-
-@contextmanager
-def record_calls(blocks: Mapping[str, nn.Module]) -> Iterator[list[Pass]]:
-    """Every call of the blocks inside, in order. Of calls within calls the outermost alone."""
-    passes: list[Pass] = []
-    running: list[Any] = []
-    hooks = []
-
-    def begin(path: str, is_block: bool) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            x, arguments = bind(module, args, kwargs)
-            entry: Any = None
-            if x is not None and is_block and not running:
-                entry = Pass(path, module, arguments, x.detach().clone())
-                passes.append(entry)
-            elif x is not None and len(running) == 1:
-                entry = ModuleCall(path, module, arguments, x.detach().clone())
-                running[0].calls.append(entry)
-            if running or entry is not None:
-                running.append(entry)
-
-        return hook
-
-    def end(_: nn.Module, __: Any, result: Any) -> None:
-        if running:
-            entry = running.pop()
-            if entry is not None:
-                entry.result, entry.y = result, first_of(result)
-
-    for path, block in blocks.items():
-        for inner, module in block.named_modules():
-            hooks.append(module.register_forward_pre_hook(begin(inner or path, not inner), with_kwargs=True))
-            hooks.append(module.register_forward_hook(end))
-    dropout = F.dropout
-
-    def noted_dropout(x: Tensor, p: float = 0.5, *rest: Any, **more: Any) -> Tensor:
-        if len(running) == 1 and p:
-            running[0].dropouts[id(x)] = p
-        return dropout(x, p, *rest, **more)
-
-    F.dropout = noted_dropout  # type: ignore[assignment]
-    try:
-        yield passes
-    finally:
-        F.dropout = dropout
-        for handle in hooks:
-            handle.remove()
-
-
-def first_of(result: Any) -> Any:
-    """A copy of the first tensor that a module returned, since the block may change it in place."""
-    first = result[0] if isinstance(result, tuple) else result
-    return first.detach().clone() if isinstance(first, Tensor) else first
 
 
 def tolerance(x: Tensor) -> float:
@@ -194,32 +93,24 @@ def read_norm(call: ModuleCall) -> Gains | None:
     """What the module computes if it is a norm; None if it is something else."""
     module, x = call.module, call.x
     parameters = dict(module.named_parameters())
-    if (
-        not same_size(call.y, x)
-        or set(parameters) - {"weight", "bias"}
-        or any(p.dim() > 1 for p in parameters.values())
-    ):
+    shapes = {parameter.shape for parameter in parameters.values()}
+    if not same_size(call.y, x) or set(parameters) - {"weight", "bias"} or shapes - {x.shape[-1:]}:
         return None
-    wide, out = x.double().flatten(0, -2), call.y.double().flatten(0, -2)
-    weight, bias = (parameters.get(name) for name in ("weight", "bias"))
-    if out.abs().max() == 0 or (weight is not None and weight.shape != x.shape[-1:]):
+    if call.y.abs().max() == 0:
         return None
+    with weights_in_memory(module):
+        weight, bias = (getattr(module, name).double() if name in parameters else None for name in ("weight", "bias"))
+    wide = x.double().flatten(0, -2)
     listed = [getattr(module, name, None) for name in ("variance_epsilon", "eps", "epsilon", "norm_eps")]
     for eps in [value for value in (*listed, *EPS) if isinstance(value, float)]:
         for kind in ("rms", "layer"):
             centred = wide - wide.mean(-1, keepdim=True) if kind == "layer" else wide
             unit = centred * (centred.square().mean(-1, keepdim=True) + eps).rsqrt()
-            for offset in (0.0, 1.0):
-                fitted = unit if weight is None else unit * (weight.double() + offset)
-                if close(fitted if bias is None else fitted + bias.double(), call.y):
+            for offset in (0.0, 1.0) if weight is not None else (0.0,):
+                fitted = unit if weight is None else unit * (weight + offset)
+                if close(fitted if bias is None else fitted + bias, call.y):
                     return Gains(kind, eps, offset)
-                if weight is None:
-                    break
     return None
-
-
-def raw_of(call: ModuleCall) -> Any:
-    return call.result[0] if isinstance(call.result, tuple) else call.result
 
 
 def name_call(call: ModuleCall | None) -> str:
@@ -230,7 +121,7 @@ def name_call(call: ModuleCall | None) -> str:
 class LayerReader:
     """Takes one block apart. `sublayers` are what it is; `steps` the streams before and after each with its update."""
 
-    run: Pass
+    run: BlockCall
     norms: dict[str, Gains] = field(default_factory=dict)
     sublayers: list[Sublayer] = field(default_factory=list)
     steps: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
@@ -238,6 +129,8 @@ class LayerReader:
     chains: list[BranchCalls] = field(default_factory=list)
     readings: list[ModuleCall] = field(default_factory=list)
     """Norms that have read the stream as it is now."""
+    weighted: bool = False
+    """True where the stream is multiplied by a factor when an update is added."""
 
     def read(self) -> None:
         stream = self.run.x
@@ -271,6 +164,7 @@ class LayerReader:
     def place(self, call: ModuleCall | None, target: Tensor, stream: Tensor) -> Tensor:
         """Says what a call is handed, or the block returns, and gives the stream as it is then."""
         norms = [norm for norm in self.readings if not isinstance(norm.module, nn.Identity)]
+        norms.sort(key=lambda norm: call is None or norm.result is not call.handed)  # new norms have equal outputs
         chains = [chain for chain in self.chains if same_size(chain.end, stream)]
         tensors = [stream, *(norm.y for norm in norms), *(chain.end for chain in chains)]
         factors = sum_factors(target, [tensor.reshape(target.shape) for tensor in tensors])
@@ -287,13 +181,13 @@ class LayerReader:
             identity = next((norm for norm in self.readings if norm not in norms), None)
             self.begin(norms[at - 1] if at else identity, call)
             return stream
-        if not is_one(factor, target):
-            terms = "".join(f" + {number:.4g} {chain.calls[-1].path}" for chain, number in added)
-            self.refuse(f"the stream becomes {factor:.4g} x{terms}, and no scheme has that factor of x")
+        weighted = not is_one(factor, target)
+        if weighted and (at or len(added) != 1):
+            self.refuse(f"the stream becomes {factor:.4g} x, and no scheme has that factor of x")
         if at:
             stream = self.normalised(norms[at - 1])
         if added:
-            self.write(added, stream, target)
+            self.write(added, weighted, stream, target)
             stream = target
         if call is not None:
             self.begin(None, call)
@@ -322,20 +216,22 @@ class LayerReader:
         else:
             self.chains.append(BranchCalls(norm, [call]))
 
-    def write(self, parts: Sequence[tuple[BranchCalls, float]], before: Tensor, after: Tensor) -> None:
-        """A sub-layer ends: these chains are added to the stream."""
+    def write(self, parts: Sequence[tuple[BranchCalls, float]], weighted: bool, before: Tensor, after: Tensor) -> None:
+        """A sub-layer ends: these chains are added to the stream, or to a multiple of it."""
         branches, output = [], None
+        self.weighted |= weighted
         for chain, factor in parts:
             calls = chain.calls
             gains = read_norm(calls[-1]) if len(calls) > 1 else None
             if gains is not None and len(parts) == 1:
                 self.norms[calls[-1].path], output, calls = gains, calls[-1].path, calls[:-1]
             # a number of the block's own, as Granite's, belongs to the branch; one in the code alone is another rule
-            numbers = [1.0, *(value for value in vars(self.run.block).values() if isinstance(value, float) and value)]
-            scale = next((value for value in numbers if is_one(factor / value, after)), None)
-            if scale is None or (output and scale != 1.0):
-                self.refuse(f"{factor:.4g} times {name_call(chain.calls[-1])} is added to the stream")
-            dropout = chain.dropout or self.run.dropouts.get(id(raw_of(chain.calls[-1])))
+            numbers = [1.0, *(value for value in vars(self.run.module).values() if isinstance(value, float) and value)]
+            scale = 1.0 if weighted else next((n for n in numbers if is_one(factor / n, after)), None)
+            if scale is None or (output and scale != 1.0) or (weighted and not output):
+                self.refuse(f"the stream becomes x + {factor:.4g} {name_call(chain.calls[-1])}")
+            last = chain.calls[-1].result
+            dropout = chain.dropout or self.run.dropouts.get(id(last[0] if isinstance(last, tuple) else last))
             norm = None if chain.norm is None else chain.norm.path
             arguments = self.arguments_of(calls[0])
             multiplier = None if scale == 1.0 else scale
@@ -368,9 +264,13 @@ class LayerReader:
                 names[name] = name if name in same else same[0]
         return names
 
+    def call_of(self, sublayer: Sublayer) -> ModuleCall:
+        """Of the module with which a sub-layer's first branch begins."""
+        return next(call for call in self.run.calls if call.path == sublayer.branches[0].modules[0])
+
     def refuse(self, what: str) -> NoReturn:
         seen = ", ".join(sublayer.text for sublayer in self.sublayers) or "no sub-layer"
-        raise Refused(f"{self.run.path} ({type(self.run.block).__name__}): {what}; seen before it: {seen}")
+        raise Refused(f"{self.run.path} ({type(self.run.module).__name__}): {what}; seen before it: {seen}")
 
 
 STACKS: WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], Stack]] = WeakKeyDictionary()
@@ -385,59 +285,11 @@ def stack_of(model: nn.Module) -> Stack:
     return STACKS[model][1]
 
 
-def block_lists(model: nn.Module) -> Iterator[tuple[str, nn.ModuleList]]:
-    """Lists of modules that lie in no other list."""
-    outer = ""
-    for path, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) and not (outer and path.startswith(f"{outer}.")):
-            outer = path
-            yield path, module
-
-
-@torch.no_grad()
-def record_pass(model: nn.Module) -> tuple[list[Pass], list[ModuleCall]]:
-    """The calls of blocks in one pass over random ids, and those of the modules outside of them."""
-    config: Any = getattr(model, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    vocabulary = getattr(text, "vocab_size", None)
-    if not isinstance(vocabulary, int):
-        raise Refused(f"{type(model).__name__} reads no ids")
-    device = next(model.parameters()).device
-    ids = torch.randint(3, max(4, vocabulary - 4), TOKENS, generator=torch.Generator().manual_seed(0)).to(device)
-    blocks = {f"{path}.{name}": block for path, blocks in block_lists(model) for name, block in blocks.named_children()}
-    inside = {id(part) for block in blocks.values() for part in block.modules()}
-    around: list[ModuleCall] = []
-
-    def note(path: str) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-            x, arguments = bind(module, args, kwargs)
-            if x is not None and x.is_floating_point():
-                around.append(ModuleCall(path, module, arguments, x.detach().clone(), first_of(result), result))
-
-        return hook
-
-    outside = [(path, m) for path, m in model.named_modules() if id(m) not in inside and not list(m.children())]
-    hooks = [module.register_forward_hook(note(path), with_kwargs=True) for path, module in outside]
-    mask = torch.ones_like(ids)
-    mask[0, -2:] = 0  # so that modules are handed a mask
-    try:
-        with record_calls(blocks) as passes, evaluating(model):
-            model(input_ids=ids, attention_mask=mask, use_cache=True)
-    except Exception as error:
-        raise Refused(
-            f"{type(model).__name__} takes no ids alone ({type(error).__name__}: {str(error)[:100]})"
-        ) from None
-    finally:
-        for handle in hooks:
-            handle.remove()
-    return passes, around
-
-
 def recognise(model: nn.Module) -> Stack:
     """The stack of blocks of a causal model of transformers, each verified on numbers. Refused, one line, with what was
     seen, for a model whose layers follow another rule."""
     passes, around = record_pass(model)
-    lists: dict[str, list[Pass]] = {}
+    lists: dict[str, list[BlockCall]] = {}
     for run in passes:
         lists.setdefault(run.path.rpartition(".")[0], []).append(run)
     name = type(model).__name__
@@ -445,7 +297,7 @@ def recognise(model: nn.Module) -> Stack:
         raise Refused(f"{name} has no list of blocks that its pass runs through")
     path, runs = max(lists.items(), key=lambda item: len(item[1]))
     blocks = list(model.get_submodule(path).children())
-    if [run.block for run in runs] != blocks:
+    if [run.module for run in runs] != blocks:
         raise Refused(f"{name} does not run the blocks of {path} once each, in their order")
     readers = [LayerReader(run) for run in runs]
     for reader, before in zip(readers, [None, *readers], strict=False):
@@ -468,6 +320,7 @@ def recognise(model: nn.Module) -> Stack:
     placements = {sublayer.placement for sublayers in layers for sublayer in sublayers}
     if len(placements) > 1:
         raise Refused(f"{name} has sub-layers of several kinds: {', '.join(sorted(placements))}")
+    scheme = scheme_of_placement(placements.pop(), any(reader.weighted for reader in readers), layers[0])
     get_embedding = getattr(model, "get_input_embeddings", lambda: None)
     embedding = next((path for path, module in model.named_modules() if module is get_embedding()), None)
     paths: list[Any] = [path, embedding, exits[0][0].path if exits else None]
@@ -475,34 +328,38 @@ def recognise(model: nn.Module) -> Stack:
     if all(each is None or each.startswith(prefix) for each in paths):
         paths = [each and each.removeprefix(prefix) for each in paths]
     tupled = not isinstance(runs[0].result, Tensor)
-    returns = returned(runs[0], readers[0]) if tupled else ()
-    more = layers if len(layers) > 1 else ()
     stack = Stack(
         "decoder",
         paths[0],
         layers[0],
         paths[1],
-        None,
-        paths[2],
-        gains.kind,
-        gains.offset,
-        gains.eps,
-        returns,
-        more,
-        tupled,
+        exit=paths[2],
+        norm=gains.kind,
+        gain_offset=gains.offset,
+        eps=gains.eps,
+        returns=returned(runs[0], readers[0]) if tupled else (),
+        layers=layers if len(layers) > 1 else (),
+        tupled=tupled,
+        scheme=str(scheme),
     )
-    check_rebuilt(stack, readers)
+    check_rebuilt(stack, scheme, readers)
     return stack
 
 
-def returned(run: Pass, reader: LayerReader) -> tuple[str, ...]:
+def scheme_of_placement(placement: str, weighted: bool, sublayers: Sequence[Sublayer]) -> Scheme:
+    """The scheme of sub-layers of one placement. Refused for one that is no scheme."""
+    if (placement, weighted) not in SCHEMES:
+        raise Refused(f"norms {placement} ({sublayers[0].text}) are no scheme")
+    return parse(f"{SCHEMES[placement, weighted]}(entry=embedding)")
+
+
+def returned(run: BlockCall, reader: LayerReader) -> tuple[str, ...]:
     """Kinds of sub-layers whose module returns what the block returns beside the stream, in that order."""
     kinds: list[str] = []
     for value in run.result[1:]:
         for sublayer in reader.sublayers:
-            call = next(call for call in run.calls if call.path == sublayer.branches[0].modules[0])
-            beside = call.result[1:] if isinstance(call.result, tuple) else ()
-            if any(value is other for other in beside[:1]):
+            call = reader.call_of(sublayer)
+            if isinstance(call.result, tuple) and any(value is other for other in call.result[1:2]):
                 kinds.append(sublayer.kind)
                 break
         else:
@@ -510,19 +367,8 @@ def returned(run: Pass, reader: LayerReader) -> tuple[str, ...]:
     return tuple(kinds)
 
 
-@torch.no_grad()
-def copy_gains(norm: nn.Module, target: nn.Module, offset: float) -> None:
-    """Gains and biases of a stock norm to one of ours (or anything with such parameters) that has them; frozen ones
-    stay so. offset: what is added to a stored gain."""
-    for name, shift in (("weight", offset), ("bias", 0.0)):
-        source, place = getattr(norm, name, None), getattr(target, name, None)
-        if isinstance(source, Tensor) and isinstance(place, nn.Parameter):
-            place.copy_(source.to(place.device) + shift)
-            place.requires_grad_(source.requires_grad)
-
-
 class Replay(nn.Module):
-    """In the place of a branch: returns what it returned in the pass, and keeps what it is handed."""
+    """In the place of a branch: returns what it returned in the pass, and holds what it is handed."""
 
     def __init__(self, update: Tensor) -> None:
         super().__init__()
@@ -534,37 +380,15 @@ class Replay(nn.Module):
 
 
 @torch.no_grad()
-def check_rebuilt(stack: Stack, readers: Sequence[LayerReader]) -> None:
+def check_rebuilt(stack: Stack, scheme: Scheme, readers: Sequence[LayerReader]) -> None:
     """Rebuilds every sub-layer from its parts under the scheme and compares the stream behind it, and what its branch
     reads, with what the model computed."""
-    scheme = scheme_of_stack(stack)
     for layer, reader in enumerate(readers):
         for sublayer, (before, update, after) in zip(reader.sublayers, reader.steps, strict=True):
-            wide = before.float() if before.dtype != torch.float64 else before
+            wide = upcast(before)
             site = Site(layer, sublayer.kind, len(readers), max(2, len(reader.sublayers)))
-            bias = any(
-                getattr(reader.run.block.get_submodule(path), "bias", None) is not None for path in sublayer.norms
-            )
             replay = Replay(update.to(wide.dtype))
-            residual = Residual(replay, scheme, site, wide.shape[-1], stack.norm, True, stack.eps, bias)
-            residual.to(wide)
-            shared = len({branch.norm for branch in sublayer.branches}) == 1
-            for path, role in sublayer.norms.items():
-                norm = reader.run.block.get_submodule(path)
-                if isinstance(norm, nn.Identity):
-                    residual.own[role] = nn.Identity()
-                    continue
-                target = next(m for m in residual.own.get_submodule(role).modules() if isinstance(m, Norm))
-                copy_gains(norm, target, stack.gain_offset)
-            rebuilt = residual(wide)
-            call = next(call for call in reader.run.calls if call.path == sublayer.branches[0].modules[0])
-            if not close(rebuilt, after) or (shared and not close(replay.reading, call.x)):
+            residual = rebuild(reader.run.module, sublayer, stack, scheme, site, wide.shape[-1], replay).to(wide)
+            same = close(residual(wide), after)
+            if not same or not (has_several_norms(sublayer) or close(replay.reading, reader.call_of(sublayer).x)):
                 reader.refuse(f"{sublayer.text} rebuilt under {scheme} gives another stream")
-
-
-def scheme_of_stack(stack: Stack) -> Scheme:
-    """The scheme of blocks whose sub-layers all have one placement. Refused for one that is no scheme."""
-    placement = stack.sublayers[0].placement
-    if placement not in SCHEMES:
-        raise Refused(f"norms {placement} ({stack.sublayers[0].text}) are no scheme")
-    return parse(SCHEMES[placement])
