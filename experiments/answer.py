@@ -128,21 +128,21 @@ def compare(place: Place, schemes: tuple[str, str]) -> Gaps:
     runs = [
         run
         for run in read_runs(HERE / place.experiment)
-        if run["scheme"] in schemes
-        and run["run"].startswith(place.start)
-        and run["seed"] >= place.fresh
-        and "-nogains-" not in run["run"]
-        and place.steps in (None, run["steps"])
-        and place.lr in (None, run["lr"])
+        if run.scheme in schemes
+        and run.run.startswith(place.start)
+        and run.seed >= place.fresh
+        and "-nogains-" not in run.run
+        and place.steps in (None, run.steps)
+        and place.lr in (None, run.lr)
     ]
-    several = Counter((run["scheme"], run["lr"]) for run in runs if usable(run))
-    runs = [run for run in runs if several[run["scheme"], run["lr"]] > 1]
-    if {run["scheme"] for run in runs} != set(schemes):
+    several = Counter((run.scheme, run.lr) for run in runs if usable(run))
+    runs = [run for run in runs if several[run.scheme, run.lr] > 1]
+    if {run.scheme for run in runs} != set(schemes):
         return {}
-    rows = {row["scheme"]: at_best(runs, row) for row in aggregate(runs, schemes[1])}
+    rows = {row.scheme: at_best(runs, row) for row in aggregate(runs, schemes[1])}
     key = "val_loss_average" if place.averaged else "val_loss"
     own, base = (rows[scheme] for scheme in schemes)
-    return {seed: own[seed][key] - base[seed][key] for seed in sorted(own.keys() & base.keys())}
+    return {seed: getattr(own[seed], key) - getattr(base[seed], key) for seed in sorted(own.keys() & base.keys())}
 
 
 def draw(title: str, found: Mapping[Place, Gaps], shared: Mapping[str, Look], x: Axis) -> Chart:

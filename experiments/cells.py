@@ -14,11 +14,12 @@ from typing import Any
 
 from curves import DRAWN, draw_losses
 
-from geonorm.lab.statistics.comparison import Row, aggregate, paired_interval, usable
+from geonorm.lab.runs.records import ComparisonRow, Summary
+from geonorm.lab.statistics.comparison import aggregate, paired_interval, usable
 from geonorm.lab.statistics.moderated import holm
 from geonorm.report.charts import Chart, Figure, figure, strip_chart
 from geonorm.report.comparison_charts import difference_strip
-from geonorm.report.style import Look, looks, signed
+from geonorm.report.style import Look, looks
 from geonorm.report.tables import (
     chances,
     endings,
@@ -27,9 +28,10 @@ from geonorm.report.tables import (
     moderated_difference,
     paired_difference,
     spread,
+    with_interval,
 )
 
-Runs = Sequence[Mapping[str, Any]]
+Runs = Sequence[Summary]
 Cells = Mapping[Any, Runs]
 HEAD = (
     "scheme", "n", "loss", "difference (95 %)", "p, Holm", "moderated (95 %)", "averaged weights", "clamped", "rate",
@@ -53,40 +55,39 @@ def read_clamped(experiment: Path) -> dict[str, dict[int, float]]:
 def describe(pairs: Sequence[float]) -> list[str]:
     """Of differences: the mean with Student's interval, p, n."""
     gap = paired_interval(pairs)
-    ends = "" if gap.low is None or gap.high is None else f" ({signed(gap.low)} to {signed(gap.high)})"
-    return [signed(gap.mean) + ends, "–" if gap.p is None else f"{gap.p:.2g}", str(gap.n)]
+    return [with_interval(*gap[:3]), "–" if gap.p is None else f"{gap.p:.2g}", str(gap.n)]
 
 
-def judge(cells: Cells) -> dict[Any, list[Row]]:
+def judge(cells: Cells) -> dict[Any, list[ComparisonRow]]:
     """Each cell's rows, p adjusted for those of all cells together."""
-    rows = {cell: aggregate(runs, runs[0]["scheme"]) for cell, runs in cells.items()}
+    rows = {cell: aggregate(runs, runs[0].scheme) for cell, runs in cells.items()}
     every = [row for own in rows.values() for row in own]
-    for row, p in zip(every, holm([row["p"] for row in every]), strict=True):
-        row["p_holm"] = p
+    for row, p in zip(every, holm([row.p for row in every]), strict=True):
+        row.p_holm = p
     return rows
 
 
-def at_best(runs: Runs, row: Row) -> dict[int, Mapping[str, Any]]:
+def at_best(runs: Runs, row: ComparisonRow) -> dict[int, Summary]:
     """By seed, the finished runs of a row at its best rate."""
-    own = [run for run in runs if run["scheme"] == row["scheme"] and run["lr"] == row["lr"]]
-    return {run["seed"]: run for run in own if usable(run)}
+    own = [run for run in runs if run.scheme == row.scheme and run.lr == row.lr]
+    return {run.seed or 0: run for run in own if usable(run)}
 
 
-def clamped_at_end(runs: Mapping[int, Mapping[str, Any]], clamped: Clamped) -> str:
+def clamped_at_end(runs: Mapping[int, Summary], clamped: Clamped) -> str:
     """Of tokens of all sites, mean over seeds; a dash for schemes without a ceiling."""
-    known = [clamped[run["run"]] for run in runs.values() if run["run"] in clamped]
+    known = [clamped[run.run] for run in runs.values() if run.run in clamped]
     return f"{fmean(shares[max(shares)] for shares in known):.0%}" if known else "–"
 
 
-def tabulate(runs: Runs, rows: Sequence[Row], clamped: Clamped) -> list[str]:
+def tabulate(runs: Runs, rows: Sequence[ComparisonRow], clamped: Clamped) -> list[str]:
     """A cell's table in lines of Markdown."""
     lines = []
     for row in rows:
         own = at_best(runs, row)
-        averaged = [run["val_loss_average"] for run in own.values() if run.get("val_loss_average") is not None]
+        averaged = [run.val_loss_average for run in own.values() if run.val_loss_average is not None]
         lines.append(
             [
-                row["scheme"], str(row["n"]), spread(row), paired_difference(row), chances(row),
+                row.scheme, str(row.n), spread(row), paired_difference(row), chances(row.p, row.p_holm),
                 moderated_difference(row), f"{fmean(averaged):.4f}" if averaged else "–", clamped_at_end(own, clamped),
                 learning_rate(row), endings(row) or "0",
             ]
@@ -94,19 +95,19 @@ def tabulate(runs: Runs, rows: Sequence[Row], clamped: Clamped) -> list[str]:
     return markdown_lines(HEAD, lines)
 
 
-def draw_differences(cell: str, runs: Runs, rows: Sequence[Row], shared: Mapping[str, Look]) -> Chart | None:
+def draw_differences(cell: str, runs: Runs, rows: Sequence[ComparisonRow], shared: Mapping[str, Look]) -> Chart | None:
     """Of a cell's rows, seed by seed, with intervals; a scheme looks the same in all cells."""
-    high = DRAWN * min((row["val_loss_mean"] for row in rows if row["n"]), default=0.0)
-    base, others = rows[0], [row for row in rows[1:] if row["difference"] is not None and row["val_loss_mean"] <= high]
+    high = DRAWN * min((row.val_loss_mean for row in rows if row.n), default=0.0)
+    base, others = rows[0], [row for row in rows[1:] if row.difference is not None and row.val_loss_mean <= high]
     if not others:
         return None
-    first = {seed: run["val_loss"] for seed, run in at_best(runs, base).items()}
+    first = {seed: run.val_loss for seed, run in at_best(runs, base).items()}
     strips = []
     for row in others:
         ends = at_best(runs, row)
-        dots = [(run["val_loss"] - first[seed], f"seed {seed}") for seed, run in ends.items() if seed in first]
+        dots = [(run.val_loss - first[seed], f"seed {seed}") for seed, run in ends.items() if seed in first]
         strips.append(difference_strip(row, dots))
-    unit = f"difference to {base['scheme']}, nats per token (left of 0 is better)"
+    unit = f"difference to {base.scheme}, nats per token (left of 0 is better)"
     return strip_chart(cell, unit, strips, shared, "One mark a seed; bars: 95 %.", rule=0.0)
 
 
@@ -116,7 +117,7 @@ def write(
     parts: Sequence[str] = (),
     more: Mapping[str, Sequence[Chart]] = {},
     clamped: Clamped | None = None,
-    judged: Mapping[Any, Sequence[Row]] | None = None,
+    judged: Mapping[Any, Sequence[ComparisonRow]] | None = None,
 ) -> None:
     """table.md: a table for each cell, then these parts. figures/: differences, loss against rate, and these. clamped:
     where runs of another experiment are among them. judged: where p is not adjusted for all cells together."""
@@ -124,7 +125,7 @@ def write(
     tables = [f"## {cell}\n\n" + "\n".join(tabulate(cells[cell], rows, clamped)) for cell, rows in judged.items()]
     (experiment / "table.md").write_text("\n\n".join([*tables, *parts]) + "\n", encoding="utf-8")
     print(experiment / "table.md")
-    shared = looks(list(dict.fromkeys(row["scheme"] for rows in judged.values() for row in rows)))
+    shared = looks(list(dict.fromkeys(row.scheme for rows in judged.values() for row in rows)))
     gaps = [draw_differences(cell, cells[cell], rows, shared) for cell, rows in judged.items()]
     drawn = {
         "differences": [chart for chart in gaps if chart],

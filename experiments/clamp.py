@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from programme import folder_with, read_runs, shorten
 
 from geonorm.lab.runs.folder import slug
+from geonorm.lab.runs.records import Summary
 from geonorm.report.charts import Axis, Chart, Figure, figure
 from geonorm.report.style import Look, ramp, rate
 from geonorm.schemes import parse
@@ -43,11 +44,11 @@ def read_traces(experiment: Path) -> Rows:
     return {run: rows for run, rows in found.items() if any(float(row["clamped"]) < 1 for row in rows)}
 
 
-def name_row(run: Mapping[str, Any], scheme: str = "") -> str:
+def name_row(run: Summary, scheme: str = "") -> str:
     """What a run shares with those at other rates and seeds: its scheme, or that one, and what else its name says."""
-    rest = run["run"].rpartition("-lr")[0].replace(slug(run["scheme"]), "", 1)
+    rest = run.run.rpartition("-lr")[0].replace(slug(run.scheme), "", 1)
     marks = [mark for mark in rest.split("-") if mark not in ("", "books")]
-    return ", ".join([shorten(scheme or run["scheme"]), *marks])
+    return ", ".join([shorten(scheme or run.scheme), *marks])
 
 
 def draw_rows(lines: Mapping[str, Sequence[tuple[str, Line]]], y: Axis) -> list[Chart]:
@@ -64,14 +65,14 @@ def draw_rows(lines: Mapping[str, Sequence[tuple[str, Line]]], y: Axis) -> list[
     return charts
 
 
-def draw_shares(traces: Rows, runs: Mapping[str, Any]) -> list[Chart]:
+def draw_shares(traces: Rows, runs: Mapping[str, Summary]) -> list[Chart]:
     lines: dict[str, list[tuple[str, Line]]] = {}
     for name, rows in traces.items():
         at: dict[int, list[float]] = {}
         for row in rows:
             at.setdefault(int(row["step"]), []).append(float(row["clamped"]))
         course = [(float(step), mean(shares)) for step, shares in sorted(at.items())]
-        lines.setdefault(name_row(runs[name]), []).append((rate(runs[name]["lr"]), course))
+        lines.setdefault(name_row(runs[name]), []).append((rate(runs[name].lr), course))
     return draw_rows(lines, Axis(0, 1.02, title="share of clamped updates"))
 
 
@@ -82,7 +83,7 @@ def clamp_of(scheme: str) -> float:
     return float(getattr(rule, "max_angle", math.nan)) if hard else math.nan
 
 
-def draw_ratio(rows: Sequence[Mapping[str, str]], run: Mapping[str, Any], y: Axis) -> Chart:
+def draw_ratio(rows: Sequence[Mapping[str, str]], run: Summary, y: Axis) -> Chart:
     blocks = sorted({int(row["layer"]) for row in rows})
     colours = ramp([f"block {block + 1}" for block in blocks])
     sites: dict[str, Look] = {}
@@ -90,10 +91,10 @@ def draw_ratio(rows: Sequence[Mapping[str, str]], run: Mapping[str, Any], y: Axi
         sites[f"{name}, attention"] = look
         sites[f"{name}, MLP"] = Look(look.light, look.dark, "4 3", "square")
     x = Axis.around([int(row["step"]) for row in rows], log=True, title=STEPS)
-    clamp = clamp_of(run["scheme"])
+    clamp = clamp_of(run.scheme)
     hard = not math.isnan(clamp)
     chart = Chart(
-        f"{rate(run['lr'])} {name_row(run)}", x, y, sites,
+        f"{rate(run.lr)} {name_row(run)}", x, y, sites,
         "Median over tokens" + ("; clamped above the dashed line." if hard else "."), legend=True,
     )  # fmt: skip
     if hard:
@@ -106,7 +107,7 @@ def draw_ratio(rows: Sequence[Mapping[str, str]], run: Mapping[str, Any], y: Axi
     return chart
 
 
-def draw_quantiles(traces: Rows, runs: Mapping[str, Any], shown: Sequence[str]) -> list[Chart]:
+def draw_quantiles(traces: Rows, runs: Mapping[str, Summary], shown: Sequence[str]) -> list[Chart]:
     """A chart for each row: at the last evaluation of each run shown, every site's ratio from p5 to p95, p50 marked."""
     ends: dict[str, list[dict[str, str]]] = {}
     for name in shown:
@@ -116,10 +117,10 @@ def draw_quantiles(traces: Rows, runs: Mapping[str, Any], shown: Sequence[str]) 
     y = Axis.around([span for span in spans if span > 0], log=True, title="|v| / |x|")
     blocks = 1 + max(int(row["layer"]) for rows in ends.values() for row in rows)
     x = Axis(0.75, blocks + 0.75, title="block: attention, then its MLP")
-    rates = ramp(sorted({rate(runs[name]["lr"]) for name in shown}, key=float))
+    rates = ramp(sorted({rate(runs[name].lr) for name in shown}, key=float))
     charts: dict[str, Chart] = {}
     for name, rows in ends.items():
-        row, lr = name_row(runs[name]), rate(runs[name]["lr"])
+        row, lr = name_row(runs[name]), rate(runs[name].lr)
         chart = charts.setdefault(row, Chart(row, x, y, rates, width=360, height=200))
         for site in rows:
             place = (
@@ -133,26 +134,26 @@ def draw_quantiles(traces: Rows, runs: Mapping[str, Any], shown: Sequence[str]) 
             chart.mark(lr, place, mid, f"{low:.3g} to {high:.3g}")
     for name in shown:
         chart = charts[name_row(runs[name])]
-        if not chart.rules and not math.isnan(clamp := clamp_of(runs[name]["scheme"])):
+        if not chart.rules and not math.isnan(clamp := clamp_of(runs[name].scheme)):
             chart.rule(y=clamp)
     return list(charts.values())
 
 
-def draw_gaps(runs: Mapping[str, Any]) -> list[Chart]:
+def draw_gaps(runs: Mapping[str, Summary]) -> list[Chart]:
     """The loss of each run − that of the paired Pre-Norm run, where there is one."""
 
-    def place(run: Mapping[str, Any], scheme: str = "") -> tuple[Any, ...]:
-        return (name_row(run, scheme), *(run.get(key) for key in ("lr", "seed", "data", "steps")))
+    def place(run: Summary, scheme: str = "") -> tuple[Any, ...]:
+        return (name_row(run, scheme), *(run.lr, run.seed, run.more.get("data"), run.steps))
 
     partners = {place(run): run for run in runs.values()}
     lines: dict[str, list[tuple[str, Line]]] = {}
     for run in runs.values():
-        entry = getattr(parse(run["scheme"]), "entry", "sphere")
+        entry = getattr(parse(run.scheme), "entry", "sphere")
         partner = partners.get(place(run, f"pre(entry={entry})" if entry != "sphere" else "pre"))
         if partner and partner is not run:
-            base = dict(partner["train"])
-            line = [(float(step), loss - base[step]) for step, loss in run["train"] if step in base]
-            lines.setdefault(name_row(run), []).append((rate(run["lr"]), line))
+            base = dict(partner.more["train"])
+            line = [(float(step), loss - base[step]) for step, loss in run.more["train"] if step in base]
+            lines.setdefault(name_row(run), []).append((rate(run.lr), line))
     gaps = [gap for row in lines.values() for _, line in row for _, gap in line]
     charts = draw_rows(lines, Axis.around(gaps, title="difference (nats per token)")) if lines else []
     for chart in charts:
@@ -161,7 +162,7 @@ def draw_gaps(runs: Mapping[str, Any]) -> list[Chart]:
 
 
 def main(experiment: Path, chosen: Sequence[str]) -> int:
-    runs = {run["run"]: run for run in read_runs(experiment) if not chosen or run["run"] in chosen}
+    runs = {run.run: run for run in read_runs(experiment) if not chosen or run.run in chosen}
     traces = {name: rows for name, rows in read_traces(experiment).items() if name in runs}
     if not traces or not runs.keys() >= set(chosen):
         print(f"{experiment} has no such runs, or none with a clamp: name runs as traces.csv does", file=sys.stderr)
@@ -170,8 +171,8 @@ def main(experiment: Path, chosen: Sequence[str]) -> int:
         [float(row["proposal_p50"]) for rows in traces.values() for row in rows], log=True, title="|v| / |x|"
     )
     first: dict[tuple[str, float], str] = {}
-    for name in sorted(traces, key=lambda name: runs[name]["seed"]):
-        first.setdefault((name_row(runs[name]), runs[name]["lr"]), name)
+    for name in sorted(traces, key=lambda name: runs[name].seed):
+        first.setdefault((name_row(runs[name]), runs[name].lr), name)
     drawn = {
         "clamped": (
             draw_shares(traces, runs),

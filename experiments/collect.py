@@ -38,7 +38,7 @@ def collect(comparison: Path, experiment: Path) -> None:
 
 def write_table(experiment: Path) -> None:
     runs = read_runs(experiment)
-    schemes = list(dict.fromkeys(run["scheme"] for run in runs))
+    schemes = list(dict.fromkeys(run.scheme for run in runs))
     baselines = [schemes[0], *(name for name in schemes[1:] if name == RAW)]
     tables = [f"Differences to `{name}`\n\n{markdown(aggregate(runs, name))}" for name in baselines]
     (experiment / "table.md").write_text("\n".join(tables), encoding="utf-8")

@@ -15,21 +15,30 @@ import argparse
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
 from programme import folder_with, read_runs, shorten
 from rates import read_losses
 
 from geonorm.lab.runs.folder import slug
+from geonorm.lab.runs.records import Summary
 from geonorm.lab.statistics.comparison import aggregate, paired_interval, usable
 from geonorm.lab.statistics.moderated import Estimate, contrast, fit_prior, moderate
 from geonorm.report.charts import Axis, Chart, Figure, figure
 from geonorm.report.style import Look, looks, rate, signed
-from geonorm.report.tables import chances, fitted_minimum, markdown_lines, moderated_difference, paired_difference
+from geonorm.report.tables import (
+    chances,
+    markdown_lines,
+    moderated_difference,
+    paired_difference,
+    with_error,
+    with_interval,
+)
 
-Runs = Sequence[Mapping[str, Any]]
+Runs = Sequence[Summary]
 RATE, ZERO = "highest learning rate", Estimate(0.0, 0.0, math.inf)
 DRAWN = 1.5
 """Losses above this many times the lowest are left out of figures: what does not learn would press what does into a
@@ -55,19 +64,19 @@ class Gap(NamedTuple):
 def draw_losses(title: str, unit: str, runs: Runs, shared: Mapping[str, Look] | None = None) -> Chart:
     """Loss against rate: the mean over seeds, and every run. shared: looks of the schemes of all charts of a figure."""
     ends = [run for run in runs if usable(run)]
-    schemes = list(dict.fromkeys(run["scheme"] for run in runs))
-    high = DRAWN * min(run["val_loss"] for run in ends)
-    y = Axis.around([run["val_loss"] for run in ends if run["val_loss"] <= high], title=f"loss ({unit})")
-    x = Axis.around([run["lr"] for run in runs], log=True, title=RATE, form="~e")
+    schemes = list(dict.fromkeys(run.scheme for run in runs))
+    high = DRAWN * min(run.val_loss for run in ends)
+    y = Axis.around([run.val_loss for run in ends if run.val_loss <= high], title=f"loss ({unit})")
+    x = Axis.around([run.lr for run in runs], log=True, title=RATE, form="~e")
     chart = Chart(
         title, x, y, shared or looks(schemes), "Lines: means over seeds. Marks: runs.", legend=shared is None
     )  # fmt: skip
     for scheme in schemes:
-        means = read_losses([run for run in runs if run["scheme"] == scheme])
+        means = read_losses([run for run in runs if run.scheme == scheme])
         chart.line(scheme, [(lr, loss if loss < math.inf else math.nan) for lr, loss in means.items()])
         for run in ends:
-            if run["scheme"] == scheme:
-                chart.mark(scheme, run["lr"], run["val_loss"], f"seed {run['seed']}: {run['val_loss']:.4f}")
+            if run.scheme == scheme:
+                chart.mark(scheme, run.lr, run.val_loss, f"seed {run.seed}: {run.val_loss:.4f}")
     return chart
 
 
@@ -75,7 +84,7 @@ def compare_at_rates(runs: Runs, baseline: str) -> list[Gap]:
     """Every scheme's differences to the baseline, rate by rate, of seeds that both have."""
     losses: dict[tuple[str, float], dict[int, float]] = {}
     for run in filter(usable, runs):
-        losses.setdefault((run["scheme"], run["lr"]), {})[run["seed"]] = run["val_loss"]
+        losses.setdefault((run.scheme, run.lr), {})[run.seed] = run.val_loss
     pairs: dict[tuple[str, float], dict[int, float]] = {}
     for (scheme, lr), own in losses.items():
         base = losses.get((baseline, lr), {})
@@ -121,10 +130,10 @@ def tabulate(runs: Runs, gaps: Sequence[Gap], baseline: str) -> list[str]:
     """One line for each scheme and rate."""
     at = {(gap.scheme, gap.lr): gap for gap in gaps}
     cells = []
-    for scheme in dict.fromkeys(run["scheme"] for run in runs):
-        for lr in sorted({run["lr"] for run in runs if run["scheme"] == scheme}):
-            own = [run for run in runs if (run["scheme"], run["lr"]) == (scheme, lr)]
-            loss = paired_interval([run["val_loss"] for run in filter(usable, own)])
+    for scheme in dict.fromkeys(run.scheme for run in runs):
+        for lr in sorted({run.lr for run in runs if run.scheme == scheme}):
+            own = [run for run in runs if (run.scheme, run.lr) == (scheme, lr)]
+            loss = paired_interval([run.val_loss for run in filter(usable, own)])
             gap = at.get((scheme, lr))
             own_ends, moderated = (describe(ends) for ends in ((gap.own, gap.moderated) if gap else (None, None)))
             spread = "" if loss.std is None else f" ± {loss.std:.4f}"
@@ -146,26 +155,21 @@ def tabulate_minima(runs: Runs) -> list[str]:
     last weights and of those averaged over the end of training."""
     cells = []
     for key, weights in (("val_loss", "last"), ("val_loss_average", "averaged")):
-        known = [dict(run, val_loss=run.get(key)) for run in runs if run.get(key) is not None or not usable(run)]
+        known = [
+            replace(run, val_loss=getattr(run, key)) for run in runs if getattr(run, key) is not None or not usable(run)
+        ]
         for row in aggregate(known) if any(map(usable, known)) else []:
-            fit = row["fit"]
+            fit = row.fit
             if not fit:
                 continue
-            if fit["loss"] is None:
-                cells.append([f"`{row['scheme']}`", weights, "–", "–", "–", str(fit["problem"])])
+            if fit.loss is None:
+                cells.append([f"`{row.scheme}`", weights, "–", "–", "–", str(fit.problem)])
                 continue
-            ends = "" if fit["lr_low"] is None else f" ({rate(fit['lr_low'])} to {rate(fit['lr_high'])})"
-            apart = "–"
-            if fit["difference"] is not None:
-                low, high = signed(fit["difference_low"]), signed(fit["difference_high"])
-                apart = f"{signed(fit['difference'])} ({low} to {high}), p = {fit['p']:.2g}"
-            found = [
-                f"`{row['scheme']}`",
-                weights,
-                f"{rate(fit['lr'])}{ends}",
-                fitted_minimum(row).partition(" at ")[0],
-            ]
-            cells.append([*found, apart, str(fit["problem"] or "–")])
+            ends = "" if fit.lr_low is None else f" ({rate(fit.lr_low)} to {rate(fit.lr_high)})"
+            apart = with_interval(fit.difference, fit.difference_low, fit.difference_high)
+            apart += "" if fit.difference is None else f", p = {fit.p:.2g}"
+            best = [f"{rate(fit.lr)}{ends}", with_error(fit.loss, fit.loss_error)]
+            cells.append([f"`{row.scheme}`", weights, *best, apart, str(fit.problem or "–")])
     return markdown_lines(["scheme", "weights", "best rate (95 %)", "loss", "difference (95 %)", "problem"], cells)
 
 
@@ -175,22 +179,22 @@ def tabulate_best(runs: Runs, baseline: str) -> list[str]:
     the lowest seed, which alone has all rates: a mean of more seeds would be held against the luck of one; and of rates
     at which no run diverged: survivors are no scheme."""
     cells = []
-    lost = {(run["scheme"], run["lr"]) for run in runs if not usable(run)}
+    lost = {(run.scheme, run.lr) for run in runs if not usable(run)}
     for key, weights in (("val_loss", "last"), ("val_loss_average", "averaged")):
-        own = [run for run in runs if run.get(key) is not None and (run["scheme"], run["lr"]) not in lost]
-        first = min((run["seed"] for run in own), default=0)
-        best: list[dict[str, Any]] = []
-        for scheme in dict.fromkeys(run["scheme"] for run in own):
-            ends = [run for run in own if run["scheme"] == scheme]
-            low = min((run for run in ends if run["seed"] == first), key=lambda run: run[key])["lr"]
-            best += [{**run, "val_loss": run[key]} for run in ends if run["lr"] == low]
+        own = [run for run in runs if getattr(run, key) is not None and (run.scheme, run.lr) not in lost]
+        first = min((run.seed for run in own), default=0)
+        best: list[Summary] = []
+        for scheme in dict.fromkeys(run.scheme for run in own):
+            ends = [run for run in own if run.scheme == scheme]
+            low = min((run for run in ends if run.seed == first), key=lambda run: getattr(run, key)).lr
+            best += [replace(run, val_loss=getattr(run, key)) for run in ends if run.lr == low]
         for row in aggregate(best, baseline, absent=True):
-            seeds = sorted((run["seed"], run["val_loss"]) for run in best if run["scheme"] == row["scheme"])
+            seeds = sorted((run.seed, run.val_loss) for run in best if run.scheme == row.scheme)
             losses = ", ".join(f"{loss:.4f}" for _, loss in seeds)
-            apart = f"{paired_difference(row)}, {row['pairs']}" if row["pairs"] else "–"
-            p = row["moderated_p"]
-            alike = "–" if p is None else f"{moderated_difference(row)}, {p:.2g}, {row['moderated_p_holm']:.2g}"
-            cells.append([f"`{row['scheme']}`", weights, rate(row["lr"]), losses, apart, chances(row), alike])
+            apart = f"{paired_difference(row)}, {row.pairs}" if row.pairs else "–"
+            p = row.moderated_p
+            alike = "–" if p is None else f"{moderated_difference(row)}, {p:.2g}, {row.moderated_p_holm:.2g}"
+            cells.append([f"`{row.scheme}`", weights, rate(row.lr), losses, apart, chances(row.p, row.p_holm), alike])
     heads = ["scheme", "weights", "best rate", "loss, seed by seed", "difference (95 %), pairs", "p, Holm"]
     return markdown_lines([*heads, "moderated (95 %), p, Holm"], cells)
 
@@ -198,16 +202,14 @@ def tabulate_best(runs: Runs, baseline: str) -> list[str]:
 def main(experiment: Path, baseline: str, schemes: Sequence[str]) -> int:
     wanted = [baseline, *schemes]
     named = {f"books-{slug(scheme)}": scheme for scheme in wanted}
-    runs = [run for run in read_runs(experiment) if run["run"].rpartition("-lr")[0] in named]
-    if missing := set(wanted) - {run["scheme"] for run in runs}:
+    runs = [run for run in read_runs(experiment) if run.run.rpartition("-lr")[0] in named]
+    if missing := set(wanted) - {run.scheme for run in runs}:
         print(
             f"{experiment} has no runs of {', '.join(sorted(missing))} on books: name schemes as results.jsonl does",
             file=sys.stderr,
         )
         return 2
-    runs = [
-        run | {"scheme": shorten(run["scheme"])} for run in sorted(runs, key=lambda run: wanted.index(run["scheme"]))
-    ]
+    runs = [replace(run, scheme=shorten(run.scheme)) for run in sorted(runs, key=lambda run: wanted.index(run.scheme))]
     baseline = shorten(baseline)
     gaps = compare_at_rates(runs, baseline)
     (experiment / "rates.md").write_text(

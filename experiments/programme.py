@@ -33,9 +33,11 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import geonorm
+from geonorm.lab.runs.records import MetricRow, Summary
 from geonorm.lab.statistics.spikes import find_spikes
 
-Summaries = dict[str, dict[str, Any]]
+Summaries = dict[str, Summary]
 Grid = Mapping[str, Sequence[str]]
 Plan = Callable[[Summaries], Grid]
 TRACED = (
@@ -69,20 +71,22 @@ def read_lines(file: Path) -> Iterator[dict[str, Any]]:
         yield from (json.loads(line) for line in file.read_text(encoding="utf-8").splitlines())
 
 
-def read_runs(experiment: Path) -> list[dict[str, Any]]:
+def read_runs(experiment: Path) -> list[Summary]:
     """What the experiment has on record, in its order."""
-    return list(read_lines(experiment / "results.jsonl"))
+    there = (experiment / "results.jsonl").is_file()
+    return [run.summary for run in geonorm.load(experiment).runs] if there else []
 
 
 def read_kept(experiment: Path) -> Summaries:
     """The same by name of run."""
-    return {row["run"]: row for row in read_runs(experiment)}
+    return {str(run.run): run for run in read_runs(experiment)}
 
 
 def read_finished(out: Path) -> Summaries:
     """What has come to an end under OUT, a run that diverged included: trained again, it would diverge again."""
     found = {file.parent.name: json.loads(file.read_text(encoding="utf-8")) for file in out.glob("*/summary.json")}
-    return {name: row for name, row in sorted(found.items()) if row["status"] in ("finished", "diverged")}
+    runs = {name: Summary.read({"run": name, **row}) for name, row in sorted(found.items())}
+    return {name: run for name, run in runs.items() if run.status in ("finished", "diverged")}
 
 
 def in_use(folder: Path) -> bool:
@@ -146,8 +150,10 @@ def keep(experiment: Path, out: Path) -> None:
     the part of the held-out text that all evaluations share, the mean training loss of every 500 steps (runs of one
     seed see the same batches, so that differences of thousandths show), and at every evaluation how far one step
     turned `o` and `down`, and how long they are; of runs older than that, the steps of spikes."""
-    known, fresh = read_kept(experiment), read_finished(out)
-    for name, row in fresh.items():
+    known: dict[str, Any] = {row["run"]: row for row in read_lines(experiment / "results.jsonl")}
+    fresh = read_finished(out)
+    for name in fresh:
+        row = json.loads((out / name / "summary.json").read_text(encoding="utf-8"))
         metrics = {row["step"]: row for row in read_lines(out / name / "metrics.jsonl")}  # of a repeated step the last
         course = [
             [step, row.get("val_loss_part", row["val_loss"])] for step, row in metrics.items() if "val_loss" in row
@@ -158,7 +164,7 @@ def keep(experiment: Path, out: Path) -> None:
         turning = [
             [step, *(float(f"{row[key]:.5g}") for key in TURNING)] for step, row in metrics.items() if TURNING[0] in row
         ]
-        where = find_spikes([row for _, row in sorted(metrics.items())])
+        where = find_spikes([MetricRow.read(row) for _, row in sorted(metrics.items())])
         origin = read_origin(out / name)
         known[name] = {"run": name, **where, **row, **origin, "course": course, "train": train, "turning": turning}
     text = "".join(json.dumps(known[name]) + "\n" for name in sorted(known))
@@ -200,21 +206,21 @@ def print_table(experiment: Path, out: Path | None) -> None:
     """Validation losses by kind of run and learning rate: of the last weights, of the averaged ones, and
     how many spikes of the loss."""
     known = read_kept(experiment) | (read_finished(out) if out else {})
-    groups: dict[tuple[str, float], list[dict[str, Any]]] = {}
-    for name, row in known.items():
-        groups.setdefault((name.rsplit("-lr", 1)[0], row["lr"]), []).append(row)
+    groups: dict[tuple[str, float], list[Summary]] = {}
+    for name, run in known.items():
+        groups.setdefault((name.rsplit("-lr", 1)[0], run.lr or 0.0), []).append(run)
     print("| runs | rate | n | validation loss | averaged weights | spikes |\n|---|---|---|---|---|---|")
     for (label, rate), rows in sorted(groups.items()):
-        ends = [row for row in rows if row["status"] == "finished"]
-        cells = [average(ends, key) for key in ("val_loss", "val_loss_average")]
+        ends = [run for run in rows if run.status == "finished"]
+        cells = [average([getattr(run, key) for run in ends]) for key in ("val_loss", "val_loss_average")]
         lost = f" ({len(rows) - len(ends)} diverged)" if len(ends) < len(rows) else ""
         print(
-            f"| {label} | {rate:g} | {len(ends)}{lost} | {' | '.join(cells)} | {sum(row['spikes'] for row in ends)} |"
+            f"| {label} | {rate:g} | {len(ends)}{lost} | {' | '.join(cells)} | {sum(run.spikes or 0 for run in ends)} |"
         )
 
 
-def average(rows: Sequence[Mapping[str, Any]], key: str) -> str:
-    values = [row[key] for row in rows if row.get(key) is not None]
+def average(losses: Sequence[float | None]) -> str:
+    values = [loss for loss in losses if loss is not None]
     if not values:
         return "–"
     return f"{mean(values):.4f}" + (f" ± {stdev(values):.4f}" if len(values) > 1 else "")
@@ -261,8 +267,8 @@ def main(verb: str, experiment: Path, out: Path | None, minutes: float = inf) ->
         return 0
     known = read_kept(experiment) | read_finished(out)
     for name in plan(known):
-        ended = known.get(name, {"status": ""})
-        print(f"{ended['val_loss'] if ended['status'] == 'finished' else ended['status']:<20} {name}")
+        run = known.get(name)
+        print(f"{'' if run is None else run.val_loss if run.status == 'finished' else run.status:<20} {name}")
     return 0
 
 

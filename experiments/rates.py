@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf, sqrt
-from typing import Any
 
 from programme import settings
+
+from geonorm.lab.runs.records import Summary
 
 Losses = Mapping[float, float]
 STABLE = 1.1
@@ -21,12 +22,12 @@ def tidy(rate: float) -> float:
     return float(f"{rate:.3g}")
 
 
-def read_losses(runs: Sequence[Mapping[str, Any]]) -> Losses:
+def read_losses(runs: Sequence[Summary]) -> Losses:
     """Mean validation loss by learning rate; infinite where a run diverged."""
     found: dict[float, list[float]] = {}
     for run in runs:
-        loss = run["val_loss"] if run["status"] == "finished" else None
-        found.setdefault(run["lr"], []).append(inf if loss is None else loss)
+        loss = run.val_loss if run.status == "finished" else None
+        found.setdefault(run.lr or 0.0, []).append(inf if loss is None else loss)
     return {rate: sum(losses) / len(losses) for rate, losses in sorted(found.items())}
 
 
@@ -71,12 +72,12 @@ def name_run(row: str, rate: float, seed: int = 0) -> str:
     return f"{row}-lr{rate:g}-seed{seed}"
 
 
-def read_row(known: Mapping[str, Mapping[str, Any]], row: str) -> Losses:
+def read_row(known: Mapping[str, Summary], row: str) -> Losses:
     return read_losses([run for name, run in known.items() if name.startswith(f"{row}-lr")])
 
 
 def find_best(
-    known: Mapping[str, Mapping[str, Any]], rows: Iterable[str], start: Sequence[float], factor: float = 2
+    known: Mapping[str, Summary], rows: Iterable[str], start: Sequence[float], factor: float = 2
 ) -> dict[str, float]:
     """The best rate of those rows that have every rate of `start` and every octave, or other factor, that these ask
     for."""
@@ -89,7 +90,7 @@ def find_best(
 
 
 def plan_rows(
-    known: Mapping[str, Mapping[str, Any]],
+    known: Mapping[str, Summary],
     rows: Mapping[str, Sequence[str]],
     start: Sequence[float],
     seeds: int,

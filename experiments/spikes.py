@@ -15,37 +15,37 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from programme import folder_with, read_runs
 
+from geonorm.lab.runs.records import Summary
 from geonorm.lab.statistics.spikes import STEPS, count_apart
 from geonorm.report.tables import markdown_lines
 
 HEAD = ("runs", "n", "spikes of the loss", "own", "of the gradient", "own", "own ones of the loss in")
 
 
-def read_known(experiment: Path, start: str = "") -> list[dict[str, Any]]:
+def read_known(experiment: Path, start: str = "") -> list[Summary]:
     """The runs that came to their end and say at which steps their spikes are."""
-    runs = (run for run in read_runs(experiment) if run["run"].startswith(start) and run["status"] == "finished")
-    return [run for run in runs if all(key in run for key in STEPS.values())]
+    runs = (run for run in read_runs(experiment) if run.run.startswith(start) and run.status == "finished")
+    return [run for run in runs if all(getattr(run, key) is not None for key in STEPS.values())]
 
 
-def tabulate(runs: Sequence[dict[str, Any]]) -> list[str]:
-    rows: dict[str, list[dict[str, Any]]] = {}
+def tabulate(runs: Sequence[Summary]) -> list[str]:
+    rows: dict[str, list[Summary]] = {}
     for run in runs:
-        rows.setdefault(run["run"].rpartition("-lr")[0], []).append(run)
+        rows.setdefault(run.run.rpartition("-lr")[0], []).append(run)
     lines = [tell(name, own, runs) for name, own in sorted(rows.items())]
     return markdown_lines(HEAD, [*lines, [*tell("all", runs, runs)[:-1], ""]])
 
 
-def tell(name: str, own: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]) -> list[str]:
+def tell(name: str, own: Sequence[Summary], runs: Sequence[Summary]) -> list[str]:
     cells = [name, str(len(own))]
     for kind in STEPS:
         apart = [count_apart([run], runs, kind) for run in own]
-        cells += [str(sum(run[kind] for run in own)), str(sum(found or 0 for found in apart))]
-    lost = {run["run"].rpartition("-lr")[2]: count_apart([run], runs, "spikes") for run in own}
+        cells += [str(sum(getattr(run, kind) for run in own)), str(sum(found or 0 for found in apart))]
+    lost = {run.run.rpartition("-lr")[2]: count_apart([run], runs, "spikes") for run in own}
     return [*cells, ", ".join(f"{run}: {found}" for run, found in lost.items() if found)]
 
 

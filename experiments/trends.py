@@ -16,6 +16,7 @@ import argparse
 import runpy
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from programme import Grid, folder_with, read_runs
 from geonorm.cli.arguments import read
 from geonorm.lab.compare.ladder import about
 from geonorm.lab.config import TrainCommand
+from geonorm.lab.load import Ladder
+from geonorm.lab.runs.records import Summary
 from geonorm.lab.statistics.speedup import judge_ladder
 from geonorm.report.charts import NUMBER, Axis, Chart, Figure, Point, figure
 from geonorm.report.ladder import ROUGHLY, SavedLadder, difference_charts, loss_charts
@@ -35,30 +38,30 @@ Ladders = Mapping[str, tuple[str, str, Sequence[str]]]
 Published = Mapping[str, tuple[float, float]]
 
 
-def place_runs(runs: Sequence[Mapping[str, Any]], grid: Grid) -> list[dict[str, Any]]:
+def place_runs(runs: Sequence[Summary], grid: Grid) -> list[Summary]:
     """The runs of rows that the plan has, each with its size and tokens, which rates and seeds share; also at rates
     that the plan no longer asks for, now that it knows more."""
-    wanted = {run["run"].rpartition("-lr")[0] for run in runs}
+    wanted = {run.run.rpartition("-lr")[0] for run in runs}
     known: dict[str, dict[str, Any]] = {}
     for name, words in grid.items():
         if (row := name.rpartition("-lr")[0]) in wanted - known.keys():
             known[row] = about(read(TrainCommand, "geonorm train", list(words)).run())
-    return [{**run, **known[row]} for run in runs if (row := run["run"].rpartition("-lr")[0]) in known]
+    return [replace(run, **known[row]) for run in runs if (row := run.run.rpartition("-lr")[0]) in known]
 
 
-def open_ladder(path: Path, runs: Sequence[Mapping[str, Any]], baseline: str, schemes: Sequence[str]) -> SavedLadder:
-    order = [baseline, *(scheme for scheme in schemes if any(run["scheme"] == scheme for run in runs))]
-    own = [run for run in runs if run["scheme"] in order]
-    return SavedLadder(path, {**judge_ladder(own, baseline), "data": path.name}, chosen=order)
+def open_ladder(path: Path, runs: Sequence[Summary], baseline: str, schemes: Sequence[str]) -> SavedLadder:
+    order = [baseline, *(scheme for scheme in schemes if any(run.scheme == scheme for run in runs))]
+    own = [run for run in runs if run.scheme in order]
+    return SavedLadder(path, Ladder(path, {**judge_ladder(own, baseline), "runs": [], "data": path.name}), chosen=order)
 
 
 def over_size(found: SavedLadder, published: Published) -> list[Chart]:
     """The difference to the baseline at every size, and published ones, through which nothing is fitted."""
-    rows = [row for row in found.rows("points") if row["difference"] is not None and row["scheme"] != found.baseline]
+    rows = [row for row in found.rows("points") if row.difference is not None and row.scheme != found.baseline]
     if len(found.sizes) < 2 or not rows or not published:
         return []
-    places = [row["parameters"] for row in rows] + [size for size, _ in published.values()]
-    ends = [row[f"difference{end}"] for row in rows for end in ("", "_low", "_high")]
+    places = [row.parameters for row in rows] + [size for size, _ in published.values()]
+    ends = [end for row in rows for end in (row.difference, row.difference_low, row.difference_high)]
     x = Axis.around(places, log=True, margin=0.08, title="parameters", labels=sorted(set(places)), form=ROUGHLY)
     y = Axis.around(
         [0.0, *(end for end in ends if end is not None), *(gap for _, gap in published.values())], margin=0.08,
@@ -70,11 +73,11 @@ def over_size(found: SavedLadder, published: Published) -> list[Chart]:
     )
     chart = Chart("Difference over size", x, y, looks([*found.looks, *published]), note)
     chart.rule(y=0.0)
-    for scheme in dict.fromkeys(row["scheme"] for row in rows):
+    for scheme in dict.fromkeys(row.scheme for row in rows):
         chart.curve(scheme, [
-            Point(row["parameters"], row["difference"], row["difference_low"], row["difference_high"],
-                  f"{si(row['parameters'])} parameters: {signed(row['difference'], 4)} nats")
-            for row in rows if row["scheme"] == scheme
+            Point(row.parameters, row.difference, row.difference_low, row.difference_high,
+                  f"{si(row.parameters)} parameters: {signed(row.difference, 4)} nats")
+            for row in rows if row.scheme == scheme
         ])  # fmt: skip
     for where, (size, gap) in published.items():
         chart.mark(where, size, gap, f"{signed(gap, 4)} nats", kind="hollow")
@@ -84,11 +87,11 @@ def over_size(found: SavedLadder, published: Published) -> list[Chart]:
 def open_ladders(experiment: Path, made: Mapping[str, Any], only: Sequence[str] = ()) -> dict[str, SavedLadder]:
     """Of an experiment, `made` what its runs.py has: the ladders of which two schemes have runs, those of `only`."""
     runs = read_runs(experiment)
-    placed = place_runs(runs, made["plan"]({run["run"]: run for run in runs}))
+    placed = place_runs(runs, made["plan"]({run.run: run for run in runs}))
     found = {}
     for name, (start, baseline, schemes) in made["LADDERS"].items():
-        own = [run for run in placed if run["run"].startswith(start)]
-        there = {run["scheme"] for run in own}
+        own = [run for run in placed if run.run.startswith(start)]
+        there = {run.scheme for run in own}
         if name in (only or made["LADDERS"]) and baseline in there and there & set(schemes):
             found[name] = open_ladder(experiment, own, baseline, schemes)
     return found
@@ -106,7 +109,7 @@ def main(experiment: Path, only: Sequence[str] = ()) -> int:
         parts.append(f"## {name}, less `{found.baseline}`")
         parts += ["\n".join([f"### {title}", "", *markdown_lines(*table)]) for title, table in found.tables().items()]
         if (
-            len({(row["size"], row["tokens"]) for row in found.results["points"]}) > 1
+            len({(row.size, row.tokens) for row in found.ladder.points}) > 1
         ):  # one place is no trend: its table says it all
             charts = [*loss_charts(found), *(over_size(found, made.get("PUBLISHED", {})) or difference_charts(found))]
             drawn = figure(charts, f"{experiment.name}, {name}")

@@ -10,13 +10,13 @@ from the second block on: harmonic decay is -1, sqrt -1/2, one angle for all blo
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import geonorm
 from geonorm.measure.schedule import fit
 from geonorm.report.charts import Axis, Chart, figure, save_figures
 from geonorm.report.style import looks, signed
@@ -62,11 +62,10 @@ def power_of(angles: Sequence[float]) -> float | None:
 
 def read_courses(experiment: Path, recipes: Mapping[str, str]) -> list[Course]:
     """Of runs whose names begin as one of the recipes says, the first that fits."""
-    with (experiment / "results.jsonl").open(encoding="utf-8") as lines:
-        rows: dict[str, Mapping[str, Any]] = {row["run"]: row for row in map(json.loads, lines)}
+    rows = {run.path.name: run.summary for run in geonorm.load(experiment).runs}
     wanted = {
         run: next((recipe for start, recipe in recipes.items() if run.startswith(start)), "")
-        for run, row in rows.items() if row["scheme"] in SCHEMES and row["status"] == "finished"
+        for run, row in rows.items() if row.scheme in SCHEMES and row.status == "finished"
     }  # fmt: skip
     courses = []
     for run, steps in read_angles(experiment / "traces.csv", filter(wanted.get, wanted)).items():
@@ -74,10 +73,10 @@ def read_courses(experiment: Path, recipes: Mapping[str, str]) -> list[Course]:
         for step, kinds in sorted(steps.items()):
             each = {kind: power for kind in KINDS if (power := power_of(kinds[kind])) is not None}
             if len(each) == len(KINDS):
-                powers.append((step / row["steps"] * row["tokens"] / row["parameters"], each))
+                powers.append((step / row.steps * row.tokens / row.parameters, each))
         if powers:
             layers = len(next(iter(steps.values()))["attn"])
-            courses.append(Course(row["scheme"], f"{layers} blocks, {wanted[run]}", powers))
+            courses.append(Course(row.scheme, f"{layers} blocks, {wanted[run]}", powers))
     return courses
 
 

@@ -34,7 +34,7 @@ from geonorm.lab.statistics.comparison import usable
 from geonorm.lab.statistics.moderated import LEVEL, holm, two_sided_p
 from geonorm.report.charts import Axis, Chart, Figure, figure
 from geonorm.report.style import looks, rate, signed
-from geonorm.report.tables import markdown_lines
+from geonorm.report.tables import markdown_lines, with_interval
 
 Levels = tuple[Any, ...]
 FACTORS: dict[str, Levels] = {"write": tuple(WRITES), "decay": DECAYS, "ceiling": tuple(CEILINGS), "rate": RATES}
@@ -154,21 +154,17 @@ def read_cells(runs: Runs) -> list[tuple[dict[str, Any], Mapping[str, Any]]]:
         name_cell(write, decay, ceiling): {"write": write, "decay": decay, "ceiling": ceiling}
         for write in WRITES for decay in DECAYS for ceiling in CEILINGS
     }  # fmt: skip
-    return [({**names[run["scheme"]], "rate": run["lr"]}, run) for run in runs if run["scheme"] in names]
+    return [({**names[run.scheme], "rate": run.lr}, run) for run in runs if run.scheme in names]
 
 
 def seed_noise(cells: Sequence[tuple[dict[str, Any], Mapping[str, Any]]]) -> tuple[float, int]:
     """Standard deviation between seeds of one cell and rate, pooled, and its degrees of freedom."""
     found: dict[tuple[Any, ...], list[float]] = {}
     for cell, run in cells:
-        found.setdefault(tuple(cell.values()), []).append(run["val_loss"])
+        found.setdefault(tuple(cell.values()), []).append(run.val_loss)
     several = [values for values in found.values() if len(values) > 1]
     df = sum(len(values) - 1 for values in several)
     return (sqrt(sum(sum((v - fmean(own)) ** 2 for v in own) for own in several) / df), df) if df else (0.0, 0)
-
-
-def describe(effect: Effect) -> str:
-    return f"{signed(effect.value)} ({signed(effect.low)} to {signed(effect.high)})"
 
 
 def tabulate_effects(fits: Mapping[str, Fit]) -> list[str]:
@@ -176,9 +172,9 @@ def tabulate_effects(fits: Mapping[str, Fit]) -> list[str]:
     adjusted = holm([fits["loss"].effect(f, level).p if f != "rate" else None for f, level in levels])
     lines = []
     for (factor, level), p in zip(levels, adjusted, strict=True):
-        shown = (describe(fit.effect(factor, level)) for fit in fits.values())
+        shown = (with_interval(*fit.effect(factor, level)[:3]) for fit in fits.values())
         lines.append([factor, f"{level} − {AGAINST[factor]}", *shown, "–" if p is None else f"{p:.2g}"])
-    asked = (describe(fit.apart("write", "normalise", "geodesic")) for fit in fits.values())
+    asked = (with_interval(*fit.apart("write", "normalise", "geodesic")[:3]) for fit in fits.values())
     lines.insert(len(WRITES) - 1, ["write", "normalise − geodesic (prediction 1, not of the family)", *asked, "–"])
     return markdown_lines(("factor", "effect", *MEASURES.values(), "p, Holm (loss)"), lines)
 
@@ -191,14 +187,14 @@ def tabulate_interactions(fits: Mapping[str, Fit]) -> list[str]:
         found = {(a, b): fits["loss"].interaction(pair, (a, b)) for a in others[0] for b in others[1]}
         a, b = max(found, key=lambda levels: abs(found[levels].value))
         tests = ["–" if isnan(p := fit.test(pair)) else f"{p:.2g}" for fit in fits.values()]
-        lines.append([" x ".join(pair), *tests, f"{a}, {b}", describe(found[a, b])])
+        lines.append([" x ".join(pair), *tests, f"{a}, {b}", with_interval(*found[a, b][:3])])
     return markdown_lines(("pair", *(f"p of F, {name}" for name in MEASURES), "largest (loss)", "its size"), lines)
 
 
 def tabulate_beside(runs: Runs) -> list[str]:
     """What is not crossed: decays at the harmonic's summed step, and the controls. Losses by rate; in brackets less the
     harmonic of the same write at the same rate, and the same of that decay at alpha = 1."""
-    loss = {(run["scheme"], run["lr"]): run["val_loss"] for run in runs if usable(run) and run["seed"] == 0}
+    loss = {(run.scheme, run.lr): run.val_loss for run in runs if usable(run) and run.seed == 0}
     rows = [
         [name_cell(write, decay, "ceiling", equal=True), *(name_cell(write, d, "ceiling") for d in ("harmonic", decay))]
         for write in WRITES for decay in DECAYS if decay != "harmonic"
@@ -218,15 +214,15 @@ def tabulate_beside(runs: Runs) -> list[str]:
 
 def draw_cells(cells: Sequence[tuple[dict[str, Any], Mapping[str, Any]]], ceiling: str) -> Chart:
     """Loss of every write against the summed step of its decay, at the rate at which there are all cells."""
-    y = Axis.around([run["val_loss"] for _, run in cells], title="loss (nats per token)")
+    y = Axis.around([run.val_loss for _, run in cells], title="loss (nats per token)")
     x = Axis.around(list(SUMS.values()), log=True, title="summed step, alpha = 1: harmonic, sqrt, linear, constant")
     chart = Chart(ceiling, x, y, looks(list(WRITES)), f"Lines: means at {rate(RATES[1])}. Marks: runs.", legend=True)
     for write in WRITES:
         own = [(SUMS[c["decay"]], run) for c, run in cells if (c["write"], c["ceiling"]) == (write, ceiling)]
         for total in sorted({total for total, _ in own}):
             for _, run in (pair for pair in own if pair[0] == total):
-                chart.mark(write, total, run["val_loss"], f"{rate(run['lr'])}, seed {run['seed']}")
-        full = [(total, run["val_loss"]) for total, run in own if run["lr"] == RATES[1]]
+                chart.mark(write, total, run.val_loss, f"{rate(run.lr)}, seed {run.seed}")
+        full = [(total, run.val_loss) for total, run in own if run.lr == RATES[1]]
         means = {total: fmean(loss for t, loss in full if t == total) for total, _ in full}
         chart.line(write, sorted(means.items()))
     return chart
@@ -235,19 +231,19 @@ def draw_cells(cells: Sequence[tuple[dict[str, Any], Mapping[str, Any]]], ceilin
 def main(experiment: Path) -> None:
     runs = read_runs(experiment)
     every = read_cells(runs)
-    high = LEARNT + min((run["val_loss"] for _, run in every if usable(run)), default=0.0)
-    learnt = [(cell, run) for cell, run in every if usable(run) and run["val_loss"] <= high]
+    high = LEARNT + min((run.val_loss for _, run in every if usable(run)), default=0.0)
+    learnt = [(cell, run) for cell, run in every if usable(run) and run.val_loss <= high]
     factors = FACTORS | {"decay": learnt_decays(learnt)}
     cells = [(cell, run) for cell, run in learnt if cell["decay"] in factors["decay"]]
-    fitted = {run["run"] for _, run in learnt}
+    fitted = {run.run for _, run in learnt}
     lost = [
-        f"`{run['scheme']}` at {rate(run['lr'])}, seed {run['seed']} "
-        f"({'{:.2f} nats'.format(run['val_loss']) if usable(run) else run['status']})"
-        for _, run in every if run["run"] not in fitted
+        f"`{run.scheme}` at {rate(run.lr)}, seed {run.seed} "
+        f"({f'{run.val_loss:.2f} nats' if usable(run) else run.status})"
+        for _, run in every if run.run not in fitted
     ]  # fmt: skip
     values = {
-        "loss": [run["val_loss"] for _, run in cells],
-        "spikes": [log2(1 + run["grad_spikes"]) for _, run in cells],
+        "loss": [run.val_loss for _, run in cells],
+        "spikes": [log2(1 + run.grad_spikes) for _, run in cells],
     }
     fits = {name: Fit([cell for cell, _ in cells], own, factors) for name, own in values.items()}
     noise, df = seed_noise(cells)

@@ -42,9 +42,7 @@ def read_arms(experiment: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
     runs = read_runs(experiment)
     found = {
         (scheme, warmup): [
-            run
-            for run in runs
-            if run["run"].startswith(f"64-{warmup}-") and run["scheme"] == scheme and run["lr"] in RATES
+            run for run in runs if run.run.startswith(f"64-{warmup}-") and run.scheme == scheme and run.lr in RATES
         ]
         for scheme, warmup in product(SCHEMES, WARMUP)
     }
@@ -53,22 +51,22 @@ def read_arms(experiment: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
 
 def best_rate(runs: Runs) -> float:
     """By seed 0, which alone has all rates."""
-    losses = read_losses([run for run in runs if run["seed"] == 0])
+    losses = read_losses([run for run in runs if run.seed == 0])
     return min(losses, key=losses.__getitem__)
 
 
 def at(runs: Runs, lr: float) -> dict[int, float]:
-    return {run["seed"]: run["val_loss"] for run in runs if run["lr"] == lr and usable(run)}
+    return {run.seed: run.val_loss for run in runs if run.lr == lr and usable(run)}
 
 
 def lost_at(runs: Runs, lr: float) -> int:
-    return sum(run["lr"] == lr and not usable(run) for run in runs)
+    return sum(run.lr == lr and not usable(run) for run in runs)
 
 
 def tell_spikes(runs: Runs, among: Runs, kind: str) -> str:
     """How many, in brackets those that are not the batch's."""
     apart = count_apart(runs, among, kind)
-    return f"{sum(run[kind] for run in runs)}" + ("" if apart is None else f" ({apart})")
+    return f"{sum(getattr(run, kind) for run in runs)}" + ("" if apart is None else f" ({apart})")
 
 
 def tabulate_arms(arms: Mapping[tuple[str, str], Runs]) -> list[str]:
@@ -79,13 +77,13 @@ def tabulate_arms(arms: Mapping[tuple[str, str], Runs]) -> list[str]:
         spread = paired_interval(ends)
         found, bounded = largest_stable(read_losses(runs), GUESSING)  # a seed that diverges ends it
         stable = "none" if found is None else rate(found) if bounded else f"{rate(found)} or more"
-        below = [run for run in runs if run["lr"] <= best and usable(run)]
+        below = [run for run in runs if run.lr <= best and usable(run)]
         std = "" if spread.std is None else f" ± {spread.std:.4f}"
         lines.append(
             [
                 scheme, LINES[warmup], rate(best), str(spread.n), f"{spread.mean:.4f}{std}", stable,
                 *(tell_spikes(below, every, kind) for kind in ("spikes", "grad_spikes")), str(len(below)),
-                str(sum(run["status"] == "diverged" for run in runs)),
+                str(sum(run.status == "diverged" for run in runs)),
             ]
         )  # fmt: skip
     titles = ("scheme", "", "best rate", "n", "loss there", "largest stable rate",
@@ -118,18 +116,18 @@ def tabulate_widths(experiment: Path, arms: Mapping[tuple[str, str], Runs]) -> l
     for row in csv.DictReader(file.read_text(encoding="utf-8").splitlines()):
         if row["kind"] != "block":
             sites.setdefault(row["run"], []).append(row)
-    runs = {(run["run"].partition("-")[0], run["scheme"], run["lr"]): run for run in read_runs(experiment)
-            if "-warm-" in run["run"] and run["seed"] == 0}  # fmt: skip
+    runs = {(run.run.partition("-")[0], run.scheme, run.lr): run for run in read_runs(experiment)
+            if "-warm-" in run.run and run.seed == 0}  # fmt: skip
     lines = []
     for scheme, width, times in product(WIDE, WIDTHS, BEYOND):
         if (scheme, "warm") not in arms:
             continue
         run = runs.get((str(width), scheme, tidy(best_rate(arms[scheme, "warm"]) * times)))
-        own: Sequence[Mapping[str, str]] = sites.get(run["run"], ()) if run else ()
+        own: Sequence[Mapping[str, str]] = sites.get(run.run, ()) if run else ()
         if run:  # one that diverged before its first checkpoint has nothing to probe
             scores = [float(row["attn_logit"]) for row in own if row["attn_logit"]]
             lengths = [float(row["update_norm"]) for row in own if row["update_norm"]]
-            loss = f"{run['val_loss']:.3f}" if usable(run) else str(run["status"])
+            loss = f"{run.val_loss:.3f}" if usable(run) else str(run.status)
             cells = [f"{max(scores):.3g}" if scores else "–", f"{median(lengths):.3g}" if lengths else "–", loss]
             lines.append([scheme, str(width), f"{times} x", *cells])
     return markdown_lines(("scheme", "width", "best rate", "largest score", "length of outputs", "loss"), lines)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import log
 from pathlib import Path
@@ -26,14 +27,14 @@ from curves import DRAWN
 from programme import read_runs
 from runs import LAYERS, NAMES, RATES
 
-from geonorm.lab.statistics.comparison import Row
+from geonorm.lab.runs.records import ComparisonRow
 from geonorm.lab.statistics.moderated import Estimate, Prior, contrast, fit_prior, moderate
 from geonorm.report.charts import Axis, Chart
-from geonorm.report.style import looks, signed
-from geonorm.report.tables import markdown_lines
+from geonorm.report.style import looks
+from geonorm.report.tables import markdown_lines, with_interval
 
 BASE = "pre"
-Rows = Mapping[str, Sequence[Row]]
+Rows = Mapping[str, Sequence[ComparisonRow]]
 
 
 def read_depths(experiment: Path) -> dict[str, Runs]:
@@ -41,30 +42,30 @@ def read_depths(experiment: Path) -> dict[str, Runs]:
     found: dict[str, Runs] = {}
     runs = read_runs(experiment)
     for layers in sorted(LAYERS):
-        own = [run for run in runs if run["run"].startswith(f"{layers}-")]
+        own = [run for run in runs if run.run.startswith(f"{layers}-")]
         names = {make(layers): name for name, make in NAMES.items()}
-        named = ({**run, "scheme": names.get(run["scheme"], run["scheme"])} for run in own)
-        ordered = sorted(named, key=lambda run: run["scheme"] != BASE)
-        if ordered and ordered[0]["scheme"] == BASE:
+        named = (replace(run, scheme=names.get(run.scheme, run.scheme)) for run in own)
+        ordered = sorted(named, key=lambda run: run.scheme != BASE)
+        if ordered and ordered[0].scheme == BASE:
             found[f"{layers} blocks"] = ordered
     return found
 
 
-def at_depths(depths: Mapping[str, Runs], judged: Rows) -> dict[str, dict[str, Row]]:
+def at_depths(depths: Mapping[str, Runs], judged: Rows) -> dict[str, dict[str, ComparisonRow]]:
     """By scheme, its rows by depth, where all rates are known: one rate says nothing of the best."""
-    found: dict[str, dict[str, Row]] = {}
+    found: dict[str, dict[str, ComparisonRow]] = {}
     for depth, rows in judged.items():
         for row in rows:
-            tried = {run["lr"] for run in depths[depth] if run["scheme"] == row["scheme"]}
-            if row["n"] and tried >= set(RATES):
-                found.setdefault(row["scheme"], {})[depth] = row
+            tried = {run.lr for run in depths[depth] if run.scheme == row.scheme}
+            if row.n and tried >= set(RATES):
+                found.setdefault(row.scheme, {})[depth] = row
     return found
 
 
 def tabulate_depth(depths: Mapping[str, Runs], judged: Rows) -> list[str]:
     """Of every scheme the change of loss from each depth to the next, each at its best rate."""
-    spreads = [row for rows in judged.values() for row in rows if row["val_loss_std"]]
-    prior = fit_prior([row["val_loss_std"] ** 2 for row in spreads], [row["n"] - 1 for row in spreads])
+    spreads = [row for rows in judged.values() for row in rows if row.val_loss_std]
+    prior = fit_prior([row.val_loss_std**2 for row in spreads], [row.n - 1 for row in spreads])
     lines = []
     for scheme, rows in at_depths(depths, judged).items():
         cells = []
@@ -72,18 +73,17 @@ def tabulate_depth(depths: Mapping[str, Runs], judged: Rows) -> list[str]:
             if fewer not in rows or more not in rows:
                 cells.append("–")
                 continue
-            gap = signed(rows[more]["val_loss_mean"] - rows[fewer]["val_loss_mean"])
+            gap: Sequence[float | None] = (rows[more].val_loss_mean - rows[fewer].val_loss_mean, None, None)
             if prior:
-                found = contrast(estimate(rows[more], prior), estimate(rows[fewer], prior), prior.total)
-                gap += f" ({signed(found.low)} to {signed(found.high)})"
-            cells.append(gap)
+                gap = contrast(estimate(rows[more], prior), estimate(rows[fewer], prior), prior.total)[:3]
+            cells.append(with_interval(*gap))
         lines.append([scheme, *cells])
     return markdown_lines(("scheme", *(f"{a} to {b}" for a, b in pairwise(judged))), lines)
 
 
 def estimate(row: Mapping[str, Any], prior: Prior) -> Estimate:
-    variance, df = moderate((row["val_loss_std"] or 0.0) ** 2, row["n"] - 1, prior)
-    return Estimate(row["val_loss_mean"], variance / row["n"], df)
+    variance, df = moderate((row.val_loss_std or 0.0) ** 2, row.n - 1, prior)
+    return Estimate(row.val_loss_mean, variance / row.n, df)
 
 
 def power(values: Mapping[int, float]) -> float | None:
@@ -109,21 +109,21 @@ def tabulate_use(experiment: Path, depths: Mapping[str, Runs], judged: Rows) -> 
     lines = []
     for depth, rows in judged.items():
         for row in rows:
-            names = {run["run"] for run in at_best(depths[depth], row).values()}
+            names = {run.run for run in at_best(depths[depth], row).values()}
             for step in sorted({step for name, step in use if name in names}):
                 probed = [found for (name, at), found in use.items() if name in names and at == step]
                 cells = []
                 for kind in ("block", "mlp"):
                     known = [value for found in probed if (value := power(found[kind])) is not None]
                     cells.append(f"{np.mean(known):.2f}" if known else "–")
-                lines.append([depth, row["scheme"], str(step), str(len(probed)), *cells])
+                lines.append([depth, row.scheme, str(step), str(len(probed)), *cells])
     return markdown_lines(("depth", "scheme", "step", "n", "use falls as t^-", "gradient as t^-"), lines)
 
 
 def draw_depth(depths: Mapping[str, Runs], judged: Rows) -> Chart:
     """Loss at the best rate against depth."""
     lines = {
-        scheme: [(float(depth.partition(" ")[0]), row["val_loss_mean"]) for depth, row in rows.items()]
+        scheme: [(float(depth.partition(" ")[0]), row.val_loss_mean) for depth, row in rows.items()]
         for scheme, rows in at_depths(depths, judged).items()
     }
     points = [point for line in lines.values() for point in line]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -22,7 +23,7 @@ from curves import draw_losses
 from programme import read_runs
 from runs import AGAINST, FRESH, KNOWN, SEEDS, VARIANTS, with_fields
 
-from geonorm.lab.statistics.comparison import Row
+from geonorm.lab.runs.records import ComparisonRow
 from geonorm.report.tables import markdown_lines
 from geonorm.schemes import parse
 
@@ -41,10 +42,10 @@ def label(scheme: str) -> str:
 
 def read_selection(experiment: Path, other: Path) -> Runs:
     """Own runs, and those of KNOWN in the regime `plain` of the other experiment, the baseline first."""
-    known = [run for run in read_runs(other) if run["run"].startswith("plain-") and run["scheme"] in KNOWN]
-    own = [run for run in read_runs(experiment) if run["run"].startswith("select-")]
-    runs = [{**run, "scheme": label(run["scheme"])} for run in (*known, *own)]
-    return sorted(runs, key=lambda run: run["scheme"] != KNOWN[0])
+    known = [run for run in read_runs(other) if run.run.startswith("plain-") and run.scheme in KNOWN]
+    own = [run for run in read_runs(experiment) if run.run.startswith("select-")]
+    runs = [replace(run, scheme=label(run.scheme)) for run in (*known, *own)]
+    return sorted(runs, key=lambda run: run.scheme != KNOWN[0])
 
 
 def rank(runs: Runs) -> list[str]:
@@ -53,9 +54,9 @@ def rank(runs: Runs) -> list[str]:
     found = []
     for row in judge({SELECTION: runs})[SELECTION]:
         ends = at_best(runs, row)
-        if row["scheme"] in wanted and set(range(SEEDS)) <= ends.keys():
-            losses = [ends[seed]["val_loss"] for seed in range(SEEDS)]
-            found.append((fmean(losses), row["scheme"], ", ".join(f"{loss:.4f}" for loss in losses)))
+        if row.scheme in wanted and set(range(SEEDS)) <= ends.keys():
+            losses = [ends[seed].val_loss for seed in range(SEEDS)]
+            found.append((fmean(losses), row.scheme, ", ".join(f"{loss:.4f}" for loss in losses)))
     return markdown_lines(
         ("variant", f"mean of {SEEDS} seeds", "seed by seed"),
         [[scheme, f"{mean:.4f}", each] for mean, scheme, each in sorted(found)],
@@ -64,35 +65,35 @@ def rank(runs: Runs) -> list[str]:
 
 def read_trial(experiment: Path) -> dict[str, Runs]:
     """The runs of fresh seeds, those of the candidate first: with as many tokens as its rivals, and with their time."""
-    runs = [{**run, "scheme": label(run["scheme"])} for run in read_runs(experiment) if run["seed"] in FRESH]
-    equal = [run for run in runs if run["run"].startswith("equal-")]
-    rivals = [run for run in runs if run["run"].startswith("confirm-")]
+    runs = [replace(run, scheme=label(run.scheme)) for run in read_runs(experiment) if run.seed in FRESH]
+    equal = [run for run in runs if run.run.startswith("equal-")]
+    rivals = [run for run in runs if run.run.startswith("confirm-")]
     if not equal:
         return {}
-    rivals.sort(key=lambda run: run["scheme"] != equal[0]["scheme"])
-    rest = [run for run in rivals if run["scheme"] != equal[0]["scheme"]]
+    rivals.sort(key=lambda run: run.scheme != equal[0].scheme)
+    rest = [run for run in rivals if run.scheme != equal[0].scheme]
     return {"equal tokens": rivals, "equal time": [*equal, *rest]}
 
 
-def why_not(row: Row | None, lost: int) -> str | None:
+def why_not(row: ComparisonRow | None, lost: int) -> str | None:
     """What keeps a rival from being above the candidate by the rule that was registered; None where it is. A run of a
     rival that diverged counts as above, one of the candidate, of which there are `lost`, as below."""
-    if row is None or not row["n"]:
+    if row is None or not row.n:
         return "no run yet"
     if lost:
         return f"{lost} of the candidate's runs diverged"
-    if (known := row["pairs"] + row["statuses"].get("diverged", 0)) < len(FRESH):
+    if (known := row.pairs + row.statuses.get("diverged", 0)) < len(FRESH):
         return f"{known} of {len(FRESH)} pairs yet"
-    above = row["p_holm"] is not None and row["difference"] > 0 and row["p_holm"] < CHANCE
+    above = row.p_holm is not None and row.difference > 0 and row.p_holm < CHANCE
     return None if above else f"not above it with p < {CHANCE}"
 
 
-def conclude(judged: Mapping[str, Sequence[Row]]) -> str:
+def conclude(judged: Mapping[str, Sequence[ComparisonRow]]) -> str:
     """Whether every rival ends above the candidate."""
     lines = []
     for cell, rows in judged.items():
-        found = {row["scheme"]: row for row in rows}
-        lost = rows[0]["statuses"].get("diverged", 0)
+        found = {row.scheme: row for row in rows}
+        lost = rows[0].statuses.get("diverged", 0)
         left = {rival: why for rival in AGAINST if (why := why_not(found.get(rival), lost))}
         told = "; ".join(f"{rival}: {why}" for rival, why in left.items())
         lines.append(f"At {cell}: " + (f"not found ({told})." if left else "found."))
@@ -107,9 +108,7 @@ def main(experiment: Path, other: Path = STREAMS) -> None:
     charts = [draw_losses(SELECTION, UNIT, selection)]
     if tried:
         own = [
-            {**run, "scheme": label(run["scheme"])}
-            for run in read_runs(experiment)
-            if run["run"].startswith("confirm-")
+            replace(run, scheme=label(run.scheme)) for run in read_runs(experiment) if run.run.startswith("confirm-")
         ]
         charts.append(draw_losses("confirmation", UNIT, own))
     write(

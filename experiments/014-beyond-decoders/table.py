@@ -21,9 +21,10 @@ from curves import draw_losses
 from programme import read_runs
 from rates import largest_stable, read_losses
 
-from geonorm.lab.statistics.comparison import Interval, Row, aggregate, paired_interval, usable
+from geonorm.lab.runs.records import ComparisonRow
+from geonorm.lab.statistics.comparison import Interval, aggregate, paired_interval, usable
 from geonorm.report.charts import Axis, Chart, Figure, figure
-from geonorm.report.style import looks, rate, signed
+from geonorm.report.style import looks, rate
 from geonorm.report.tables import (
     chances,
     endings,
@@ -32,6 +33,7 @@ from geonorm.report.tables import (
     moderated_difference,
     paired_difference,
     spread,
+    with_interval,
 )
 
 Runs = Sequence[Mapping[str, Any]]
@@ -56,21 +58,20 @@ HEAD = (
 
 def read_families(experiment: Path) -> dict[str, list[dict[str, Any]]]:
     """Runs by family, `pre` first, then as they stand in the file."""
-    runs = sorted(read_runs(experiment), key=lambda run: run["scheme"] != BASELINE)
-    found = {name: [run for run in runs if run["run"].startswith(f"{name}-")] for name in FAMILIES}
+    runs = sorted(read_runs(experiment), key=lambda run: run.scheme != BASELINE)
+    found = {name: [run for run in runs if run.run.startswith(f"{name}-")] for name in FAMILIES}
     return {name: of for name, of in found.items() if of}
 
 
-def accuracies(runs: Runs, row: Row) -> dict[int, float]:
+def accuracies(runs: Runs, row: ComparisonRow) -> dict[int, float]:
     """By seed, of the finished runs of a scheme at its best rate."""
-    at = [run for run in runs if run["scheme"] == row["scheme"] and run["lr"] == row["lr"] and usable(run)]
-    return {run["seed"]: run["val_accuracy"] for run in at}
+    at = [run for run in runs if run.scheme == row.scheme and run.lr == row.lr and usable(run)]
+    return {run.seed: run.val_accuracy for run in at}
 
 
 def percent(found: Interval) -> str:
     """A difference of accuracies in points of a hundred, with its interval."""
-    ends = "" if found.low is None else f" ({signed(100 * found.low, 1)} to {signed(100 * (found.high or 0), 1)})"
-    return signed(100 * found.mean, 1) + ends
+    return with_interval(*(end and 100 * end for end in found[:3]), digits=1)
 
 
 def describe_stable(runs: Runs, guessing: float) -> str:
@@ -80,7 +81,7 @@ def describe_stable(runs: Runs, guessing: float) -> str:
 
 def tabulate(runs: Runs, guessing: float = inf) -> list[str]:
     """A family's table in lines of Markdown. guessing: the loss of a model that knows nothing."""
-    rows = aggregate(runs, BASELINE if any(run["scheme"] == BASELINE for run in runs) else None)
+    rows = aggregate(runs, BASELINE if any(run.scheme == BASELINE for run in runs) else None)
     base = accuracies(runs, rows[0])
     cells = []
     for row in rows:
@@ -90,9 +91,9 @@ def tabulate(runs: Runs, guessing: float = inf) -> list[str]:
         told = "–" if not own else f"{hits.mean:.1%}" + (f" ± {100 * hits.std:.1f}" if hits.std is not None else "")
         cells.append(
             [
-                row["scheme"], str(row["n"]), spread(row), paired_difference(row), chances(row),
+                row.scheme, str(row.n), spread(row), paired_difference(row), chances(row.p, row.p_holm),
                 moderated_difference(row), told, percent(paired_interval(apart)) if apart and row != rows[0] else "–",
-                learning_rate(row), describe_stable([run for run in runs if run["scheme"] == row["scheme"]], guessing),
+                learning_rate(row), describe_stable([run for run in runs if run.scheme == row.scheme], guessing),
                 endings(row) or "0",
             ]
         )  # fmt: skip
@@ -101,11 +102,11 @@ def tabulate(runs: Runs, guessing: float = inf) -> list[str]:
 
 def draw_depth(runs: Runs, rows: Sequence[Mapping[str, str]]) -> list[Chart]:
     """What stands over depth, one line a scheme: its first seed at the best rate, the last step of the trace."""
-    best = {row["scheme"]: row["lr"] for row in aggregate(runs) if row["n"]}
+    best = {row.scheme: row.lr for row in aggregate(runs) if row.n}
     chosen: dict[str, str] = {}
-    for run in sorted(filter(usable, runs), key=lambda run: int(run["seed"])):
-        if run["lr"] == best[run["scheme"]]:
-            chosen.setdefault(run["scheme"], run["run"])
+    for run in sorted(filter(usable, runs), key=lambda run: int(run.seed)):
+        if run.lr == best[run.scheme]:
+            chosen.setdefault(run.scheme, run.run)
     charts = []
     for key, (title, unit, logarithmic) in DEPTH.items():
         lines = {}

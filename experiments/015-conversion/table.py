@@ -17,6 +17,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from programme import read_kept
 
+from geonorm.lab.runs.records import Summary
+
 HERE = Path(__file__).parent
 SOURCES = {"raw": "pre(entry=embedding)", "sphere": "pre"}
 TARGETS = {"raw": "geonorm(entry=embedding)", "sphere": "geonorm"}
@@ -25,23 +27,26 @@ BESIDE = ("baseline", "scratch")
 """baseline: Pre-Norm trained on for as many tokens, what any way is compared with."""
 BATCH = 2 * 128
 
-Cells = dict[tuple[str, str], dict[str, dict[str, Any]]]
+Cells = dict[tuple[str, str], dict[str, Summary]]
 
 
-def sort_results(rows: Mapping[str, dict[str, Any]]) -> Cells:
+def sort_results(rows: Mapping[str, Summary]) -> Cells:
     """By source and way, then by seed, what came to its end."""
     cells: Cells = {}
     for name, row in sorted(rows.items()):
         start, way, seed = name.split("-")
-        if row["status"] == "finished":
+        if row.status == "finished":
             cells.setdefault((start, way), {})[seed] = row
     return cells
 
 
-def course_of(row: Mapping[str, Any]) -> list[tuple[float, float]]:
+def course_of(row: Summary) -> list[tuple[float, float]]:
     """Million tokens and the loss behind them; a conversion's begins before its first step."""
-    begin = row.get("conversion", {}).get("loss_at_start")
-    return [*([(0.0, begin)] if begin is not None else []), *((s * BATCH / 1e6, loss) for s, loss in row["course"])]
+    begin = row.more.get("conversion", {}).get("loss_at_start")
+    return [
+        *([(0.0, begin)] if begin is not None else []),
+        *((s * BATCH / 1e6, loss) for s, loss in row.more["course"]),
+    ]
 
 
 def draw_course(start: str, cells: Cells) -> Any:
@@ -77,7 +82,7 @@ def differ(cells: Cells, start: str, way: str, other: str) -> Any:
     from geonorm.lab.statistics.comparison import paired_interval
 
     own, theirs = cells.get((start, way), {}), cells.get((start, other), {})
-    return paired_interval([own[seed]["val_loss"] - theirs[seed]["val_loss"] for seed in own if seed in theirs])
+    return paired_interval([own[seed].val_loss - theirs[seed].val_loss for seed in own if seed in theirs])
 
 
 def reach(line: Sequence[tuple[float, float]], loss: float) -> float | None:
@@ -94,7 +99,7 @@ def reach(line: Sequence[tuple[float, float]], loss: float) -> float | None:
 
 def show_reached(cells: Cells, start: str, way: str) -> str:
     """Tokens until a way is where the baseline of its seed ends, on the part of the text that courses are about."""
-    ends = {seed: row["course"][-1][1] for seed, row in cells.get((start, "baseline"), {}).items()}
+    ends = {seed: row.more["course"][-1][1] for seed, row in cells.get((start, "baseline"), {}).items()}
     found = [reach(course_of(row), ends[seed]) for seed, row in cells[start, way].items() if seed in ends]
     there = [tokens for tokens in found if tokens is not None]
     if not there:
@@ -108,7 +113,7 @@ def show_interval(found: Any) -> str:
     return f"{found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
 
 
-def tabulate(rows: Mapping[str, dict[str, Any]]) -> str:
+def tabulate(rows: Mapping[str, Summary]) -> str:
     """table.md: what each way costs and reaches, and the family that was registered."""
     from geonorm.lab.statistics.moderated import holm
 
@@ -124,12 +129,12 @@ def tabulate(rows: Mapping[str, dict[str, Any]]) -> str:
         for way in (*CONVERTED, *BESIDE):
             if (own := cells.get((start, way))) is None:
                 continue
-            starts = [row["conversion"]["loss_at_start"] for row in own.values() if "conversion" in row]
+            starts = [row.more["conversion"]["loss_at_start"] for row in own.values() if "conversion" in row.more]
             beside = ["–", "–"]
             if way != "baseline":
                 beside = [show_interval(differ(cells, start, way, "baseline")), show_reached(cells, start, way)]
-            after = mean(row["val_loss"] for row in own.values())
-            part = mean(row["course"][-1][1] for row in own.values())
+            after = mean(row.val_loss for row in own.values())
+            part = mean(row.more["course"][-1][1] for row in own.values())
             begun = f"{mean(starts):.4f}" if starts else "–"
             known = [start, way, str(len(own)), begun, f"{part:.4f}", f"{after:.4f}", *beside]
             lines.append(f"| {' | '.join(known)} |")
@@ -137,7 +142,7 @@ def tabulate(rows: Mapping[str, dict[str, Any]]) -> str:
     for start in SOURCES:
         family += [(start, way, "abrupt", differ(cells, start, way, "abrupt")) for way in CONVERTED[1:]]
         ended = {
-            way: mean(r["val_loss"] for r in cells[start, way].values()) for way in CONVERTED if (start, way) in cells
+            way: mean(r.val_loss for r in cells[start, way].values()) for way in CONVERTED if (start, way) in cells
         }
         if ended:
             best = min(ended, key=lambda way: ended[way])

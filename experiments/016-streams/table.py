@@ -21,7 +21,7 @@ from cells import Cells, Runs, at_best, describe, judge, write
 from programme import read_runs
 from runs import CELLS, SPHERE
 
-from geonorm.lab.statistics.comparison import Row
+from geonorm.lab.runs.records import ComparisonRow
 from geonorm.report.tables import markdown_lines
 
 UNIT = {
@@ -39,14 +39,14 @@ def read_regimes(experiment: Path) -> dict[str, Runs]:
     """Runs by regime, its baseline first."""
     runs, found = read_runs(experiment), {}
     for cell, (_, schemes) in CELLS.items():
-        own = [run for run in runs if run["run"].startswith(f"{cell}-") and run["scheme"] in schemes]
-        found[cell] = sorted(own, key=lambda run: run["scheme"] != schemes[0])
-    return {cell: own for cell, own in found.items() if own and own[0]["scheme"] == CELLS[cell][1][0]}
+        own = [run for run in runs if run.run.startswith(f"{cell}-") and run.scheme in schemes]
+        found[cell] = sorted(own, key=lambda run: run.scheme != schemes[0])
+    return {cell: own for cell, own in found.items() if own and own[0].scheme == CELLS[cell][1][0]}
 
 
-def losses_of(regimes: Cells, judged: Mapping[str, Sequence[Row]]) -> Losses:
+def losses_of(regimes: Cells, judged: Mapping[str, Sequence[ComparisonRow]]) -> Losses:
     return {
-        (cell, row["scheme"]): {seed: run["val_loss"] for seed, run in at_best(regimes[cell], row).items()}
+        (cell, row.scheme): {seed: run.val_loss for seed, run in at_best(regimes[cell], row).items()}
         for cell, rows in judged.items()
         for row in rows
     }

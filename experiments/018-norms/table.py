@@ -22,7 +22,7 @@ from cells import Runs, at_best, judge
 from programme import read_runs
 from runs import SCHEMES, TASKS, WIDTHS
 
-from geonorm.lab.statistics.comparison import Row
+from geonorm.lab.runs.records import ComparisonRow
 from geonorm.report.charts import Chart, Figure, figure, strip_chart
 from geonorm.report.comparison_charts import difference_strip
 from geonorm.report.style import looks, signed
@@ -48,36 +48,36 @@ def read_cells(experiment: Path) -> dict[Cell, Runs]:
     runs, found = read_runs(experiment), dict[Cell, Runs]()
     for task, width, scheme in product(TASKS, WIDTHS, SCHEMES):
         own = [
-            {**run, "scheme": norm}
-            for norm in ("rms", "layer") for run in runs if run["run"].startswith(f"{task}-{width}-{norm}-{scheme}-lr")
+            replace(run, scheme=norm)
+            for norm in ("rms", "layer") for run in runs if run.run.startswith(f"{task}-{width}-{norm}-{scheme}-lr")
         ]  # fmt: skip
-        if {run["scheme"] for run in own} == {"rms", "layer"}:
+        if {run.scheme for run in own} == {"rms", "layer"}:
             found[task, width, scheme] = own
     return found
 
 
-def tabulate(pairs: Mapping[Cell, tuple[Row, Row]]) -> list[str]:
+def tabulate(pairs: Mapping[Cell, tuple[ComparisonRow, ComparisonRow]]) -> list[str]:
     lines = []
     for (task, width, scheme), (rms, layer) in pairs.items():
-        equal = "–" if layer["equal"] is None else "yes" if layer["equal"] else "no"
+        equal = "–" if layer.equal is None else "yes" if layer.equal else "no"
         lines.append(
             [
-                task, str(width), scheme, str(layer["pairs"]), spread(rms), learning_rate(rms), spread(layer),
-                learning_rate(layer), paired_difference(layer), chances(layer), moderated_difference(layer), equal,
-                "; ".join(endings(row) or "–" for row in (rms, layer)),
+                task, str(width), scheme, str(layer.pairs), spread(rms), learning_rate(rms), spread(layer),
+                learning_rate(layer), paired_difference(layer), chances(layer.p, layer.p_holm),
+                moderated_difference(layer), equal, "; ".join(endings(row) or "–" for row in (rms, layer)),
             ]
         )  # fmt: skip
     return markdown_lines(HEAD, lines)
 
 
-def tabulate_means(pairs: Mapping[Cell, tuple[Row, Row]]) -> list[str]:
+def tabulate_means(pairs: Mapping[Cell, tuple[ComparisonRow, ComparisonRow]]) -> list[str]:
     """By width, over all tasks: how often LayerNorm is worse, its mean difference over all schemes and of each. Where
     one norm has no loss at all, it is the worse one, and no part of a mean."""
     lines = []
     for width in WIDTHS:
         own = {cell: rows for cell, rows in pairs.items() if cell[1] == width}
-        gaps = {cell: layer["difference"] for cell, (_, layer) in own.items() if layer["pairs"]}
-        alone = [(rms["n"], layer["n"]) for cell, (rms, layer) in own.items() if cell not in gaps]
+        gaps = {cell: layer.difference for cell, (_, layer) in own.items() if layer.pairs}
+        alone = [(rms.n, layer.n) for cell, (rms, layer) in own.items() if cell not in gaps]
         if gaps:
             by_scheme = [[gap for (*_, name), gap in gaps.items() if name == scheme] for scheme in SCHEMES]
             lost = sum(bool(rms) and not layer for rms, layer in alone)
@@ -87,16 +87,16 @@ def tabulate_means(pairs: Mapping[Cell, tuple[Row, Row]]) -> list[str]:
     return markdown_lines(("width", "LayerNorm is worse in", "mean difference", *SCHEMES), lines)
 
 
-def draw(width: int, cells: Mapping[Cell, Runs], pairs: Mapping[Cell, tuple[Row, Row]]) -> Chart:
+def draw(width: int, cells: Mapping[Cell, Runs], pairs: Mapping[Cell, tuple[ComparisonRow, ComparisonRow]]) -> Chart:
     own = {
         f"{cell[0]}, {cell[2]}": (cells[cell], pair)
         for cell, pair in pairs.items()
-        if cell[1] == width and pair[1]["pairs"]
+        if cell[1] == width and pair[1].pairs
     }
     strips = []
     for name, (runs, (rms, layer)) in own.items():
         base, other = at_best(runs, rms), at_best(runs, layer)
-        dots = [(run["val_loss"] - base[seed]["val_loss"], f"seed {seed}")
+        dots = [(run.val_loss - base[seed].val_loss, f"seed {seed}")
                 for seed, run in other.items() if seed in base]  # fmt: skip
         strips.append(difference_strip(replace(layer, scheme=name), dots))
     unit, note = "LayerNorm − RMSNorm, nats per byte", "One mark a seed; bars: 95 %."
@@ -105,7 +105,7 @@ def draw(width: int, cells: Mapping[Cell, Runs], pairs: Mapping[Cell, tuple[Row,
 
 def main(experiment: Path) -> None:
     cells = read_cells(experiment)
-    judged: Mapping[Cell, Sequence[Row]] = judge(cells)
+    judged: Mapping[Cell, Sequence[ComparisonRow]] = judge(cells)
     pairs = {cell: (rows[0], rows[1]) for cell, rows in judged.items() if len(rows) == 2}
     text = ["\n".join(tabulate(pairs)), "\n".join(tabulate_means(pairs))]
     (experiment / "table.md").write_text("\n\n".join(text) + "\n", encoding="utf-8")

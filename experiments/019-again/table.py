@@ -20,7 +20,8 @@ from curves import tabulate_minima
 from programme import read_runs
 from runs import LENGTHS
 
-from geonorm.lab.statistics.comparison import Row, usable
+from geonorm.lab.runs.records import ComparisonRow
+from geonorm.lab.statistics.comparison import usable
 from geonorm.report.style import rate, signed
 from geonorm.report.tables import markdown_lines
 
@@ -39,21 +40,18 @@ def read_lengths(experiment: Path) -> dict[str, Runs]:
     """Runs by length, those of the baseline first."""
     runs, found = read_runs(experiment), dict[str, Runs]()
     for tokens in LENGTHS:
-        own = sorted(
-            (run for run in runs if run["run"].startswith(f"{tokens}-")), key=lambda run: run["scheme"] != BASE
-        )
-        if own and own[0]["scheme"] == BASE:
+        own = sorted((run for run in runs if run.run.startswith(f"{tokens}-")), key=lambda run: run.scheme != BASE)
+        if own and own[0].scheme == BASE:
             found[f"{tokens} tokens"] = own
     return found
 
 
-def cross(lengths: Cells, judged: Mapping[str, Sequence[Row]]) -> list[str]:
+def cross(lengths: Cells, judged: Mapping[str, Sequence[ComparisonRow]]) -> list[str]:
     """The differences of ENTRIES, each scheme at its best rate, paired by seed."""
     lines = []
     for length, rows in judged.items():
         losses = {
-            row["scheme"]: {seed: run["val_loss"] for seed, run in at_best(lengths[length], row).items()}
-            for row in rows
+            row.scheme: {seed: run.val_loss for seed, run in at_best(lengths[length], row).items()} for row in rows
         }
         for first, second in ENTRIES:
             own, other = losses.get(first, {}), losses.get(second, {})
@@ -67,9 +65,7 @@ def gain_by_rate(lengths: Cells, scheme: str = "post", lr: float = 6e-3) -> str 
     """What the best rate gives a scheme that had another one in 001, seed 0 of the longer runs; None before both are
     there."""
     runs = next(iter(lengths.values()), ())
-    losses = {
-        run["lr"]: run["val_loss"] for run in runs if run["scheme"] == scheme and run["seed"] == 0 and usable(run)
-    }
+    losses = {run.lr: run.val_loss for run in runs if run.scheme == scheme and run.seed == 0 and usable(run)}
     if lr not in losses:
         return None
     best = min(losses, key=losses.__getitem__)

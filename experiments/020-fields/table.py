@@ -23,6 +23,7 @@ from cells import Runs, read_clamped
 from programme import read_runs
 from runs import BASE, FIELDS, RATES, with_field
 
+from geonorm.lab.runs.records import Summary
 from geonorm.lab.statistics.comparison import usable
 from geonorm.lab.statistics.moderated import (
     LEVEL,
@@ -37,7 +38,7 @@ from geonorm.lab.statistics.moderated import (
 )
 from geonorm.report.charts import Chart, Figure, Strip, figure, strip_chart
 from geonorm.report.style import looks, rate, signed
-from geonorm.report.tables import markdown_lines
+from geonorm.report.tables import markdown_lines, with_interval
 from geonorm.schemes import parse
 
 ZERO = Estimate(0.0, 0.0, float("inf"))
@@ -56,7 +57,7 @@ def read_pairs(runs: Runs) -> dict[str, Pairs]:
     """By field."""
     losses: dict[str, dict[tuple[float, int], float]] = {}
     for run in filter(usable, runs):
-        losses.setdefault(name(run), {})[run["lr"], run["seed"]] = run["val_loss"]
+        losses.setdefault(name(run), {})[run.lr, run.seed] = run.val_loss
     base, found = losses.get(BASE, {}), dict[str, Pairs]()
     for field in FIELDS:
         own = losses.get(str(parse(with_field(field))), {})
@@ -67,9 +68,9 @@ def read_pairs(runs: Runs) -> dict[str, Pairs]:
     return found
 
 
-def name(run: Mapping[str, Any]) -> str:
+def name(run: Summary) -> str:
     """The scheme as the catalogue writes it: a plan may name a field at its default."""
-    return str(parse(run["scheme"]))
+    return str(parse(run.scheme))
 
 
 def by_seed(pairs: Pairs) -> list[float]:
@@ -109,7 +110,7 @@ def tabulate(effects: Sequence[Effect], shares: Mapping[str, float], lost: Mappi
         ]
         told, chance, equal = "–", "–", "–"
         if found := effect.found:
-            told = f"{signed(found.difference)} ({signed(found.low)} to {signed(found.high)})"
+            told = with_interval(*found[:3])
             chance = f"{found.p:.2g}, {p:.2g}"
             equal = "yes" if equal_p(found) < 1 - LEVEL else "no"
         scheme = str(parse(with_field(effect.field)))
@@ -124,7 +125,7 @@ def share_clamped(runs: Runs, clamped: Mapping[str, Mapping[int, float]]) -> dic
     """By scheme, of tokens of all sites at the end, mean over its runs."""
     found: dict[str, list[float]] = {}
     for run in runs:
-        if shares := clamped.get(run["run"]):
+        if shares := clamped.get(run.run):
             found.setdefault(name(run), []).append(shares[max(shares)])
     return {scheme: fmean(own) for scheme, own in found.items()}
 
@@ -150,7 +151,7 @@ def main(experiment: Path) -> None:
     base = f"`{BASE}`: " + ", ".join(
         f"{fmean(own):.4f} at {rate(lr)}"
         for lr in sorted(RATES)
-        if (own := [run["val_loss"] for run in runs if run["scheme"] == BASE and run["lr"] == lr and usable(run)])
+        if (own := [run.val_loss for run in runs if run.scheme == BASE and run.lr == lr and usable(run)])
     )
     share = f"; {clamped[BASE]:.0%} of the site-tokens clamped at the end" if BASE in clamped else ""
     lines = [base + share + ".", "", *tabulate(effects, clamped, count_lost(runs))]

@@ -8,8 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import geonorm
+from geonorm.lab.runs.records import Summary
+
 ROOT = Path(__file__).parents[2] / "experiments"
-Plan = Callable[[Mapping[str, Any]], Mapping[str, Sequence[str]]]
+Plan = Callable[[Mapping[str, Summary]], Mapping[str, Sequence[str]]]
+
+
+def summary(**values: Any) -> Summary:
+    """A finished run with these values."""
+    return Summary.read({"status": "finished", "scheme": "", **values})
+
+
+def runs_on_record(experiment: str) -> list[Summary]:
+    return [run.summary for run in geonorm.load(ROOT / experiment).runs]
 
 
 def table_of(experiment: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import pytest
 
 from geonorm.report.style import signed
 
-from .made import ROOT
+from .made import ROOT, summary
 
 README = (ROOT.parent / "README.md").read_text(encoding="utf-8")
 own: dict[str, Any] = runpy.run_path(str(ROOT / "answer.py"))
@@ -86,13 +86,13 @@ def test_a_rate_with_one_seed_is_none_to_compare_at(monkeypatch: pytest.MonkeyPa
     """3.4 by a single seed at another rate is no best rate; runs without gains are of another recipe."""
     place = own["Place"]("", "ours", "", "books-", 10)
     runs = [
-        {"run": f"books-{scheme}-{lr}-{seed}", "scheme": scheme, "lr": lr, "seed": seed, "steps": 10,
-         "status": "finished", "val_loss": loss + 0.01 * seed}
+        summary(run=f"books-{scheme}-{lr}-{seed}", scheme=scheme, lr=lr, seed=seed, steps=10,
+                val_loss=loss + 0.01 * seed)
         for scheme, lr, seed, loss in (
             ("pre", 0.1, 0, 3.5), ("pre", 0.1, 1, 3.5), ("pre", 0.2, 0, 3.4),
             ("geonorm", 0.1, 0, 3.6), ("geonorm", 0.1, 1, 3.6),
         )
     ]  # fmt: skip
-    runs += [{**run, "run": "books-pre-nogains-0.1", "val_loss": 2.0} for run in runs[:2]]
+    runs += [replace(run, run="books-pre-nogains-0.1", val_loss=2.0) for run in runs[:2]]
     monkeypatch.setitem(own["compare"].__globals__, "read_runs", lambda _: runs)
     assert own["compare"](place, ("geonorm", "pre")) == pytest.approx({0: 0.1, 1: 0.1})

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from .made import ROOT, table_of
+from geonorm.lab.runs.records import Summary
+
+from .made import ROOT, summary, table_of
 
 PARAMETERS = {"48": 182_000, "64": 329_000, "96": 865_000}
 
@@ -50,7 +52,9 @@ def test_effects_of_020_are_means_over_rates_under_a_common_spread(tmp_path: Pat
         "| `input=norm` | −0.095, 2 | +0.025, 2 | −0.035 (" in text and "| `alpha=2` | +0.305, 2 | +0.305, 2 |" in text
     )
     assert next(line for line in text.splitlines() if "decay=constant" in line).endswith("| – | – | – | – | 2 |")
-    effects = {effect.field: effect.found for effect in made["judge"](made["read_pairs"](rows))}
+    effects = {
+        effect.field: effect.found for effect in made["judge"](made["read_pairs"](list(map(Summary.read, rows))))
+    }
     assert len(effects) == 19 and effects["decay=constant"] is None
     assert effects["input=norm"].df == pytest.approx(2) and effects["input=norm"].error == pytest.approx(
         (5e-5 / 2) ** 0.5
@@ -80,7 +84,7 @@ def test_effects_of_008_are_those_that_were_planted(tmp_path: Path) -> None:
              "seed": seed, "status": "diverged" if lost else "finished", "grad_spikes": 3,
              "val_loss": None if lost else loss + draw.gauss(0, 0.005)}
         )  # fmt: skip
-    rows.append({**rows[0], "scheme": "lns", "val_loss": 3.5})
+    rows.append({**rows[0], "run": "lns", "scheme": "lns", "val_loss": 3.5})
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     made["main"](tmp_path)
     text = (tmp_path / "effects.md").read_text()
@@ -88,8 +92,8 @@ def test_effects_of_008_are_those_that_were_planted(tmp_path: Path) -> None:
     named = text.partition("Left out, as they diverged or end more than 0.5 above the lowest: ")[2].partition("\n")[0]
     assert "pre(entry=sphere, decay=sqrt, max_step=pi/4)` at 3e-3, seed 1 (diverged)" in named
     assert named.count(";") == 1 and "normalise − geodesic" in text
-    cells = [(cell, run) for cell, run in made["read_cells"](rows) if run["val_loss"] is not None]
-    fit = made["Fit"]([cell for cell, _ in cells], [run["val_loss"] for _, run in cells])
+    cells = [(cell, run) for cell, run in made["read_cells"](list(map(Summary.read, rows))) if run.val_loss is not None]
+    fit = made["Fit"]([cell for cell, _ in cells], [run.val_loss for _, run in cells])
     expected = {
         ("write", "tangent"): 0.11,
         ("write", "geodesic"): 0,
@@ -110,7 +114,7 @@ def test_effects_of_008_are_those_that_were_planted(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="no run has add, linear; "):
         made["Fit"]([cell for cell, _ in cells if cell["decay"] != "linear"], [0.0] * 94)
     grid = runpy.run_path(str(ROOT / "008-parts" / "runs.py"))["plan"]({})
-    planned = [{"scheme": w[w.index("--scheme") + 1], "lr": float(w[w.index("--lr") + 1])} for w in grid.values()]
+    planned = [summary(scheme=w[w.index("--scheme") + 1], lr=float(w[w.index("--lr") + 1])) for w in grid.values()]
     places = [cell for cell, _ in made["read_cells"](planned)]
     for row in rows:  # Post-Norm as it is learns nothing: a mean over decays would not be one of it
         if row["scheme"].startswith("post") and "decay=constant" in row["scheme"]:

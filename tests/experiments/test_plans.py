@@ -17,7 +17,7 @@ from geonorm.lab.config import TrainCommand
 from geonorm.lab.data import open_source
 from geonorm.schemes import parse
 
-from .made import ROOT, plan_of
+from .made import ROOT, plan_of, summary
 
 RUNS = {
     "007-clamp": 96, "008-parts": 84, "009-tokens": 168, "010-size": 30, "011-rate": 96, "016-streams": 75,
@@ -30,7 +30,7 @@ PLANS = sorted(file.parent.name for file in ROOT.glob("*/runs.py"))
 def finished(grid: Mapping[str, Any], loss: Callable[[float], float]) -> dict[str, Any]:
     """Every run of a grid, with a loss that its rate says."""
     rates = {name: float(name.rpartition("-lr")[2].partition("-seed")[0]) for name in grid}
-    return {name: {"lr": lr, "status": "finished", "val_loss": loss(lr)} for name, lr in rates.items()}
+    return {name: summary(lr=lr, val_loss=loss(lr)) for name, lr in rates.items()}
 
 
 @pytest.mark.parametrize("experiment", PLANS)
@@ -142,7 +142,7 @@ def test_022_tunes_the_embedding_apart_and_then_asks_for_fresh_seeds() -> None:
         for name, words in missing.items():
             rate, embedding = float(words[words.index("--lr") + 1]), words[words.index("--optim.rates") + 1]
             far = abs(log2(rate / 2.61e-3)) + abs(log2(float(embedding.removeprefix("embed=")) / 16))
-            known[name] = {"lr": rate, "status": "finished", "val_loss": 3.5 + 0.01 * far}
+            known[name] = summary(lr=rate, val_loss=3.5 + 0.01 * far)
         if not missing:
             break
     final = [name for name in plan(known) if not name.endswith("-seed1000000")]

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from ..rows import each
-
-ROOT = Path(__file__).parents[2] / "experiments"
+from .made import ROOT, summary
 
 
 def test_a_branch_waits_for_its_trunk_and_does_without_one_that_is_gone(
@@ -30,11 +29,13 @@ def test_a_branch_waits_for_its_trunk_and_does_without_one_that_is_gone(
         done.append(command[4:-2])
         out.mkdir(parents=True)
         (out / "config.yaml").touch()
-        (out / "summary.json").write_text(json.dumps({"status": "finished", "val_loss": 1.0}))
+        (out / "summary.json").write_text(json.dumps({"status": "finished", "scheme": "pre", "val_loss": 1.0}))
         return type("Done", (), {"returncode": 0})
 
     monkeypatch.setattr("subprocess.run", trains)
-    (tmp_path / "results.jsonl").write_text(json.dumps({"run": "kept", "val_loss": 1.0}) + "\n")
+    (tmp_path / "results.jsonl").write_text(
+        json.dumps({"run": "kept", "status": "finished", "scheme": "pre", "val_loss": 1.0}) + "\n"
+    )
     grid = {
         "long": ["--steps", "4", "--branch", "short"],
         "short": ["--steps", "2"],
@@ -50,7 +51,7 @@ def test_what_is_kept_of_a_run(tmp_path: Path) -> None:
     own = runpy.run_path(str(ROOT / "programme.py"))
     run = tmp_path / "out" / "b-lr1-seed0"
     run.mkdir(parents=True)
-    (run / "summary.json").write_text(json.dumps({"status": "finished", "val_loss": 1.6}))
+    (run / "summary.json").write_text(json.dumps({"status": "finished", "scheme": "pre", "val_loss": 1.6}))
     (run / "environment.json").write_text(json.dumps([{"commit": "a", "device": "x"}, {"commit": "b", "device": "y"}]))
     (run / "config.yaml").write_text("lr: 1\nout: here\n")
     turned = {
@@ -85,7 +86,7 @@ def test_no_run_is_begun_that_would_end_too_late(tmp_path: Path, monkeypatch: py
     def trains(command: list[str], check: bool) -> Any:
         out = Path(command[-1])
         out.mkdir(parents=True)
-        (out / "summary.json").write_text(json.dumps({"status": "finished", "val_loss": 1.0}))
+        (out / "summary.json").write_text(json.dumps({"status": "finished", "scheme": "pre", "val_loss": 1.0}))
         done.append(out.name)
         clock[0] += 240.0
         return type("Done", (), {"returncode": 0})
@@ -109,7 +110,7 @@ def test_a_run_without_gains_is_held_against_pre_norm_without_gains() -> None:
         ("geonorm", "-nogains", 0.1, 5.0),
     ):
         name = f"books-{own['slug'](scheme)}{mark}-lr{lr:g}-seed0"
-        runs[name] = {"run": name, "scheme": scheme, "lr": lr, "seed": 0, "train": [[500, loss], [1000, loss]]}
+        runs[name] = summary(run=name, scheme=scheme, lr=lr, seed=0, train=[[500, loss], [1000, loss]])
     (chart,) = own["draw_gaps"](runs)
     assert chart.title == "geonorm(entry=embedding), nogains" and chart.rules == [{"y": 0.0}]
     assert [(row["x"], row["y"]) for row in chart.rows["line"]] == [(500, 0.25), (1000, 0.25)]
@@ -126,30 +127,8 @@ def test_a_run_without_gains_is_held_against_pre_norm_without_gains() -> None:
 def test_a_ceiling_is_drawn_where_the_ratio_is_held_against_it(scheme: str, rules: list[dict[str, float]]) -> None:
     own = runpy.run_path(str(ROOT / "clamp.py"))
     rows = [{"step": "1", "layer": "0", "kind": "mlp", "proposal_p50": "0.3"}]
-    run = {"run": f"books-{own['slug'](scheme)}-lr0.1-seed0", "scheme": scheme, "lr": 0.1, "seed": 0}
+    run = summary(run=f"books-{own['slug'](scheme)}-lr0.1-seed0", scheme=scheme, lr=0.1, seed=0)
     assert own["draw_ratio"](rows, run, own["Axis"].around([0.1, 1.0], title="ratio")).rules == rules
-
-
-def test_quantiles_are_those_of_the_last_evaluation_by_site_and_rate() -> None:
-    own = runpy.run_path(str(ROOT / "clamp.py"))
-    runs, traces = {}, {}
-    for lr, scale in ((0.1, 1.0), (0.2, 10.0)):
-        name = f"books-{own['slug']('geonorm')}-lr{lr:g}-seed0"
-        runs[name] = {"run": name, "scheme": "geonorm", "lr": lr, "seed": 0}
-        traces[name] = [
-            {"step": step, "layer": layer, "kind": kind, "proposal_p05": f"{value}", "proposal_p50": f"{2 * value}",
-             "proposal_p95": f"{4 * value}"}
-            for step, part in (("900", 0.01), ("1000", 0.1)) for layer in "01" for kind in ("attn", "mlp")
-            for value in [part * scale]
-        ]  # fmt: skip
-    (chart,) = own["draw_quantiles"](traces, runs, list(runs))
-    assert chart.title == "geonorm" and len(chart.rules) == 1 and abs(chart.rules[0]["y"] - 0.785398) < 1e-6
-    marks = [(row["s"], round(row["x"], 3), row["y"]) for row in chart.rows["mark"]]
-    assert marks == [
-        (own["rate"](lr), round(site + shift, 3), median)
-        for lr, shift, median in ((0.1, -0.1, 0.2), (0.2, 0.1, 2.0)) for site in (1, 1.5, 2, 2.5)
-    ]  # fmt: skip
-    assert {row["y"] for row in chart.rows["line"]} == {0.1, 0.4, 1.0, 4.0}
 
 
 WRONG = {
@@ -198,7 +177,7 @@ def test_a_run_that_cannot_be_probed_is_one_line(
 ) -> None:
     run = tmp_path / "out" / "a-lr1-seed0"
     (run / "checkpoints" / "step-2").mkdir(parents=True)
-    (run / "summary.json").write_text(json.dumps({"status": "finished", "val_loss": 1.0}))
+    (run / "summary.json").write_text(json.dumps({"status": "finished", "scheme": "pre", "val_loss": 1.0}))
     (tmp_path / "runs.py").write_text("")
     monkeypatch.setattr("sys.argv", ["probed.py", str(tmp_path), str(tmp_path / "out")])
     with pytest.raises(SystemExit) as left:

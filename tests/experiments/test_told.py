@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import runpy
-from typing import Any
 
 import pytest
 
 from geonorm.lab.runs.folder import slug
+from geonorm.lab.runs.records import Summary
 from geonorm.lab.statistics.comparison import paired_interval, usable
 from geonorm.lab.statistics.spikes import count_apart
 from geonorm.report.style import signed
 from geonorm.report.tables import paired_difference
 
 from ..rows import each
-from .made import ROOT, table_of
+from .made import ROOT, runs_on_record, table_of
 
 RAW, SPHERE = "(entry=embedding)", ""
 READ = "geonorm(entry=embedding, input=norm)"
@@ -139,24 +138,24 @@ CASES = [
 ]
 
 
-def runs_of(known: list[dict[str, Any]], side: Side) -> dict[int, dict[str, Any]]:
+def runs_of(known: list[Summary], side: Side) -> dict[int | None, Summary]:
     """By seed. The rates of 017 are rounded on the page."""
     start, scheme, lr = side
     found = [
         run for run in known
-        if run["run"].startswith(start) and run["scheme"] == scheme and run["phase"] == "final" and usable(run)
-        and "nogains" not in run["run"] and ("confirm-" not in start or run["seed"] >= 10)
-        and (lr is None or abs(run["lr"] / lr - 1) < 0.01)
+        if run.run.startswith(start) and run.scheme == scheme and run.phase == "final" and usable(run)
+        and "nogains" not in run.run and ("confirm-" not in start or run.seed >= 10)
+        and (lr is None or abs(run.lr / lr - 1) < 0.01)
     ]  # fmt: skip
-    assert len({run["lr"] for run in found}) == 1, (side, [run["run"] for run in found])
-    return {run["seed"]: run for run in found}
+    assert len({run.lr for run in found}) == 1, (side, [run.run for run in found])
+    return {run.seed: run for run in found}
 
 
 @each("experiment, first, second, measure", CASES)
 def test_a_difference_is_that_of_the_runs(experiment: str, first: Side, second: Side, measure: str) -> None:
-    known = list(map(json.loads, (ROOT / experiment / "results.jsonl").read_text(encoding="utf-8").splitlines()))
+    known = runs_on_record(experiment)
     one, two = runs_of(known, first), runs_of(known, second)
-    pairs = [one[seed][measure] - two[seed][measure] for seed in sorted(one.keys() & two.keys())]
+    pairs = [getattr(one[seed], measure) - getattr(two[seed], measure) for seed in sorted(one.keys() & two.keys())]
     found = paired_interval(pairs)
     assert found.low is not None and found.high is not None
     told = f"{signed(found.mean)} ({signed(found.low)} to {signed(found.high)})"
@@ -174,7 +173,7 @@ def test_norms_at_width_4_are_told_as_their_runs_are() -> None:
 
 def test_single_runs_of_009_are_those_of_its_page() -> None:
     """Losses of the first seed, each at its best rate for the budget, the longest at that of the one before."""
-    known = list(map(json.loads, (ROOT / "009-tokens" / "results.jsonl").read_text(encoding="utf-8").splitlines()))
+    known = runs_on_record("009-tokens")
     page = (ROOT / "009-tokens" / "README.md").read_text(encoding="utf-8")
     equal = EQUAL.replace("entry=embedding, ", "")
     schemes = (
@@ -193,7 +192,7 @@ def test_single_runs_of_009_are_those_of_its_page() -> None:
         row = []
         for scheme in schemes:
             start = f"books-{slug(scheme)}-{budget}-lr"
-            own = {run["lr"]: run["val_loss"] for run in known if run["run"].startswith(start) and run["seed"] == 0}
+            own = {run.lr: run.val_loss for run in known if run.run.startswith(start) and run.seed == 0}
             rates[scheme] = rates[scheme] if budget == "16M" else min(own, key=own.__getitem__)
             row.append(own[rates[scheme]])
         cells = [f"{row[0]:.4f}", *(f"{loss:.4f} ({signed(loss - row[0])})" for loss in row[1:])]
@@ -219,17 +218,17 @@ def test_whose_spikes_they_are_follows_the_runs() -> None:
     for experiment, start in (("012-depth", ""), ("017-paper-recipe", "books-")):
         runs = made["read_known"](ROOT / experiment, start)
         assert (ROOT / experiment / "spikes.md").read_text() == "\n".join(made["tabulate"](runs)) + "\n"
-        total, apart = sum(run["spikes"] for run in runs), count_apart(runs, runs, "spikes")
+        total, apart = sum(run.spikes for run in runs), count_apart(runs, runs, "spikes")
         if experiment == "017-paper-recipe":
             assert f"of {total} in the {len(runs)} runs whose steps are known, {total - apart} are the batch's" in told
             continue
-        own = {run["run"]: run for run in runs if count_apart([run], runs, "spikes")}
+        own = {run.run: run for run in runs if count_apart([run], runs, "spikes")}
         deep = [run for name, run in own.items() if name.startswith("36-")]
-        failed = [run["run"] for run in runs if run["run"].startswith("36-") and run["val_loss"] > 5.5]
+        failed = [run.run for run in runs if run.run.startswith("36-") and run.val_loss > 5.5]
         assert f"Of {total} spikes of the loss {total - apart} are the batch's" in readme and len(runs) == 107
         assert f"Of the {apart} others {count_apart(deep, runs, 'spikes')} are in seven runs" in readme
         assert len(deep) == 7 and len(failed) == 6 and set(failed) < set(own)
-        assert all(1948 in run["spike_steps"] for run in runs if run["seed"] == 0)
+        assert all(1948 in run.spike_steps for run in runs if run.seed == 0)
         assert f"{count_apart([own[name] for name in failed], runs, 'spikes')} of these" in told
         assert not any(name.startswith("4-") for name in own)
 
@@ -241,11 +240,11 @@ def test_the_size_is_told_as_its_trends_say() -> None:
     ladders = runpy.run_path(str(ROOT / "trends.py"))["open_ladders"](folder, made).values()
     pages = [file.read_text(encoding="utf-8") for file in (folder / "README.md", ROOT.parent / "docs" / "results.md")]
     trends = (folder / "trends.md").read_text(encoding="utf-8")
-    told = [paired_difference(row) for ladder in ladders for row in ladder.rows("points") if row["pairs"]]
+    told = [paired_difference(row) for ladder in ladders for row in ladder.rows("points") if row.pairs]
     gaps = [gap for gap in told if gap != "baseline"]
     assert len(gaps) == 5 and all(gap in page for gap in gaps for page in (trends, *pages))
     for ladder in ladders:
         (row,) = ladder.rows("trends")
-        low, mean, high = (signed(row[name], 3) for name in ("slope_low", "slope", "slope_high"))
+        low, mean, high = (signed(value, 3) for value in (row.slope_low, row.slope, row.slope_high))
         assert all(f"{mean} ({low} to {high})" in page for page in pages)
-        assert f"| {row['n']} | {signed(row['slope'], 4)} (" in trends
+        assert f"| {row.n} | {signed(row.slope, 4)} (" in trends

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from geonorm.lab.runs.folder import RunFolder
+from geonorm.lab.runs.records import ComparisonRow, RateFit, Summary, TraceRow
 from geonorm.lab.statistics.comparison import SEED_CAP, aggregate
 from geonorm.report import build, comparison_charts as charts, curves
 from geonorm.report.charts import BETWEEN, Chart
@@ -27,11 +28,11 @@ BARE = {"metrics": False, "trace": False}
 NOISE = (-0.01, -0.005, 0.0, 0.005, 0.01)
 
 
-def rows(pre: list[float], other: list[float], scheme: str = "geonorm") -> list[dict[str, Any]]:
+def rows(pre: list[float], other: list[float], scheme: str = "geonorm") -> list[ComparisonRow]:
     losses = {"pre": pre, scheme: other}
     return aggregate(
         [
-            {"scheme": name, "seed": seed, "lr": 1e-3, "status": "finished", "val_loss": loss}
+            Summary.read({"scheme": name, "seed": seed, "lr": 1e-3, "status": "finished", "val_loss": loss})
             for name, values in losses.items()
             for seed, loss in enumerate(values)
         ]
@@ -53,10 +54,10 @@ def test_runs_are_read_as_they_are(make_run: MakeRun, tmp_path: Path) -> None:
     assert run.damaged == 0 and len(run.metrics) == 199
     (path / "metrics.jsonl").write_text('{"step": 1, "lo\n{"step": 2, "loss": 3.0}\n{"step": 2, "loss": 4.0}\n{"st')
     run = read_run(path)
-    assert run.damaged == 1 and [(row["step"], row["loss"]) for row in run.metrics] == [(2, 4.0)]
+    assert run.damaged == 1 and [(row.step, row.loss) for row in run.metrics] == [(2, 4.0)]
     run = read_run(make_run("geonorm", seed=4, status="interrupted"))
-    assert run.summary["status"] == "interrupted"
-    assert (run.scheme, run.summary["seed"], run.summary["lr"]) == ("geonorm", 4, 0.003)
+    assert run.summary.status == "interrupted"
+    assert (run.scheme, run.summary.seed, run.summary.lr) == ("geonorm", 4, 0.003)
     path = tmp_path / "run"
     path.mkdir()
     (path / "config.yaml").write_text("{unclosed: [")
@@ -72,7 +73,7 @@ def test_a_summary_with_values_of_another_kind_is_damaged(make_run: MakeRun, wro
     file = path / "summary.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | wrong))
     run = read_run(path)
-    assert run.damaged == 1 and run.summary["status"] == "interrupted" and run.summary["seed"] == 4
+    assert run.damaged == 1 and run.summary.status == "interrupted" and run.summary.seed == 4
     assert RunFolder(path).summary() is None  # so that a comparison ends it again
     assert "Unreadable lines or files were skipped" in "".join(load_comparison(path).limits())
 
@@ -132,10 +133,11 @@ def test_profiles_take_the_last_evaluation_and_leave_nulls_out(make_run: MakeRun
     radius = curves.profile([run], "radius")
     assert list(radius) == [(layer, k) for layer in range(4) for k in ("attn", "mlp")]
     assert radius[0, "attn"][0] == pytest.approx(11.3)
-    last = [row["radius"] for row in run.trace if (row["step"], row["layer"], row["kind"]) == (400, 3, "mlp")]
+    last = [row.radius for row in run.trace if (row.step, row.layer, row.kind) == (400, 3, "mlp")]
     assert radius[3, "mlp"] == (last[0],) * 3 and curves.profile([run], "clamped") == {}
-    assert curves.value_of({"speed": -4.0}, "1/speed") == -0.25 and curves.value_of({"speed": 3}, "speed") == 3
-    assert all(math.isnan(curves.value_of(row, "1/speed")) for row in ({"speed": None}, {}, {"speed": 0.0}))
+    row = TraceRow(more={"speed": -4.0})
+    assert curves.value_of(row, "1/speed") == -0.25 and curves.value_of(row, "speed") == -4
+    assert all(math.isnan(curves.value_of(row, "1/speed")) for row in (TraceRow(), TraceRow(more={"speed": 0.0})))
 
 
 def test_sentences_and_cells() -> None:
@@ -146,16 +148,16 @@ def test_sentences_and_cells() -> None:
     assert "seeds would resolve a difference of this size" in unclear and "holds 0" in unclear
     assert "no interval" in headline(rows([3.0], [2.9])[1])
     tiny = rows([3.0, 3.1], [3.1, 3.0001])[1]
-    assert tiny["seeds_needed"] == SEED_CAP + 1 and "more than 1000 seeds" in headline(tiny)
-    lost = alone | {"p_holm": 0.2, "family_size": 12}
+    assert tiny.seeds_needed == SEED_CAP + 1 and "more than 1000 seeds" in headline(tiny)
+    lost = replace(alone, p_holm=0.2, family_size=12)
     assert verdict(alone) == "resolved" and verdict(lost) == "resolved, not after Holm"
     assert "not among all 12 (Holm: p = 0.2)" in headline(lost) and "Holm" not in headline(alone)
     same = rows([3.0, 3.0002, 3.0001, 3.0003], [3.0001, 3.0, 3.0003, 3.0002])[1]
     assert verdict(same) == "equal within 0.01" and "equal within 0.01" in headline(same)
-    fit = {"loss": 3.1, "loss_error": 0.004, "lr": 0.0061, "problem": None}
-    assert fitted_minimum(alone | {"fit": fit}) == "3.1000 ± 0.0040 at 0.0061" and fitted_minimum(alone) == "–"
-    outside = fit | {"loss": None, "problem": "the minimum lies above the highest, 0.012"}
-    assert fitted_minimum(alone | {"fit": outside}) == "the minimum lies above the highest, 0.012"
+    fit = RateFit.read({"loss": 3.1, "loss_error": 0.004, "lr": 0.0061})
+    assert fitted_minimum(replace(alone, fit=fit)) == "3.1000 ± 0.0040 at 0.0061" and fitted_minimum(alone) == "–"
+    outside = replace(fit, loss=None, problem="the minimum lies above the highest, 0.012")
+    assert fitted_minimum(replace(alone, fit=outside)) == "the minimum lies above the highest, 0.012"
 
 
 def test_markdown_cells_cannot_break_the_table() -> None:
@@ -176,7 +178,7 @@ def test_rates_tuned_on_another_length_are_a_limit(make_run: MakeRun, tmp_path: 
         file.write_text(json.dumps(json.loads(file.read_text()) | {"tokens": 1_638_400}))
     study = load_comparison([tmp_path])
     assert any("tuned on 1.64M tokens, more than the 819k that are compared" in limit for limit in study.limits())
-    assert study.rows[0]["fit"] is None  # a minimum of twice the length stood beside the loss of the final runs
+    assert study.rows[0].fit is None  # a minimum of twice the length stood beside the loss of the final runs
 
 
 def test_what_was_left_out_or_passed_over_is_a_limit(make_run: MakeRun, tmp_path: Path) -> None:

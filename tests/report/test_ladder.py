@@ -15,10 +15,16 @@ import yaml
 
 from geonorm import report
 from geonorm.errors import GeonormError
+from geonorm.lab.load import Ladder
+from geonorm.lab.runs.records import Summary
 from geonorm.lab.statistics.speedup import judge_ladder
 from geonorm.report.ladder import SavedLadder, describe_speedup
 
 SPEED = {"pre": 1.0, "geonorm": 1.3, "./mine.py:Soft<Post": 0.8, "far": 100.0}
+
+
+def judge(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    return judge_ladder(list(map(Summary.read, runs)), "pre")
 
 
 def write(folder: Path, sizes: dict[str, int], budgets: list[int], seeds: int = 3) -> Path:
@@ -34,7 +40,12 @@ def write(folder: Path, sizes: dict[str, int], budgets: list[int], seeds: int = 
                     name = {"run": f"{size}-{tokens}-{scheme}-{seed}", "scheme": scheme, "seed": seed}
                     runs.append({**about, **ended, **name, "val_loss": loss, "tokens_per_second": 1e4 / speed})
     folder.mkdir()
-    found = {"command": ["geonorm", "ladder"], "data": "books", "runs": runs, **judge_ladder(runs, "pre")}
+    found = {
+        "command": ["geonorm", "ladder"],
+        "data": "books",
+        "runs": runs,
+        **judge_ladder(list(map(Summary.read, runs)), "pre"),
+    }
     (folder / "results.json").write_text(json.dumps(found, allow_nan=False))
     (folder / "config.yaml").write_text(yaml.safe_dump({"schemes": ["pre"], "depth": ["3"], "budgets": ["20"]}))
     return folder
@@ -73,8 +84,8 @@ def test_other_forms_and_an_order_of_ones_own(saved: Path, tmp_path: Path) -> No
     rows = list(csv.DictReader(io.StringIO(report.build([saved], tmp_path / "a.csv", format="csv").read_text())))
     assert len(rows) == 4 * 2 * 4 and 0 < sum(row["speedup"] != "" for row in rows) < len(rows)
     read = SavedLadder.load(saved)
-    for row in read.results["speedups"]:
-        row["n"] = 99  # seeds that have a speed-up are others than those of a point
+    for row in read.ladder.speedups:
+        row.n = 99  # seeds that have a speed-up are others than those of a point
     rows = read.records()
     assert all(row["n"] < 99 for row in rows) and {row.get("speedup_n") for row in rows} == {None, 99}
     assert report.build([saved], tmp_path / "a.pdf", format="pdf").read_bytes().startswith(b"%PDF")
@@ -111,10 +122,9 @@ def test_one_seed_one_point_and_an_interrupted_extension_are_stated(tmp_path: Pa
 
 
 def test_a_speed_up_whose_interval_holds_1_is_not_resolved(saved: Path) -> None:
-    row = next(row for row in SavedLadder.load(saved).rows("speedups") if row["scheme"] == "geonorm")
-    assert "not resolved" not in describe_speedup(row) and "not resolved" in describe_speedup(
-        row | {"speedup_low": 0.9}
-    )
+    row = next(row for row in SavedLadder.load(saved).rows("speedups") if row.scheme == "geonorm")
+    assert "not resolved" not in describe_speedup(row)
+    assert "not resolved" in describe_speedup(replace(row, speedup_low=0.9))
 
 
 def test_sizes_are_ordered_and_compared_by_parameters(saved: Path, tmp_path: Path) -> None:
@@ -123,13 +133,13 @@ def test_sizes_are_ordered_and_compared_by_parameters(saved: Path, tmp_path: Pat
     results = results_of(folder)
     for row in results["points"]:
         row["tokens"] = 2_000_000 if row["size"] == "d2w32" else 1_000_000
-    ladder = SavedLadder(folder, results, chosen=["pre", "geonorm"])
-    assert list(ladder.sizes) == ["d2w32", "d4w64"] and ladder.rows("points")[0]["size"] == "d2w32"
+    ladder = SavedLadder(folder, Ladder(folder, results), chosen=["pre", "geonorm"])
+    assert list(ladder.sizes) == ["d2w32", "d4w64"] and ladder.rows("points")[0].size == "d2w32"
     ladder = SavedLadder.load(saved)
     larger = "has up to 100 % more parameters than the baseline, by whose compute it is judged."
     assert not any(larger in limit for limit in ladder.limits())
-    for row in ladder.results["points"]:
-        row["own_parameters"] = row["parameters"] * (2 if row["scheme"] == "geonorm" else 1)
+    for row in ladder.ladder.points:
+        row.own_parameters = row.parameters * (2 if row.scheme == "geonorm" else 1)
     assert f"geonorm {larger}" in ladder.limits()
 
 
@@ -140,10 +150,10 @@ def test_limits_of_a_ladder_are_those_of_runs_too(tmp_path: Path) -> None:
     for run in results["runs"]:
         if run["scheme"] == "geonorm":
             run["val_loss"] += 0.02 * (-1) ** run["seed"]
-    results |= judge_ladder(results["runs"], "pre")
+    results |= judge(results["runs"])
     results["runs"][0]["null_losses"] = 2
     results["runs"][-1]["events"] = [{"step": 3, "action": "skip"}]
-    ladder = SavedLadder(folder, results)
+    ladder = SavedLadder(folder, Ladder(folder, results))
     limits = ladder.limits()
     assert any(limit.startswith("geonorm at 330k: its speed-ups scatter ") for limit in limits)
     assert "1 run with a training loss that was not finite at some step: d4w64-3300000-pre-0." in limits
@@ -155,6 +165,7 @@ def test_limits_of_a_ladder_are_those_of_runs_too(tmp_path: Path) -> None:
     for run in results["runs"]:
         if run["scheme"] == "far":
             run |= {"status": "diverged", "val_loss": None}
-    limits = SavedLadder(folder, results | judge_ladder(results["runs"], "pre")).limits()
+    results |= judge(results["runs"])
+    limits = SavedLadder(folder, Ladder(folder, results)).limits()
     assert any("far at 330k parameters" in limit and "5 runs did not finish" in limit for limit in limits)
     assert not any("at the least" in limit for limit in limits)

@@ -151,9 +151,9 @@ def study(config: Grid, run: Callable[..., dict[str, Any]]) -> int:
     failed = [run for run in results["runs"] if run["status"] not in ("finished", "diverged")]
     if len(failed) < len(results["runs"]):
         publish(Path(config.out))
-    if earlier := [run["run"] for run in failed if not run["asked"]]:
+    if earlier := [run["run"] for run in failed if not run["requested"]]:
         print(f"runs of earlier commands that did not finish: {', '.join(earlier)}")
-    if current := [run["run"] for run in failed if run["asked"]]:
+    if current := [run["run"] for run in failed if run["requested"]]:
         raise GeonormError(f"runs that did not finish: {', '.join(current)}; the same command tries them again")
     return 0
 

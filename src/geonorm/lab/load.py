@@ -190,7 +190,7 @@ class Ladder(Saved):
 
 
 @dataclass(frozen=True)
-class Study(Saved):
+class SavedStudy(Saved):
     """The folder of a probe, a simulation or a benchmark: its summary.json, and tables: of a probe sites, norms,
     ablation and layers; of a simulation schemes and trace; of a benchmark rows."""
 
@@ -205,26 +205,26 @@ class Study(Saved):
         return {"rows": self.summary["rows"]}
 
 
-def load(folder: str | PathLike[str]) -> Run | Comparison | Ladder | Study:
+def load(folder: str | PathLike[str]) -> Run | Comparison | Ladder | SavedStudy:
     """Read what `geonorm train`, `compare`, `ladder`, `probe`, `simulate` or `bench` wrote into a folder.
 
     What is returned has typed records, `.frame(table)`, a pandas.DataFrame, and `.plot(figure)`, a figure of the
     report. The rows of a comparison are computed anew from the runs that are there; a folder with a results.jsonl, a
     run's summary a line, is a comparison, too. Raises GeonormError where there are no results.
 
-        found = geonorm.load("runs/mine")
-        found.rows[1].difference           # to the first scheme, nats a token
-        found.runs[0].metrics[-1].loss
-        found.frame("metrics")
-        found.plot("loss_curves")
+        comparison = geonorm.load("runs/mine")
+        comparison.rows[1].difference      # to the first scheme, nats a token
+        comparison.runs[0].metrics[-1].loss
+        comparison.frame("metrics")
+        comparison.plot("loss_curves")
 
     >>> import json, pathlib
     >>> runs = [{"status": "finished", "scheme": s, "seed": k, "lr": 0.01, "val_loss": loss + k / 10}
     ...         for s, loss in (("pre", 3.0), ("geonorm", 2.75)) for k in (0, 1)]
     >>> lines = "".join(json.dumps(run) + "\\n" for run in runs)
     >>> _ = pathlib.Path("results.jsonl").write_text(lines)
-    >>> found = geonorm.load(".")
-    >>> [(row.scheme, row.n, row.difference) for row in found.rows]
+    >>> comparison = geonorm.load(".")
+    >>> [(row.scheme, row.n, row.difference) for row in comparison.rows]
     [('pre', 2, 0.0), ('geonorm', 2, -0.25)]
     """
     path = Path(folder)
@@ -232,7 +232,7 @@ def load(folder: str | PathLike[str]) -> Run | Comparison | Ladder | Study:
         raise GeonormError(f"there is no folder {path}{near_folder(str(path))}")
     kind = study_kind(path)
     if kind in ("probe", "simulation", "bench"):
-        return Study(path, kind, read_object(path / "summary.json"))
+        return SavedStudy(path, kind, read_object(path / "summary.json"))
     if kind == "ladder":
         return Ladder(path, read_object(path / "results.json"))
     return read_run(path) if is_run(path) else read_comparison(path)

@@ -246,9 +246,9 @@ def run_of(name: str, scheme: str | None) -> str:
         )
     wanted = str(parse(scheme))
     ended = [(summary, folder) for folder in folders if (summary := RunFolder(folder).summary()) is not None]
-    final = [(summary, folder) for summary, folder in ended if usable(summary) and summary.get("phase") != "tune"]
-    of_scheme = [(summary["val_loss"], str(folder)) for summary, folder in final if summary["scheme"] == wanted]
+    final = [(summary, folder) for summary, folder in ended if usable(summary) and summary.phase != "tune"]
+    of_scheme = [(summary.val_loss, str(folder)) for summary, folder in final if summary.scheme == wanted]
     if not of_scheme:
-        known = ", ".join(dict.fromkeys(str(summary["scheme"]) for summary, _ in final)) or "none"
+        known = ", ".join(dict.fromkeys(str(summary.scheme) for summary, _ in final)) or "none"
         raise ConfigError(f"no run of {wanted} has finished in {name} (finished schemes: {known})")
     return min(of_scheme)[1]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ..lab.runs.folder import VOLATILE, flatten
-from ..lab.statistics.comparison import Summary, ending, find_scattered, usable
+from ..lab.runs.records import Summary
+from ..lab.statistics.comparison import ending, find_scattered, usable
 from .page import plain_text
 from .runs import ComparedRuns, Run
 from .style import rate, si
@@ -17,7 +19,7 @@ SEEDS_FOR_A_CLAIM = 5
 TOKENS_PER_PARAMETER = 10
 """Below this the order of schemes is that of early training, and known to change."""
 PARAMETER_TOLERANCE = 0.002
-PER_RUN = ("scheme", "seed", "lr", "out")
+PER_RUN = ("scheme", "seed", "lr", "optim.rates", "out")
 """Settings that differ between runs by design."""
 WITHOUT_EFFECT = {
     *VOLATILE, *PER_RUN, "checkpoint.every", "evaluation.every", "evaluation.trace_tokens",
@@ -30,14 +32,14 @@ NAMED = 3
 
 
 def _seeds(comparison: ComparedRuns) -> Iterator[str]:
-    least = min((row["n"] for row in comparison.judged if row["n"]), default=SEEDS_FOR_A_CLAIM)
+    least = min((row.n for row in comparison.judged if row.n), default=SEEDS_FOR_A_CLAIM)
     if least < SEEDS_FOR_A_CLAIM:
         spread = " One seed shows no spread, hence no interval." if least == 1 else ""
         yield f"{count(least, 'seed').capitalize()}: a claim needs at least {SEEDS_FOR_A_CLAIM}.{spread}"
 
 
 def _spreads(comparison: ComparedRuns) -> Iterator[str]:
-    judged = [row["scheme"] for row in comparison.judged]
+    judged = [row.scheme for row in comparison.judged]
     for scheme, times, p in find_scattered(comparison.all_rows):
         if scheme in judged:
             yield f"{scheme}: its seeds {describe_scatter(times, f'as those of the others (p = {p:.2g})')}"
@@ -54,16 +56,15 @@ def describe_scatter(times: float, others: str) -> str:
 def _unfinished(comparison: ComparedRuns) -> Iterator[str]:
     """Lost runs beside the counted ones flatter a mean; at another learning rate they only end the grid."""
     for row in comparison.judged:
-        lost = [run for run in comparison.runs_of(row["scheme"]) if row["n"] and not usable(run.summary)]
-        beside = [run for run in lost if run.summary.get("lr") == row["lr"]]
+        lost = [run for run in comparison.runs_of(row.scheme) if row.n and not usable(run.summary)]
+        beside = [run for run in lost if run.summary.lr == row.lr]
         elsewhere = [run for run in lost if run not in beside]
         if beside:
             yield (
-                f"{row['scheme']}: the mean leaves out {_ended(beside)} at the same learning rate, "
-                "which may flatter it."
+                f"{row.scheme}: the mean leaves out {_ended(beside)} at the same learning rate, which may flatter it."
             )
         if elsewhere:
-            yield f"{row['scheme']}: {_ended(elsewhere)} at another learning rate."
+            yield f"{row.scheme}: {_ended(elsewhere)} at another learning rate."
 
 
 def _ended(runs: Sequence[Run]) -> str:
@@ -74,17 +75,17 @@ def _ended(runs: Sequence[Run]) -> str:
 
 def _rates(comparison: ComparedRuns) -> Iterator[str]:
     for row in comparison.judged:
-        if row["lr"] is not None and row["lr_interior"] is False:
+        if row.lr is not None and row.lr_interior is False:
             yield (
-                f"{row['scheme']}: the best learning rate, {rate(row['lr'])}, is an edge of the grid "
+                f"{row.scheme}: the best learning rate, {rate(row.lr)}, is an edge of the grid "
                 "that was tried; a better one may lie outside."
             )
-    untuned = [row["scheme"] for row in comparison.judged if row["n"] and row["lr_interior"] is None]
+    untuned = [row.scheme for row in comparison.judged if row.n and row.lr_interior is None]
     if untuned:
         yield f"The learning rate was not tuned for {', '.join(untuned)}: only one was tried."
-    tuned = max((run.summary.get("tokens") or 0 for run in comparison.runs if run.summary.get("phase") == "tune"),
+    tuned = max((run.summary.tokens or 0 for run in comparison.runs if run.summary.phase == "tune"),
                 default=0)  # fmt: skip
-    longest = max((row["tokens"] or 0 for row in comparison.judged if row["n"]), default=0)
+    longest = max((row.tokens or 0 for row in comparison.judged if row.n), default=0)
     if 0 < tuned < longest:
         yield (
             f"Learning rates were tuned on {si(tuned)} of {si(longest)} tokens: the best rate falls with length, "
@@ -99,8 +100,7 @@ def _rates(comparison: ComparedRuns) -> Iterator[str]:
 
 def _length(comparison: ComparedRuns) -> Iterator[str]:
     """That a comparison is too short to tell how schemes end."""
-    known = [row for row in comparison.judged if row["n"] and row["tokens"] and row["parameters"]]
-    shares = [row["tokens"] / row["parameters"] for row in known]
+    shares = [row.tokens / row.parameters for row in comparison.judged if row.n and row.tokens and row.parameters]
     if shares and min(shares) < TOKENS_PER_PARAMETER:
         yield (
             f"{min(shares):.2g} tokens per parameter: below {TOKENS_PER_PARAMETER} this is a ranking of early training."
@@ -109,25 +109,25 @@ def _length(comparison: ComparedRuns) -> Iterator[str]:
 
 def _pairs(comparison: ComparedRuns) -> Iterator[str]:
     for row in comparison.judged:
-        if row["scheme"] != comparison.baseline and row["pairs"] < row["n"]:
-            seeds = count(row["n"], "seed")
-            yield f"{row['scheme']}: only {row['pairs']} of {seeds} have a partner in {comparison.baseline}."
+        if row.scheme != comparison.baseline and row.pairs < row.n:
+            seeds = count(row.n, "seed")
+            yield f"{row.scheme}: only {row.pairs} of {seeds} have a partner in {comparison.baseline}."
 
 
 def _budget(comparison: ComparedRuns) -> Iterator[str]:
-    tokens = sorted({row["tokens"] for row in comparison.judged if row["n"] and row["tokens"]})
+    tokens = sorted({row.tokens for row in comparison.judged if row.n and row.tokens})
     if len(tokens) > 1:
         yield f"The budgets differ, from {si(tokens[0])} to {si(tokens[-1])} tokens: these are not one comparison."
     for row in comparison.judged:
-        final = [run.summary for run in comparison.runs_of(row["scheme"]) if run.summary.get("phase") != "tune"]
-        shorter = [run for run in final if usable(run) and (run.get("tokens") or 0) < (row["tokens"] or 0)]
+        final = [run.summary for run in comparison.runs_of(row.scheme) if run.summary.phase != "tune"]
+        shorter = [run for run in final if usable(run) and (run.tokens or 0) < (row.tokens or 0)]
         if shorter:
-            yield f"{row['scheme']}: {count(len(shorter), 'shorter run')} left out, for lengths do not mix in a mean."
+            yield f"{row.scheme}: {count(len(shorter), 'shorter run')} left out, for lengths do not mix in a mean."
 
 
 def _settings(comparison: ComparedRuns) -> Iterator[str]:
     """Counted runs that were not trained alike, within a scheme, where its mean mixes them, and between schemes."""
-    schemes = [row["scheme"] for row in comparison.judged]
+    schemes = [row.scheme for row in comparison.judged]
     flat = {scheme: [flatten(run.config) for run in comparison.counted(scheme)] for scheme in schemes}
     for scheme, configs in flat.items():
         if mixed := _differing(configs):
@@ -153,9 +153,9 @@ def name_some(names: Sequence[str]) -> str:
 
 
 def _parameters(comparison: ComparedRuns) -> Iterator[str]:
-    counted = [run.summary for row in comparison.judged for run in comparison.counted(row["scheme"])]
+    counted = [run.summary for row in comparison.judged for run in comparison.counted(row.scheme)]
     for key in ("matmul_parameters", "parameters"):
-        sizes = [run[key] for run in counted if run.get(key)]
+        sizes = [size for run in counted if (size := getattr(run, key))]
         if sizes and max(sizes) > min(sizes) * (1 + PARAMETER_TOLERANCE):
             gap, words = 100 * (max(sizes) / min(sizes) - 1), key.replace("_", " ")
             yield f"The numbers of {words} differ by {gap:.3g} % ({si(min(sizes))} to {si(max(sizes))})."
@@ -173,23 +173,23 @@ def _data(comparison: ComparedRuns) -> Iterator[str]:
 def _losses(comparison: ComparedRuns) -> Iterator[str]:
     """A finished run whose training loss is not finite somewhere (null on record), or that passed over batches, so that
     it saw other data than its pair."""
-    finished = [run for run in comparison.runs if run.summary.get("status") == "finished"]
-    bad = [run.label for run in finished if any("loss" in row and row["loss"] is None for row in run.metrics)]
+    finished = [run for run in comparison.runs if run.summary.status == "finished"]
+    bad = [run.label for run in finished if any(math.isnan(row.loss) for row in run.metrics)]
     if bad:
         yield f"The training loss was not finite at some step of {', '.join(bad)}."
     for run in finished:
-        if events := run.summary.get("events"):
+        if events := run.summary.events:
             yield f"{run.label}: {count(len(events), 'step')} skipped or rewound, so it saw other data than its pair."
 
 
 def list_irregular_runs(runs: Sequence[Summary]) -> Iterator[str]:
     """The same of the runs of a ladder, as far as their summaries say it."""
-    finished = [run for run in runs if run.get("status") == "finished"]
+    finished = [run for run in runs if run.status == "finished"]
     for key, what in (
         ("null_losses", "with a training loss that was not finite at some step"),
         ("events", "with steps skipped or rewound, so that other data were seen than by the pair"),
     ):
-        names = [str(run["run"]) for run in finished if run.get(key)]
+        names = [str(run.run) for run in finished if getattr(run, key)]
         if names:
             yield f"{count(len(names), 'run')} {what}: {name_some(names)}."
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..lab.runs.folder import flatten
-from ..lab.statistics.comparison import SEED_CAP, Row, aggregate, significant
+from ..lab.runs.records import ComparisonRow
+from ..lab.statistics.comparison import SEED_CAP, aggregate, significant
 from . import checks, comparison_charts as draw
 from .charts import Chart
 from .page import bullets, details, html_table, pairs, plain_text
@@ -68,8 +69,8 @@ class SavedComparison(ComparedRuns):
 
     def caption(self) -> str:
         rows, data = self.rows, self.runs[0].config.get("data")
-        sizes = [row["parameters"] for row in rows if row["parameters"]]
-        tokens = [row["tokens"] for row in rows if row["tokens"] and row["n"]]
+        sizes = [row.parameters for row in rows if row.parameters]
+        tokens = [row.tokens for row in rows if row.tokens and row.n]
         parts = [
             f"{si(max(sizes))} parameters" if sizes else "size unknown",
             count(self.depth, "layer") if self.depth else "depth unknown",
@@ -77,12 +78,12 @@ class SavedComparison(ComparedRuns):
             count_seeds(rows),
             "data not named" if data is None else f"data {Path(str(data)).name or data}",
         ]
-        if any(row.get("val_accuracy_mean") is not None for row in rows):
+        if any(row.val_accuracy_mean is not None for row in rows):
             parts.append("losses of masked tokens")
         return " · ".join(parts)
 
     def findings(self) -> list[tuple[str, str]]:
-        return [(row["scheme"], headline(row)) for row in self.rows]
+        return [(row.scheme, headline(row)) for row in self.rows]
 
     def limits(self) -> list[str]:
         return [sentence for check in checks.CHECKS for sentence in check(self)]
@@ -107,7 +108,7 @@ class SavedComparison(ComparedRuns):
         table = html_table(*tabulate(self.rows), place)
         return [
             Section("Noise and differences", [noise or f"<p>{NO_LOSS}</p>"], "wide"),
-            Section("Table", [table, TABLE_NOTE.format(family=self.all_rows[0]["family"])]),
+            Section("Table", [table, TABLE_NOTE.format(family=self.all_rows[0].family)]),
             Section("Training", [training or f"<p>{NO_METRICS}</p>"]),
             Section("Geometry of the stream", [draw.geometry(self) or f"<p>{NO_TRACE}</p>"]),
             Section("Stability", [SPIKE_NOTE, draw.gradient_course(self) or f"<p>{NO_METRICS}</p>"]),
@@ -134,9 +135,9 @@ class SavedComparison(ComparedRuns):
         recipes = []
         for scheme in self.names:
             summary = self.runs_of(scheme)[0].summary
-            if recipe := summary.get("paper_recipe"):
+            if recipe := summary.paper_recipe:
                 settings = ", ".join(f"{key} {plain_text(value)}" for key, value in recipe.items())
-                used = "applied here" if summary.get("own_recipe") else "not applied here"
+                used = "applied here" if summary.own_recipe else "not applied here"
                 recipes.append(f"{scheme}: its paper asks for {settings} ({used}).")
         return "".join(parts) + (bullets(recipes) if recipes else "")
 
@@ -168,44 +169,44 @@ def list_values(key: str, configs: Iterable[Mapping[str, Any]]) -> str:
     return ", ".join(dict.fromkeys(plain_text(config.get(key)) for config in configs))
 
 
-def tabulate(rows: Sequence[Row]) -> Table:
+def tabulate(rows: Sequence[ComparisonRow]) -> Table:
     """The columns in which some row has a value."""
     columns = [column for column in COLUMNS if any(column.cell(row) != "–" for row in rows)]
     return [column.title for column in columns], [[column.cell(row) for column in columns] for row in rows]
 
 
-def markdown(rows: Sequence[Row]) -> str:
+def markdown(rows: Sequence[ComparisonRow]) -> str:
     """A table for a README, with a sentence on each scheme below it."""
     return "\n".join([*markdown_lines(*tabulate(rows)), "", *(f"- {headline(row)}" for row in rows)]) + "\n"
 
 
-def headline(row: Row) -> str:
+def headline(row: ComparisonRow) -> str:
     """The result of a scheme in one sentence."""
-    scheme, baseline, difference = row["scheme"], row["baseline"], row["difference"]
-    if not row["n"]:
+    scheme, baseline, difference = row.scheme, row.baseline, row.difference
+    if not row.n:
         return f"{scheme}: {unfinished(row)}"
     if scheme == baseline:
-        return f"{scheme} is the baseline: validation loss {spread(row)} nats at {count(row['n'], 'seed')}"
+        return f"{scheme} is the baseline: validation loss {spread(row)} nats at {count(row.n, 'seed')}"
     if difference is None:
         return f"{scheme} shares no finished seed with {baseline}: validation loss {spread(row)}, nothing paired"
-    digits, seeds = decimals(row), count(row["pairs"], "seed")
+    digits, seeds = decimals(row), count(row.pairs, "seed")
     size, side = f"{abs(difference):.{digits}f}", "below" if difference < 0 else "above"
-    if row["difference_low"] is None:
+    if row.difference_low is None or row.difference_high is None:
         return f"{scheme} is {size} nats {side} {baseline} in one seed: not resolved, one seed gives no interval"
-    if row["resolved"]:
-        near, far = sorted((abs(row["difference_low"]), abs(row["difference_high"])))
-        among = f", but not among all {row['family_size']} (Holm: p = {row['p_holm']:.2g})"
+    if row.resolved:
+        near, far = sorted((abs(row.difference_low), abs(row.difference_high)))
+        among = f", but not among all {row.family_size} (Holm: p = {row.p_holm:.2g})"
         return (
             f"{scheme} is {size} ({near:.{digits}f} to {far:.{digits}f}) nats {side} "
-            f"{baseline} at {seeds}{'' if significant(row['p_holm']) else among}"
+            f"{baseline} at {seeds}{'' if significant(row.p_holm) else among}"
         )
-    outlook, needed = "", row["seeds_needed"]
-    if row["equal"]:
-        outlook = f"; equal within {row['margin']:g} by the spreads of all schemes (p = {row['equal_p']:.2g})"
-    elif needed is not None and needed > row["pairs"]:
+    outlook, needed = "", row.seeds_needed
+    if row.equal:
+        outlook = f"; equal within {row.margin:g} by the spreads of all schemes (p = {row.equal_p:.2g})"
+    elif needed is not None and needed > row.pairs:
         amount = f"more than {SEED_CAP}" if needed > SEED_CAP else f"about {needed}"
         outlook = f"; {amount} seeds would resolve a difference of this size"
-    ends = interval(row["difference_low"], row["difference_high"], digits)
+    ends = interval(row.difference_low, row.difference_high, digits)
     return (
         f"{scheme} against {baseline} is not resolved at {seeds}: the interval of {signed(difference, digits)} "
         f"({ends}) nats holds 0{outlook}"

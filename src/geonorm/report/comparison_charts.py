@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from ..lab.statistics.comparison import Row, usable
+from ..lab.runs.records import ComparisonRow
+from ..lab.statistics.comparison import usable
 from . import curves
 from .charts import RATE, TOKENS, Axis, Chart, Point, Strip, strip_chart
 from .runs import ComparedRuns
@@ -23,11 +24,11 @@ def final_loss(comparison: ComparedRuns) -> list[Chart]:
     """Final loss of every run at each scheme's best learning rate."""
     strips = []
     for row in comparison.rows:
-        runs = comparison.counted(row["scheme"])
-        dots = [(run.summary["val_loss"], f"{run.label}: {run.summary['val_loss']:.4f}") for run in runs]
-        text = f"{spread(row)}, n = {row['n']}" if runs else unfinished(row)
-        ends = (row["val_loss_mean"], row["val_loss_low"], row["val_loss_high"])
-        strips.append(Strip(row["scheme"], text, dots, *ends))
+        runs = comparison.counted(row.scheme)
+        dots = [(loss, f"{run.label}: {loss:.4f}") for run in runs if (loss := run.summary.val_loss) is not None]
+        text = f"{spread(row)}, n = {row.n}" if runs else unfinished(row)
+        ends = (row.val_loss_mean, row.val_loss_low, row.val_loss_high)
+        strips.append(Strip(row.scheme, text, dots, *ends))
     if not any(strip.dots for strip in strips):
         return []
     note = "Each mark is a run at its scheme's best learning rate; the bar is the 95 % interval of the mean over seeds."
@@ -37,12 +38,12 @@ def final_loss(comparison: ComparedRuns) -> list[Chart]:
 
 def differences(comparison: ComparedRuns) -> list[Chart]:
     """Paired differences to the baseline with their intervals."""
-    base = {run.summary.get("seed"): run.summary["val_loss"] for run in comparison.counted(comparison.baseline)}
-    rows = [row for row in comparison.rows if row["difference"] is not None and row["scheme"] != comparison.baseline]
+    base = {run.summary.seed: run.summary.val_loss or 0.0 for run in comparison.counted(comparison.baseline)}
+    rows = [row for row in comparison.rows if row.difference is not None and row.scheme != comparison.baseline]
     strips = []
     for row in rows:
-        pairs = [run for run in comparison.counted(row["scheme"]) if run.summary.get("seed") in base]
-        gaps = [(run.summary["val_loss"] - base[run.summary.get("seed")], run.label) for run in pairs]
+        pairs = [run for run in comparison.counted(row.scheme) if run.summary.seed in base]
+        gaps = [((run.summary.val_loss or 0.0) - base[run.summary.seed], run.label) for run in pairs]
         dots = [(gap, f"{label}: {signed(gap, 4)} nats") for gap, label in gaps]
         strips.append(difference_strip(row, dots))
     if not strips:
@@ -58,10 +59,10 @@ def differences(comparison: ComparedRuns) -> list[Chart]:
     return [strip_chart("Paired differences", unit, strips, comparison.looks, note, rule=0.0)]
 
 
-def difference_strip(row: Row, dots: Sequence[tuple[float, str]]) -> Strip:
+def difference_strip(row: ComparisonRow, dots: Sequence[tuple[float, str]]) -> Strip:
     """The paired difference of a scheme, with a dot a seed."""
-    ends = (row["difference"], row["difference_low"], row["difference_high"])
-    return Strip(row["scheme"], paired_difference(row), dots, *ends)
+    ends = (row.difference, row.difference_low, row.difference_high)
+    return Strip(row.scheme, paired_difference(row), dots, *ends)
 
 
 def losses(comparison: ComparedRuns) -> list[Chart]:
@@ -140,16 +141,16 @@ def learning_rates(comparison: ComparedRuns) -> list[Chart]:
     """Loss against learning rate, where several were tried: a chart of the schemes whose rate tuning runs decided,
     which may be shorter, and one of those whose rate final runs decided."""
     tuned = {scheme for scheme, choice in comparison.choices.items()
-             if any(run.get("phase") == "tune" for run in choice.tried)}  # fmt: skip
-    groups = {"validation loss of the tuning runs": [row for row in comparison.rows if row["scheme"] in tuned],
-              "final validation loss": [row for row in comparison.rows if row["scheme"] not in tuned]}  # fmt: skip
+             if any(run.phase == "tune" for run in choice.tried)}  # fmt: skip
+    groups = {"validation loss of the tuning runs": [row for row in comparison.rows if row.scheme in tuned],
+              "final validation loss": [row for row in comparison.rows if row.scheme not in tuned]}  # fmt: skip
     return [chart for what, rows in groups.items() for chart in _rates(comparison, rows, what)]
 
 
-def _rates(comparison: ComparedRuns, rows: Sequence[Row], what: str) -> list[Chart]:
+def _rates(comparison: ComparedRuns, rows: Sequence[ComparisonRow], what: str) -> list[Chart]:
     """These schemes; much higher losses leave the frame."""
-    tried = sorted({lr for row in rows for lr in row["lrs"] if lr})
-    known = [loss for row in rows for lr, loss in row["lrs"].items() if lr and loss is not None]
+    tried = sorted({lr for row in rows for lr in row.lrs if lr})
+    known = [loss for row in rows for lr, loss in row.lrs.items() if lr and loss is not None]
     if len(tried) < 2 or not known:
         return []
     labels = tried if len(tried) <= 7 else tried[:: math.ceil(len(tried) / 7)]
@@ -162,17 +163,17 @@ def _rates(comparison: ComparedRuns, rows: Sequence[Row], what: str) -> list[Cha
         note += " Higher losses leave the frame; the table has them."
     chart = Chart("Learning rates", x, y, comparison.looks, note)
     for row in rows:
-        scheme = row["scheme"]
-        chart.line(scheme, [(lr, math.nan if loss is None else loss) for lr, loss in row["lrs"].items() if lr])
-        for lr in filter(None, row["lrs"]):
-            runs = [run for run in comparison.runs_of(scheme) if run.summary.get("lr") == lr]
+        scheme = row.scheme
+        chart.line(scheme, [(lr, math.nan if loss is None else loss) for lr, loss in row.lrs.items() if lr])
+        for lr in filter(None, row.lrs):
+            runs = [run for run in comparison.runs_of(scheme) if run.summary.lr == lr]
             lost = sum(not usable(run.summary) for run in runs)
-            counted = sum(usable(run) and run.get("lr") == lr for run in comparison.choices[scheme].tried)
-            label, loss = f"{scheme} · lr {rate(lr)}:", row["lrs"][lr]
+            counted = sum(usable(run) and run.lr == lr for run in comparison.choices[scheme].tried)
+            label, loss = f"{scheme} · lr {rate(lr)}:", row.lrs[lr]
             if lost:
                 chart.mark(scheme, lr, y.high, f"{label} {lost} of {count(len(runs), 'run')} did not finish", "fail")
             if loss is not None:
-                kind = "best" if lr == row["lr"] else "mark"
+                kind = "best" if lr == row.lr else "mark"
                 chart.mark(scheme, lr, loss, f"{label} {loss:.4f}, {count(counted, 'run')}", kind)
     return [chart]
 

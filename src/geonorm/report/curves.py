@@ -47,7 +47,7 @@ def value_of(record: Record, key: str) -> float:
 
 def on_shared_text(record: Record, key: str) -> float:
     """A measurement on the held-out text that every evaluation of a run reads; the last one may read more."""
-    return value_of(record, f"{key}_part" if f"{key}_part" in record else key)
+    return value_of(record, key if record.get(f"{key}_part") is None else f"{key}_part")
 
 
 def metric_curve(runs: Sequence[Run], key: str) -> Curve | None:
@@ -59,12 +59,11 @@ def metric_curve(runs: Sequence[Run], key: str) -> Curve | None:
 def paired_gap(runs: Sequence[Run], base: Sequence[Run]) -> Curve | None:
     """Mean difference of val_loss to the baseline over tokens, paired by seed at each step, with its 95 % interval."""
     losses = {
-        run.summary.get("seed"): {value_of(r, "step"): on_shared_text(r, "val_loss") for r in run.metrics}
-        for run in base
+        run.summary.seed: {value_of(r, "step"): on_shared_text(r, "val_loss") for r in run.metrics} for run in base
     }
     points: list[Measured] = []
     for run in runs:
-        other = losses.get(run.summary.get("seed"), {})
+        other = losses.get(run.summary.seed, {})
         for record in run.metrics:
             step = value_of(record, "step")
             gap = on_shared_text(record, "val_loss") - other.get(step, math.nan)
@@ -122,9 +121,8 @@ def spike_events(runs: Sequence[Run], key: str) -> list[tuple[Run, float, float]
     """Logged spikes of a column: the run, the tokens so far, and the value."""
     events = []
     for run in runs:
-        records = [record for record in run.metrics if key in record]
-        for index in spikes(value_of(record, key) for record in records):
-            events.append((run, value_of(records[index], "tokens"), value_of(records[index], key)))
+        for index in spikes(value_of(record, key) for record in run.metrics):
+            events.append((run, float(run.metrics[index].tokens), value_of(run.metrics[index], key)))
     return events
 
 

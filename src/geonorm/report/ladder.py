@@ -8,8 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
+from typing import Any
 
+from ..lab.load import Ladder
 from ..lab.runs.folder import read_object
+from ..lab.runs.records import LadderPoint, LawFit, SpeedupRow, TrendRow
+from ..lab.statistics.comparison import significant
 from .charts import RATE, Axis, Chart, Point, Strip, strip_chart
 from .checks import (
     SEEDS_FOR_A_CLAIM,
@@ -42,9 +46,9 @@ ROUGHLY = "replace(format(datum.value, '.3~s'), 'G', 'B')"
 
 @dataclass(frozen=True)
 class SavedLadder(Study):
-    """A ladder's folder: its results.json."""
+    """The report of a ladder's folder."""
 
-    results: Record
+    ladder: Ladder
 
     what = "Ladder"
 
@@ -52,76 +56,76 @@ class SavedLadder(Study):
     def load(cls, path: Path) -> SavedLadder:
         """GeonormError where results.json is damaged, OSError where it is missing."""
         with refuse_damaged(path, "ladder"):
-            study = cls(path, read_object_strictly(path / "results.json"))
+            study = cls(path, Ladder(path, read_object_strictly(path / "results.json")))
             study.text_lines()
         return study
 
     @property
     def series(self) -> list[str]:
-        return list(dict.fromkeys(row["scheme"] for row in self.results["points"]))
+        return list(dict.fromkeys(row.scheme for row in self.ladder.points))
 
     @property
     def baseline(self) -> str:
-        return str(self.results["baseline"])
+        return self.ladder.baseline
 
     @property
-    def sizes(self) -> dict[str, Record]:
+    def sizes(self) -> dict[str, LadderPoint]:
         """The longest point of each size, the smallest size first."""
-        points = sorted(self.results["points"], key=lambda row: (row["parameters"], row["tokens"]))
-        return {row["size"]: row for row in points}
+        points = sorted(self.ladder.points, key=lambda row: (row.parameters, row.tokens))
+        return {row.size: row for row in points}
 
-    def rows(self, table: str) -> list[Record]:
+    def rows(self, table: str) -> list[Any]:
         """Rows of a table (points, speedups, trends, fits) of the schemes to show, in their order."""
         names, order = self.names, {size: place for place, size in enumerate(self.sizes)}
-        rows = [row for row in self.results[table] if row["scheme"] in names]
-        return sorted(rows, key=lambda row: (order.get(row["size"], -1), names.index(row["scheme"])))
+        rows = [row for row in getattr(self.ladder, table) if row.scheme in names]
+        return sorted(rows, key=lambda row: (order.get(row.size, -1), names.index(row.scheme)))
 
     def caption(self) -> str:
-        points = self.results["points"]
-        sizes = dict.fromkeys(si(row["parameters"]) for row in self.sizes.values())
-        tokens = sorted(row["tokens"] for row in points)
+        points = self.ladder.points
+        sizes = dict.fromkeys(si(row.parameters) for row in self.sizes.values())
+        tokens = sorted(row.tokens for row in points)
         lengths = dict.fromkeys((si(tokens[0]), si(tokens[-1])))
         parts = [f"{', '.join(sizes)} parameters", f"{' to '.join(lengths)} tokens", count_seeds(points)]
-        return " · ".join([*parts, f"data {Path(str(self.results.get('data'))).name}"])
+        return " · ".join([*parts, f"data {Path(str(self.ladder.results.get('data'))).name}"])
 
     def findings(self) -> list[tuple[str, str]]:
         """A sentence on the largest size, with the speed-ups at the others."""
         sentences = []
         for scheme in self.names:
-            rows = [row for row in self.rows("speedups") if row["scheme"] == scheme]
-            others = ", ".join(f"{speedup_text(row)} at {si(row['parameters'])}" for row in rows[:-1])
+            rows = [row for row in self.rows("speedups") if row.scheme == scheme]
+            others = ", ".join(f"{speedup_text(row)} at {si(row.parameters)}" for row in rows[:-1])
             for last in rows[-1:]:
                 sentences.append((scheme, describe_speedup(last) + (f"; {others}" if others else "")))
         return sentences
 
     def limits(self) -> list[str]:
         judged, sentences = {self.baseline, *self.names}, self._uncounted()
-        points = [row for row in self.results["points"] if row["scheme"] in judged]
-        if (least := min((row["n"] for row in points if row["n"]), default=SEEDS_FOR_A_CLAIM)) < SEEDS_FOR_A_CLAIM:
+        points = [row for row in self.ladder.points if row.scheme in judged]
+        if (least := min((row.n for row in points if row.n), default=SEEDS_FOR_A_CLAIM)) < SEEDS_FOR_A_CLAIM:
             sentences.append(f"{count(least, 'seed').capitalize()} at the least: a claim needs {SEEDS_FOR_A_CLAIM}.")
         for row in points:
-            where = f"{row['scheme']} at {si(row['parameters'])} parameters, {si(row['tokens'])} tokens"
-            if row["failed"]:
-                sentences.append(f"{where}: {count(row['failed'], 'run')} did not finish.")
-            if row["lr_interior"] is False:
-                sentences.append(f"{where}: its best rate, {rate(row['lr'])}, is an edge of those tried.")
+            where = f"{row.scheme} at {si(row.parameters)} parameters, {si(row.tokens)} tokens"
+            if row.failed:
+                sentences.append(f"{where}: {count(row.failed, 'run')} did not finish.")
+            if row.lr_interior is False:
+                sentences.append(f"{where}: its best rate, {rate(row.lr)}, is an edge of those tried.")
         sentences += list_other_sizes(
-            ((row["scheme"], row["own_parameters"], row["parameters"])
-             for row in points if row["own_parameters"] and row["parameters"]),
+            ((row.scheme, row.own_parameters, row.parameters)
+             for row in points if row.own_parameters and row.parameters),
             "the baseline, by whose compute it is judged",
         )  # fmt: skip
         for table, name, samples in (("speedups", "speedup", "speed-ups"), ("trends", "slope", "slopes")):
             for row in self.rows(table):
-                if times := row.get(f"{name}_scatter"):
-                    where = f"{row['scheme']} at {self._size(row)}"
+                if times := getattr(row, f"{name}_scatter"):
+                    where = f"{row.scheme} at {self._size(row)}"
                     sentences.append(f"{where}: its {samples} {describe_scatter(times, 'over seeds as the others')}")
-        sentences += list_irregular_runs([run for run in self.results["runs"] if run["scheme"] in judged])
-        if all(row["lr_interior"] is None for row in points):
+        sentences += list_irregular_runs([run.summary for run in self.ladder.runs if run.scheme in judged])
+        if all(row.lr_interior is None for row in points):
             sentences.append("One learning rate at each size, by the rule: a scheme that wants another pays for that.")
-        least = min((row["tokens"] / row["parameters"] for row in self.sizes.values()), default=TOKENS_PER_PARAMETER)
-        if least < TOKENS_PER_PARAMETER:
+        fewest = min((row.tokens / row.parameters for row in self.sizes.values()), default=TOKENS_PER_PARAMETER)
+        if fewest < TOKENS_PER_PARAMETER:
             sentences.append(
-                f"{least:.2g} tokens per parameter: below {TOKENS_PER_PARAMETER} this is a ladder of early training."
+                f"{fewest:.2g} tokens per parameter: below {TOKENS_PER_PARAMETER} this is a ladder of early training."
             )
         if len(self.sizes) > 1:
             sentences.append("Depth, width, tokens, batch and rate grow together: sizes differ in all of them.")
@@ -129,34 +133,35 @@ class SavedLadder(Study):
 
     def _uncounted(self) -> list[str]:
         """Runs that began, or ended otherwise, since results.json was written."""
-        known = {run["run"]: run["status"] for run in self.results["runs"]}
+        known = {run.path.name: run.summary.status for run in self.ladder.runs}
         runs = [settings.parent for settings in self.path.glob("runs/*/config.yaml")]
         later = sum(known.get(run.name) != read_object(run / "summary.json").get("status", "failed") for run in runs)
         text = f"Not counted: {count(later, 'run')} that began or ended after results.json was written."
         return [text] if later else []
 
-    def _size(self, row: Record) -> str:
-        return si(self.sizes[row["size"]]["parameters"]) if row["size"] in self.sizes else "all"
+    def _size(self, row: TrendRow | LawFit | SpeedupRow) -> str:
+        return si(self.sizes[row.size].parameters) if row.size in self.sizes else "all"
 
     def tables(self) -> dict[str, Table]:
         speed = [
-            [row["scheme"], si(row["parameters"]), si(row["tokens"]), row["along"], str(row["n"]), speedup_text(row),
-             chances(row, "speedup_p"), speedup_text(row, "wall")]
+            [row.scheme, si(row.parameters), si(row.tokens), row.along, str(row.n), speedup_text(row),
+             chances(row.speedup_p, row.speedup_p_holm), ratio_text(row.wall, row.wall_low, row.wall_high)]
             for row in self.rows("speedups")
         ]  # fmt: skip
         slopes = [
-            [row["scheme"], row["along"], self._size(row), str(row["n"]), with_interval(row, "slope", 4),
-             chances(row, "slope_p")]
+            [row.scheme, row.along, self._size(row), str(row.n),
+             with_interval(row.slope, row.slope_low, row.slope_high, 4), chances(row.slope_p, row.slope_p_holm)]
             for row in self.rows("trends")
         ]  # fmt: skip
         points = [
-            [row["scheme"], si(row["parameters"]), si(row["tokens"]), per_parameter(row), f"{row['compute']:.2e}",
-             str(row["n"]), spread(row), paired_difference(row), chances(row), learning_rate(row)]
+            [row.scheme, si(row.parameters), si(row.tokens), per_parameter(row), f"{row.compute:.2e}",
+             str(row.n), spread(row), paired_difference(row), chances(row.p, row.p_holm), learning_rate(row)]
             for row in self.rows("points")
         ]  # fmt: skip
         fits = [
-            [row["scheme"], row["along"], self._size(row), str(row["points"]),
-             row["problem"] or f"E {fitted(row, 'E')}, a {fitted(row, 'a')}, rms {row['rms']:.4f}"]
+            [row.scheme, row.along, self._size(row), str(row.points),
+             row.problem or f"E {fitted(row.E, row.E_low, row.E_high)}, a {fitted(row.a, row.a_low, row.a_high)}, "
+             f"rms {row.rms:.4f}"]
             for row in self.rows("fits")
         ]  # fmt: skip
         tables: dict[str, Table] = {
@@ -180,7 +185,7 @@ class SavedLadder(Study):
                   for title, table in self.tables().items()}  # fmt: skip
         speedups, charts = tables.pop("Speed-up", ""), self.charts()
         again = shlex.join(["geonorm", "ladder", "--config", str(self.path / "config.yaml"), "--out", "NEW"])
-        runs = pairs((run["run"], f"{run['status']}, {run['val_loss']}") for run in self.results["runs"])
+        runs = pairs((run.path.name, f"{run.summary.status}, {run.summary.val_loss}") for run in self.ladder.runs)
         return [
             Section("Effective speed-up", [charts["speedup"], speedups, f"<p>{escape(NOTE)}</p>"], "wide"),
             Section("Loss", [[*charts["loss"], *charts["difference"]], f"<p>{escape(COMPUTE)}</p>"]),
@@ -191,96 +196,94 @@ class SavedLadder(Study):
     def records(self) -> list[Record]:
         """Every point, with the speed-up where its budget is the longest; `speedup_n` are the seeds of that, `n` those
         of the point."""
-        ends = {(row["scheme"], row["size"], row["tokens"]): row for row in self.rows("speedups")}
-        rows = []
-        for row in self.rows("points"):
-            end = ends.get((row["scheme"], row["size"], row["tokens"]), {})
-            rows.append({**end, "speedup_n": end.get("n"), **row})
-        return rows
+        ends = {(row.scheme, row.size, row.tokens): row.row() for row in self.rows("speedups")}
+        points = [(row, ends.get((row.scheme, row.size, row.tokens), {})) for row in self.rows("points")]
+        return [{**end, "speedup_n": end.get("n"), **row.row()} for row, end in points]
 
 
-def describe_speedup(row: Record) -> str:
+def describe_speedup(row: SpeedupRow) -> str:
     """The speed-up of a scheme at a size in one sentence."""
-    where = f"at {si(row['parameters'])} parameters and {si(row['tokens'])} tokens"
-    versus = f"{row['scheme']} against {row['baseline']} {where}"
-    if row["bound"]:
-        more = "more" if row["bound"] == ">" else "less"
-        return f"{versus}: a speed-up of {more} than {row['limit']:.3g}, as far as the curves reach"
-    if row["speedup"] is None:
-        return f"{versus} is not resolved: {row['problem']}"
-    wall = "" if row["wall"] is None else f", {speedup_text(row, 'wall')} in wall time"
-    unit = "tokens" if row["along"] == "tokens" else "compute along the sizes"
+    where = f"at {si(row.parameters)} parameters and {si(row.tokens)} tokens"
+    versus = f"{row.scheme} against {row.baseline} {where}"
+    if row.bound:
+        more = "more" if row.bound == ">" else "less"
+        return f"{versus}: a speed-up of {more} than {row.limit:.3g}, as far as the curves reach"
+    if row.speedup is None:
+        return f"{versus} is not resolved: {row.problem}"
+    wall = "" if row.wall is None else f", {ratio_text(row.wall, row.wall_low, row.wall_high)} in wall time"
+    unit = "tokens" if row.along == "tokens" else "compute along the sizes"
     value = f"speed-up {speedup_text(row)} in {unit}{wall}"
-    if row["speedup_low"] is None:
+    if row.speedup_low is None or row.speedup_high is None:
         return f"{versus}: {value}; not resolved, one seed gives no interval"
-    if row["speedup_low"] <= 1 <= row["speedup_high"]:
-        return f"{versus} is not resolved at {count(row['n'], 'seed')}: {value}"
-    holm = row["speedup_p_holm"]
-    among = "" if holm < 0.05 else f", but not among all speed-ups here (Holm: p = {holm:.2g})"
-    return f"{versus}: {value}, {count(row['n'], 'seed')}{among}"
+    if row.speedup_low <= 1 <= row.speedup_high:
+        return f"{versus} is not resolved at {count(row.n, 'seed')}: {value}"
+    holm = row.speedup_p_holm
+    among = "" if significant(holm) else f", but not among all speed-ups here (Holm: p = {holm:.2g})"
+    return f"{versus}: {value}, {count(row.n, 'seed')}{among}"
 
 
-def per_parameter(row: Record) -> str:
+def per_parameter(row: LadderPoint) -> str:
     """Tokens for each parameter, and for each of those that are not only looked up."""
-    return ", ".join(f"{row['tokens'] / (row['parameters'] - left):.3g}" for left in (0, row["embedding"]))
+    return ", ".join(f"{row.tokens / (row.parameters - left):.3g}" for left in (0, row.embedding))
 
 
-def fitted(row: Record, name: str) -> str:
+def fitted(value: float | None, low: float | None, high: float | None) -> str:
     """A fitted number, with its interval where that is on record."""
-    ends = f" ({row[f'{name}_low']:.3g} to {row[f'{name}_high']:.3g})" if f"{name}_low" in row else ""
-    return f"{row[name]:.3g}{ends}"
+    return f"{value:.3g}" + ("" if low is None else f" ({low:.3g} to {high:.3g})")
 
 
 def speedup_charts(ladder: SavedLadder) -> list[Chart]:
     """The effective speed-up of every scheme at each size, and over the sizes."""
-    rows = [row for row in ladder.rows("speedups") if row["speedup"] is not None or row["bound"]]
+    rows = [row for row in ladder.rows("speedups") if row.speedup is not None or row.bound]
     if not rows:
         return []
-    ends = [row[f"speedup{end}"] for row in rows for end in ("", "_low", "_high") if row[f"speedup{end}"]]
-    ends += [row["limit"] for row in rows if row["bound"]] + [math.exp(ln) for row in rows for ln in row["ln"]]
+    ends = [end for row in rows for end in (row.speedup, row.speedup_low, row.speedup_high) if end]
+    ends += [row.limit for row in rows if row.bound] + [math.exp(ln) for row in rows for ln in row.ln]
     unit = f"speed-up over {ladder.baseline}"
     axis = Axis.around([0.95, 1.05, *ends], log=True, margin=0.08, title=f"{unit} (right of 1 is better)")
     note = "Each mark is one seed, the bar the 95 % interval of their mean. > and <: outside the curves."
     charts = []
-    for size in dict.fromkeys(row["size"] for row in rows):
-        here = [row for row in rows if row["size"] == size]
-        title = f"Speed-up at {si(here[0]['parameters'])} parameters, {si(here[0]['tokens'])} tokens"
+    for size in dict.fromkeys(row.size for row in rows):
+        here = [row for row in rows if row.size == size]
+        title = f"Speed-up at {si(here[0].parameters)} parameters, {si(here[0].tokens)} tokens"
         strips = []
         for row in here:
-            text, scheme = speedup_text(row), row["scheme"]
-            dots = [(math.exp(ln), f"{scheme}: {math.exp(ln):.3g}") for ln in row["ln"]]
-            dots = dots or [(row["limit"], f"{scheme}: {text}")]
-            strips.append(Strip(scheme, text, dots, row["speedup"], row["speedup_low"], row["speedup_high"]))
+            text, scheme = speedup_text(row), row.scheme
+            dots = [(math.exp(ln), f"{scheme}: {math.exp(ln):.3g}") for ln in row.ln]
+            dots = dots or [(row.limit, f"{scheme}: {text}")]
+            strips.append(Strip(scheme, text, dots, row.speedup, row.speedup_low, row.speedup_high))
         charts.append(strip_chart(title, "", strips, ladder.looks, note, rule=1.0, axis=axis))
     if len(charts) > 1:
         charts.append(over_sizes(ladder, rows, replace(axis, title=unit)))
     return charts
 
 
-def speedup_text(row: Record, name: str = "speedup") -> str:
+def speedup_text(row: SpeedupRow) -> str:
     """A speed-up with its interval, its bound, or why there is none."""
-    if row[name] is None and name != "speedup":
-        return "–"
-    if row["bound"]:
-        return f"{row['bound']} {row['limit']:.3g}"
-    if row[name] is None:
-        return str(row["problem"])
-    ends = "" if row[f"{name}_low"] is None else f" ({row[f'{name}_low']:.2f} to {row[f'{name}_high']:.2f})"
-    return f"{row[name]:.2f}{ends}"
+    if row.bound:
+        return f"{row.bound} {row.limit:.3g}"
+    if row.speedup is None:
+        return str(row.problem)
+    return ratio_text(row.speedup, row.speedup_low, row.speedup_high)
 
 
-def over_sizes(ladder: SavedLadder, rows: Sequence[Record], y: Axis) -> Chart:
+def ratio_text(value: float | None, low: float | None, high: float | None) -> str:
+    """A ratio with its interval."""
+    return "–" if value is None else f"{value:.2f}" + ("" if low is None else f" ({low:.2f} to {high:.2f})")
+
+
+def over_sizes(ladder: SavedLadder, rows: Sequence[Any], y: Axis) -> Chart:
     """The speed-up of every scheme over the number of parameters."""
-    x = Axis.around([row["parameters"] for row in rows], log=True, margin=0.08, title="parameters", form=ROUGHLY,
-                    labels=[row["parameters"] for row in ladder.sizes.values()])  # fmt: skip
+    x = Axis.around([row.parameters for row in rows], log=True, margin=0.08, title="parameters", form=ROUGHLY,
+                    labels=[row.parameters for row in ladder.sizes.values()])  # fmt: skip
     note = "The band is the 95 % interval at each size. Logarithmic scales."
     chart = Chart("Speed-up over sizes", x, y, ladder.looks, note)
     chart.rule(y=1.0)
     for scheme in ladder.names:
         points = [
-            Point(row["parameters"], row["speedup"], row["speedup_low"], row["speedup_high"],
-                  f"{scheme} · {si(row['parameters'])} parameters: {row['speedup']:.3g}")
-            for row in rows if row["scheme"] == scheme and row["speedup"] is not None
+            Point(row.parameters, row.speedup, row.speedup_low, row.speedup_high,
+                  f"{scheme} · {si(row.parameters)} parameters: {row.speedup:.3g}")
+            for row in rows if row.scheme == scheme and row.speedup is not None
         ]  # fmt: skip
         chart.curve(scheme, points)
     return chart
@@ -290,62 +293,64 @@ def budget_axis(ladder: SavedLadder) -> tuple[str, Axis]:
     """What losses are drawn over: tokens if there is one size, else compute."""
     key, form, title = ("tokens", ROUGHLY, "tokens") if len(ladder.sizes) == 1 else ("compute", RATE, "compute (FLOP)")
     points = ladder.rows("points")
-    budgets = sorted(row[key] for row in points if row["scheme"] == ladder.baseline)
+    budgets = sorted(getattr(row, key) for row in points if row.scheme == ladder.baseline)
     few = budgets if key == "tokens" and len(budgets) <= 7 else None
-    return key, Axis.around([row[key] for row in points], log=True, margin=0.06, form=form, title=title, labels=few)
+    return key, Axis.around(
+        [getattr(row, key) for row in points], log=True, margin=0.06, form=form, title=title, labels=few
+    )
 
 
 def loss_charts(ladder: SavedLadder) -> list[Chart]:
     """Validation loss at every budget and size, and fits where there are some."""
-    rows = [row for row in ladder.rows("points") if row["val_loss_mean"] is not None]
+    rows = [row for row in ladder.rows("points") if row.val_loss_mean is not None]
     if not rows:
         return []
     key, x = budget_axis(ladder)
-    y = Axis.around([row["val_loss_mean"] for row in rows], margin=0.08, title=LOSS)
-    fits = [row for row in ladder.rows("fits") if not row["problem"] and row["along"] == key]
+    y = Axis.around([row.val_loss_mean for row in rows], margin=0.08, title=LOSS)
+    fits = [row for row in ladder.rows("fits") if not row.problem and row.along == key]
     note = "Means over seeds at the best rate; lines join the budgets of a size"
     chart = Chart(f"Loss against {key}", x, y, ladder.looks, note + (", or are fits (dotted)." if fits else "."))
     for fit in fits:
-        inside = [row[key] for row in rows if row["scheme"] == fit["scheme"] and fit["size"] in ("all", row["size"])]
+        inside = [getattr(row, key) for row in rows if row.scheme == fit.scheme and fit.size in ("all", row.size)]
         steps = [math.exp(math.log(min(inside)) + i / 40 * math.log(max(inside) / min(inside))) for i in range(41)]
-        curve = [(step, fit["E"] + fit["A"] * (step / fit["scale"]) ** -fit["a"]) for step in steps]
-        chart.line(fit["scheme"], curve, "dotted")
+        curve = [(step, fit.E + fit.A * (step / fit.scale) ** -fit.a) for step in steps]
+        chart.line(fit.scheme, curve, "dotted")
     for scheme, line in join_points(rows):
-        labels = [f"{describe_point(row)}: {figures(row['val_loss_mean'])}" for row in line]
+        labels = [f"{describe_point(row)}: {figures(row.val_loss_mean)}" for row in line]
         points = zip(line, labels, strict=True)
-        chart.curve(scheme, [Point(row[key], row["val_loss_mean"], label=label) for row, label in points])
+        chart.curve(scheme, [Point(getattr(row, key), row.val_loss_mean, label=label) for row, label in points])
     return [chart]
 
 
 def difference_charts(ladder: SavedLadder) -> list[Chart]:
     """The difference to the baseline at every budget and size."""
-    rows = [row for row in ladder.rows("points") if row["difference"] is not None and row["scheme"] != ladder.baseline]
+    rows = [row for row in ladder.rows("points") if row.difference is not None and row.scheme != ladder.baseline]
     if not rows:
         return []
     key, x = budget_axis(ladder)
-    ends = [row[f"difference{end}"] for row in rows for end in ("", "_low", "_high")]
+    ends = [end for row in rows for end in (row.difference, row.difference_low, row.difference_high)]
     y = Axis.around([0.0, *(end for end in ends if end is not None)], title="difference (nats per token)")
     note = f"Validation loss − that of {ladder.baseline}, paired by seed; band: 95 % interval at each point."
     chart = Chart("Difference to the baseline", x, y, ladder.looks, note)
     chart.rule(y=0.0)
     for scheme, line in join_points(rows):
         chart.curve(scheme, [
-            Point(row[key], row["difference"], row["difference_low"], row["difference_high"],
-                  f"{describe_point(row)}: {signed(row['difference'], 4)} nats")
+            Point(getattr(row, key), row.difference, row.difference_low, row.difference_high,
+                  f"{describe_point(row)}: {signed(row.difference, 4)} nats")
             for row in line
         ])  # fmt: skip
     return [chart]
 
 
-def describe_point(row: Record) -> str:
-    return f"{row['scheme']} · {si(row['parameters'])} parameters · {si(row['tokens'])} tokens"
+def describe_point(row: LadderPoint) -> str:
+    return f"{row.scheme} · {si(row.parameters)} parameters · {si(row.tokens)} tokens"
 
 
-def join_points(rows: Sequence[Record]) -> Iterator[tuple[str, list[Record]]]:
+def join_points(rows: Sequence[LadderPoint]) -> Iterator[tuple[str, list[Any]]]:
     """What one line joins: the budgets of a scheme at a size, or its sizes where each has one budget."""
-    several = len({(row["size"], row["tokens"]) for row in rows}) > len({row["size"] for row in rows})
-    joined: dict[tuple[str, str], list[Record]] = {}
+    several = len({(row.size, row.tokens) for row in rows}) > len({row.size for row in rows})
+    joined: dict[tuple[str, str], list[LadderPoint]] = {}
     for row in rows:
-        joined.setdefault((row["scheme"], row["size"] if several else ""), []).append(row)
+        joined.setdefault((row.scheme, row.size if several else ""), []).append(row)
     for (scheme, _), line in joined.items():
-        yield scheme, sorted(line, key=lambda row: row["compute"])
+        yield scheme, sorted(line, key=lambda row: row.compute)

@@ -14,7 +14,8 @@ from ..lab.load import (
     study_kind as study_kind,
 )
 from ..lab.runs.folder import flatten
-from ..lab.statistics.comparison import Choice, Row, choose
+from ..lab.runs.records import ComparisonRow
+from ..lab.statistics.comparison import Choice, choose
 from .study import Study
 
 AnyPath = str | PathLike[str]
@@ -25,27 +26,27 @@ class ComparedRuns(Study):
     """Runs of several schemes, with the rows that `aggregate` makes of them."""
 
     all_runs: list[Run]
-    all_rows: list[Row]
+    all_rows: list[ComparisonRow]
     folders: str
     """The names of the folders that the runs lie in."""
     command: str | None = None
 
     @property
     def series(self) -> list[str]:
-        return [row["scheme"] for row in self.all_rows]
+        return [row.scheme for row in self.all_rows]
 
     @property
     def baseline(self) -> str:
-        return str(self.all_rows[0]["baseline"])
+        return str(self.all_rows[0].baseline)
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ComparisonRow]:
         """The rows to show. Their statistics are those of the whole comparison (its baseline, p adjusted for all), so
         that leaving schemes out makes no difference more significant."""
         return [self.row(name) for name in self.names]
 
     @property
-    def judged(self) -> list[Row]:
+    def judged(self) -> list[ComparisonRow]:
         """The rows that the results rest on: those to show, and that of the baseline."""
         return [self.row(name) for name in dict.fromkeys([self.baseline, *self.names])]
 
@@ -54,8 +55,8 @@ class ComparedRuns(Study):
         schemes = {self.baseline, *self.names}
         return [run for run in self.all_runs if run.scheme in schemes]
 
-    def row(self, scheme: str) -> Row:
-        return next(row for row in self.all_rows if row["scheme"] == scheme)
+    def row(self, scheme: str) -> ComparisonRow:
+        return next(row for row in self.all_rows if row.scheme == scheme)
 
     def runs_of(self, scheme: str) -> list[Run]:
         """Every run of the scheme, however it ended."""
@@ -78,7 +79,7 @@ class ComparedRuns(Study):
     @property
     def depth(self) -> int | None:
         """The number of blocks, from the trace or the configuration."""
-        layers = [row["layer"] for run in self.runs for row in run.trace if row.get("layer") is not None]
+        layers = [row.layer for run in self.runs for row in run.trace if row.layer is not None]
         if layers:
             return int(max(layers)) + 1
         configured = flatten(self.runs[0].config).get("model.layers")

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from textwrap import wrap
 from typing import Any, NamedTuple
 
+from ..lab.runs.records import ComparisonRow
 from ..lab.statistics.comparison import significant
 from .style import memory, rate, si, signed
 
-Row = Mapping[str, Any]
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 """Titles of the columns, and rows of cells."""
 WIDTH = 100
@@ -78,131 +78,131 @@ def count(n: int, noun: str) -> str:
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
-def count_seeds(rows: Sequence[Row]) -> str:
+def count_seeds(rows: Sequence[ComparisonRow]) -> str:
     """The seeds behind each row: 3 seeds, 2 to 5 seeds."""
-    seeds = sorted({row["n"] for row in rows})
+    seeds = sorted({row.n for row in rows})
     return count(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
 
 
-def endings(row: Row) -> str:
+def endings(row: ComparisonRow) -> str:
     """How the runs that did not finish ended: "2 diverged, 1 failed"."""
-    return ", ".join(f"{n} {status}" for status, n in row["statuses"].items() if status != "finished")
+    return ", ".join(f"{n} {status}" for status, n in row.statuses.items() if status != "finished")
 
 
-def unfinished(row: Row) -> str:
+def unfinished(row: ComparisonRow) -> str:
     """Why a scheme has no result; its tuning runs may have finished."""
     why = endings(row)
-    return f"no {'final ' if 'finished' in row['statuses'] else ''}run finished" + (f" ({why})" if why else "")
+    return f"no {'final ' if 'finished' in row.statuses else ''}run finished" + (f" ({why})" if why else "")
 
 
-def spread(row: Row) -> str:
+def spread(row: ComparisonRow) -> str:
     """Mean ± standard deviation of the validation loss over seeds."""
-    mean, std = row["val_loss_mean"], row["val_loss_std"]
-    if mean is None:
-        return "–"
-    return f"{mean:.4f}" if std is None else f"{mean:.4f} ± {std:.4f}"
+    return with_error(row.val_loss_mean, row.val_loss_std)
 
 
-def interval(low: float, high: float, digits: int = 3) -> str:
+def with_error(value: float | None, error: float | None) -> str:
+    """A loss with its standard deviation or error."""
+    return formatted(value, ".4f") + ("" if error is None else f" ± {error:.4f}")
+
+
+def interval(low: float | None, high: float | None, digits: int = 3) -> str:
     """−0.030 to −0.012"""
-    return f"{signed(low, digits)} to {signed(high, digits)}"
+    return "" if low is None or high is None else f"{signed(low, digits)} to {signed(high, digits)}"
 
 
-def decimals(row: Row) -> int:
+def with_interval(value: float | None, low: float | None, high: float | None, digits: int = 3) -> str:
+    """A signed value and its 95 % interval: −0.021 (−0.030 to −0.012)."""
+    if value is None:
+        return "–"
+    return signed(value, digits) + (f" ({ends})" if (ends := interval(low, high, digits)) else "")
+
+
+def decimals(row: ComparisonRow) -> int:
     """Decimals that leave two figures of the interval's width."""
-    low, high = row["difference_low"], row["difference_high"]
-    width = abs(row["difference"] or 0) if low is None else high - low
+    low, high = row.difference_low, row.difference_high
+    width = abs(row.difference or 0) if low is None or high is None else high - low
     return 3 if width >= 0.01 else 4 if width >= 0.001 else 5
 
 
-def paired_difference(row: Row) -> str:
+def paired_difference(row: ComparisonRow) -> str:
     """The difference to the baseline paired by seed, with its interval."""
-    if row["scheme"] == row["baseline"]:
-        return "baseline" if row["n"] else "–"
-    return with_interval(row, "difference", decimals(row))
+    if row.scheme == row.baseline:
+        return "baseline" if row.n else "–"
+    return with_interval(row.difference, row.difference_low, row.difference_high, decimals(row))
 
 
-def moderated_difference(row: Row) -> str:
+def moderated_difference(row: ComparisonRow) -> str:
     """The difference of the means under variances moderated by the spreads of all schemes."""
-    ends = {f"m{end}": row[f"moderated{end}"] for end in ("_low", "_high")}
-    return with_interval({"m": row["moderated_difference"], **ends}, "m", 3)
+    return with_interval(row.moderated_difference, row.moderated_low, row.moderated_high)
 
 
-def with_interval(row: Row, name: str, digits: int) -> str:
-    """A signed value and its 95 % interval: −0.021 (−0.030 to −0.012)."""
-    value, low, high = (row[f"{name}{end}"] for end in ("", "_low", "_high"))
-    if value is None:
-        return "–"
-    return signed(value, digits) + ("" if low is None else f" ({interval(low, high, digits)})")
-
-
-def verdict(row: Row) -> str:
+def verdict(row: ComparisonRow) -> str:
     """Resolved if 0 lies outside the interval, by itself and as one of its family."""
-    if row["scheme"] == row["baseline"] or row["difference"] is None:
+    if row.scheme == row.baseline or row.difference is None:
         return "–"
-    if row["resolved"]:
-        return "resolved" if significant(row["p_holm"]) else "resolved, not after Holm"
-    return f"equal within {row['margin']:g}" if row["equal"] else "not resolved"
+    if row.resolved:
+        return "resolved" if significant(row.p_holm) else "resolved, not after Holm"
+    return f"equal within {row.margin:g}" if row.equal else "not resolved"
 
 
-def chances(row: Row, name: str = "p") -> str:
-    """p of the difference by itself, and adjusted by Holm for its family."""
-    return "–" if row[name] is None else f"{row[name]:.2g}, {row[f'{name}_holm']:.2g}"
+def chances(p: float | None, p_holm: float | None) -> str:
+    """p by itself, and adjusted by Holm for its family."""
+    return "–" if p is None else f"{p:.2g}, {p_holm:.2g}"
 
 
-def fitted_minimum(row: Row) -> str:
+def fitted_minimum(row: ComparisonRow) -> str:
     """The minimum of the parabola through all rates: loss, its standard error, and the rate; or why there is none."""
-    fit = row["fit"]
-    if not fit:
-        return "–"
-    if fit["loss"] is None:
-        return str(fit["problem"])
-    error = "" if fit["loss_error"] is None else f" ± {fit['loss_error']:.4f}"
-    return f"{fit['loss']:.4f}{error} at {fit['lr']:.2g}" + (f" ({fit['problem']})" if fit["problem"] else "")
+    if row.fit is None or row.fit.loss is None:
+        return "–" if row.fit is None else str(row.fit.problem)
+    doubt = f" ({row.fit.problem})" if row.fit.problem else ""
+    return f"{with_error(row.fit.loss, row.fit.loss_error)} at {row.fit.lr:.2g}{doubt}"
 
 
-def learning_rate(row: Row) -> str:
+def learning_rate(row: ComparisonRow) -> str:
     """The best learning rate, and where it lies in the grid that was tried."""
-    if row["lr"] is None:
+    if row.lr is None:
         return "–"
-    return f"{rate(row['lr'])} " + {True: "interior", False: "edge", None: "untuned"}[row["lr_interior"]]
+    return f"{rate(row.lr)} " + {True: "interior", False: "edge", None: "untuned"}[row.lr_interior]
 
 
-def count_spikes(row: Row) -> str:
+def count_spikes(row: ComparisonRow) -> str:
     """Spikes of the loss / of the gradient norm; in brackets those that other runs do not have at the same batch."""
-    if not row["n"]:
-        return "–"
-    apart = {kind: row.get(f"{kind}_apart") for kind in ("spikes", "grad_spikes")}
-    return " / ".join(f"{row[kind]}" + ("" if own is None else f" ({own})") for kind, own in apart.items())
+    kinds = ((row.spikes, row.spikes_apart), (row.grad_spikes, row.grad_spikes_apart))
+    return " / ".join(f"{n}" + ("" if apart is None else f" ({apart})") for n, apart in kinds) if row.n else "–"
 
 
-def number(row: Row, key: str, form: str) -> str:
+def formatted(value: float | None, form: str) -> str:
+    """The value in a format of Python, a dash where there is none."""
+    return "–" if value is None else format(value, form)
+
+
+def number(row: Mapping[str, Any], key: str, form: str) -> str:
     """The value of a column in a format of Python, a dash where there is none."""
-    return "–" if row.get(key) is None else format(row[key], form)
+    return formatted(row.get(key), form)
 
 
 class Column(NamedTuple):
     """A column of the comparison: heading, cell, and if the narrower table of the terminal has it."""
 
     title: str
-    cell: Callable[[Row], str]
+    cell: Callable[[ComparisonRow], str]
     terminal: bool = True
 
 
 COLUMNS = (
-    Column("scheme", lambda row: str(row["scheme"])),
-    Column("n", lambda row: str(row["n"])),
+    Column("scheme", lambda row: row.scheme),
+    Column("n", lambda row: str(row.n)),
     Column("val loss", spread),
     Column("difference (95 %)", paired_difference),
-    Column("p, Holm", chances),
+    Column("p, Holm", lambda row: chances(row.p, row.p_holm)),
     Column("moderated (95 %)", moderated_difference, terminal=False),
     Column("verdict", verdict, terminal=False),
     Column("lr", learning_rate),
     Column("fitted minimum", fitted_minimum, terminal=False),
-    Column("bits/byte", lambda row: number(row, "val_bpb_mean", ".4f"), terminal=False),
-    Column("accuracy", lambda row: number(row, "val_accuracy_mean", ".1%"), terminal=False),
-    Column("memory", lambda row: memory(row["peak_memory_bytes"]), terminal=False),
-    Column("parameters", lambda row: si(row["parameters"]), terminal=False),
+    Column("bits/byte", lambda row: formatted(row.val_bpb_mean, ".4f"), terminal=False),
+    Column("accuracy", lambda row: formatted(row.val_accuracy_mean, ".1%"), terminal=False),
+    Column("memory", lambda row: memory(row.peak_memory_bytes), terminal=False),
+    Column("parameters", lambda row: si(row.parameters), terminal=False),
     Column("spikes", count_spikes, terminal=False),
     Column("not finished", lambda row: endings(row) or "0", terminal=False),
 )

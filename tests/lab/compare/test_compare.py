@@ -108,7 +108,7 @@ def test_failed_runs_that_nobody_asks_for_again_are_named_apart(processes: Any, 
     second = compare(out, "--schemes", "pre", "--seeds", 1)
     assert (second.status, second.err) == (0, "")
     assert "runs of earlier commands that did not finish: post-lr0.005-seed0" in second.out
-    assert {run["run"]: run["asked"] for run in results(out)["runs"]} == {
+    assert {run["run"]: run["requested"] for run in results(out)["runs"]} == {
         "pre-lr0.005-seed0": True, "post-lr0.005-seed0": False,
     }  # fmt: skip
 
@@ -323,18 +323,14 @@ def test_the_baseline_of_a_folder_stays_unless_it_is_named_behind_another(tmp_pa
             write_json(folder / "summary.json", {"scheme": scheme, "status": status})
 
     assert lab.order_schemes(tmp_path, ["post", "pre"]) == ["post", "pre"]
-    (tmp_path / "config.yaml").write_text("schemes: [pre, 'geonorm(alpha=1, decay=sqrt)']")  # stopped before results
-    assert lab.order_schemes(tmp_path, ["post"]) == ["post"]  # and before a run: nothing to be compared with
+    write_json(tmp_path / "results.json", {"order": ["pre", "geonorm(decay=sqrt)"]})
     finish("pre", status="diverged")
-    assert lab.order_schemes(tmp_path, ["post"]) == ["post"]
-    write_json(tmp_path / "runs" / "pre" / "summary.json", {"scheme": "pre", "status": "finished"})
+    assert lab.order_schemes(tmp_path, ["post"]) == ["post"]  # nothing to be compared with
     finish("geonorm(decay=sqrt)")
+    assert lab.order_schemes(tmp_path, ["post"]) == ["geonorm(decay=sqrt)", "post"]
+    write_json(tmp_path / "runs" / "pre" / "summary.json", {"scheme": "pre", "status": "finished"})
     assert lab.order_schemes(tmp_path, ["post"]) == ["pre", "geonorm(decay=sqrt)", "post"]
     assert lab.order_schemes(tmp_path, ["post", "pre"]) == ["post", "pre", "geonorm(decay=sqrt)"]
-    (tmp_path / "config.yaml").write_text("schemes: [post]")
-    finish("peri", "post")
-    write_json(tmp_path / "results.json", {"schemes": [{"scheme": "pre"}, {"scheme": "peri"}]})
-    assert lab.order_schemes(tmp_path, ["nag"]) == ["pre", "peri", "post", "nag"]
-    for damaged in ("[]", '{"schemes": 1}', '{"schemes": [1]}', '{"order": [[1]]}', "{"):
+    for damaged in ("[]", '{"order": 1}', '{"order": [[1]]}', "{"):
         (tmp_path / "results.json").write_text(damaged)
-        assert lab.order_schemes(tmp_path, ["peri"]) == ["post", "peri"]
+        assert lab.order_schemes(tmp_path, ["peri"]) == ["peri"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ import geonorm
 from geonorm import report
 from geonorm.errors import CheckpointError, ConfigError
 from geonorm.lab.compare import ladder_config as rule
-from geonorm.lab.compare.ladder import about, check_sizes, count, outline, run_config
+from geonorm.lab.compare.ladder import about, check_rungs, count_parameters, ladder_run, outline
 from geonorm.lab.compare.ladder_config import LadderConfig, Size
 from geonorm.lab.config import Optim, TrainConfig
 from geonorm.lab.plan import looked_up
+from geonorm.lab.runs.records import Summary
 from geonorm.lab.statistics.speedup import judge_ladder
 from geonorm.report.comparison import load_comparison
 from geonorm.report.style import si
@@ -51,10 +53,10 @@ def test_rates_of_roles_that_do_not_depend_on_the_width_stay() -> None:
     width = geonorm.models.preset("nano").width
     for ratio in (0.5, 1, 2):
         size = Size(4, int(ratio * width), 4, 32, 4, (100,), 1e-2 / ratio)
-        run = run_config(config, size, "pre", 1.0, 0, 0)
+        run = ladder_run(config, size, "pre", 1.0, 0, 0)
         assert run.optim.multipliers == {"embed": 16 * ratio, "head": 2}
         assert run.lr * run.optim.multipliers["embed"] == pytest.approx(0.16)
-    assert run_config(replace(config, optim=Optim()), size, "pre", 1.0, 0, 0).optim.rates == []
+    assert ladder_run(replace(config, optim=Optim()), size, "pre", 1.0, 0, 0).optim.rates == []
 
 
 def test_end_to_end_and_extension(
@@ -70,7 +72,8 @@ def test_end_to_end_and_extension(
         p.name for p in out.iterdir()
     }
     found = results(out)
-    assert set(found) == {"command", "data", "runs", "baseline", "points", "speedups", "trends", "fits"}
+    tables = {"points", "speedups", "trends", "fits"}
+    assert set(found) == {"command", "order", "data", "runs", "baseline", *tables}
     assert found["command"][:2] == ["geonorm", "ladder"] and found["baseline"] == "pre"
     assert [(row["tokens"], row["scheme"], row["n"]) for row in found["points"]] == [
         (tokens, scheme, 2) for tokens in (320, 640) for scheme in ("pre", "geonorm(decay=sqrt)")
@@ -137,22 +140,22 @@ def test_one_integer_sets_a_size_and_each_part_can_be_said() -> None:
 def test_a_folder_has_one_size_of_a_depth_and_width(tmp_path: Path) -> None:
     """Else runs of both would count as budgets of one."""
 
-    def given(*depth: str, **more: Any) -> tuple[LadderConfig, list[Size]]:
+    def rungs(*depth: str, **more: Any) -> tuple[LadderConfig, list[Size]]:
         config = LadderConfig(depth=list(depth), budgets=["100k"], out=str(tmp_path), **more)
-        return config, [config.size(text, lambda shape: count(config, config.schemes[0], shape)) for text in depth]
+        return config, [config.size(text, partial(count_parameters, config.shape(config.schemes[0]))) for text in depth]
 
-    config, (size,) = given("4")
-    run = run_config(config, size, "pre", 1.0, 0, 0)
+    config, (size,) = rungs("4")
+    run = ladder_run(config, size, "pre", 1.0, 0, 0)
     Path(run.out).mkdir(parents=True)
     for folder, settings in ((tmp_path, config), (Path(run.out), run)):
         (folder / "config.yaml").write_text(yaml.safe_dump(to_dict(settings)))
-    check_sizes(*given("4", "8"))
-    check_sizes(*given("4:lr=1e-3", rates=[1.0, 2.0]))
+    check_rungs(*rungs("4", "8"))
+    check_rungs(*rungs("4:lr=1e-3", rates=[1.0, 2.0]))
     for other in ("4:hidden=100", "4:heads=2", "4:batch_size=2"):
         with pytest.raises(CheckpointError, match=r"holds runs of another size d4w64 \(heads 4, hidden 172, batch"):
-            check_sizes(*given(other))
+            check_rungs(*rungs(other))
         with pytest.raises(ConfigError, match=f"--depth {other} is another size d4w64"):
-            check_sizes(*given("4", other))
+            check_rungs(*rungs("4", other))
 
 
 @each("name, tables", [("nano", 1), ("nano-gpt2", 0.125), ("modern", 3)])
@@ -255,10 +258,10 @@ def test_a_planted_speedup_is_recovered_in_real_training(call: Any, tmp_path: Pa
     assert len(runs) == seeds * 6
     base = [runs[steps, seed] for steps in budgets for seed in range(seeds)]
     planted = [
-        {**runs[longer, seed], "scheme": "planted", "planned_tokens": steps * 512}
+        runs[longer, seed] | {"scheme": "planted", "planned_tokens": steps * 512}
         for steps, longer in budgets.items()
         for seed in range(seeds)
     ]
-    (row,) = judge_ladder([*base, *planted], "pre")["speedups"]
+    (row,) = judge_ladder(list(map(Summary.read, [*base, *planted])), "pre")["speedups"]
     assert row["speedup_low"] <= 1.25 <= row["speedup_high"], row
     assert row["speedup_low"] > 1 and row["speedup_high"] < 1.6, row

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import inf, isclose, log, sqrt
 from typing import Any
 
@@ -43,7 +44,9 @@ def valley(best: float, embed: float = 1.0) -> Loss:
 def tuned(loss: Loss, **settings: Any) -> tuple[Rates | None, FakeExecutor]:
     executor = FakeExecutor(loss)
     config = CompareConfig(**{"schemes": ["pre"], "lrs": [1e-3, 2e-3, 4e-3], "tune": True, "steps": 10, **settings})
-    return tune(executor, config, ["pre"]).get("pre"), executor  # type: ignore[arg-type]
+    embed = config.optim.multipliers.get("embed")
+    best = tune(executor, partial(run_config, config), ["pre"], config.lrs, embed, config.tune)  # type: ignore[arg-type]
+    return best.get("pre"), executor
 
 
 @each("best", [2e-3, 1.6e-2, 2.5e-4, 3e-3])

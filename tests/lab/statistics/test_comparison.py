@@ -56,15 +56,6 @@ def test_seeds_needed_matches_published_tables(effect: float, expected: int) -> 
     assert seeds_needed(effect + np.array([-1.0, 0.0, 1.0])) == expected
 
 
-@settings(deadline=None)
-@given(st.floats(0.01, 50), st.floats(1.01, 4))
-def test_seeds_needed_falls_as_the_effect_grows(effect: float, factor: float) -> None:
-    spread = np.array([-1.0, 0.0, 1.0])
-    small, large = seeds_needed(effect + spread), seeds_needed(effect * factor + spread)
-    assert small is not None and large is not None
-    assert 2 <= large <= small <= SEED_CAP + 1
-
-
 def test_seeds_needed_says_nothing_where_nothing_can_be_said() -> None:
     assert seeds_needed([0.1]) is None
     assert seeds_needed([0.1, 0.1]) is None
@@ -94,12 +85,12 @@ def test_aggregate_pairs_by_seed() -> None:
     runs = [summary("pre", s, 3.0 + s) for s in range(3)]
     runs += [summary("geo", s, 2.9 + s + 0.001 * s) for s in (2, 0, 1)]
     base, geo = aggregate(runs)
-    assert (base["scheme"], base["difference"], base["difference_low"]) == ("pre", 0.0, None)
-    assert geo["difference"] == pytest.approx(-0.099) and geo["resolved"] and geo["pairs"] == 3
-    assert geo["difference_low"] < geo["difference"] < geo["difference_high"] < 0
-    assert geo["val_loss_std"] == pytest.approx(1.001)  # far wider than the paired difference
-    assert geo["spikes"] == 3 and geo["grad_spikes"] == 6 and geo["failed"] == 0
-    assert geo["spikes_apart"] is None  # these runs do not say where
+    assert (base.scheme, base.difference, base.difference_low) == ("pre", 0.0, None)
+    assert geo.difference == pytest.approx(-0.099) and geo.resolved and geo.pairs == 3
+    assert geo.difference_low < geo.difference < geo.difference_high < 0
+    assert geo.val_loss_std == pytest.approx(1.001)  # far wider than the paired difference
+    assert geo.spikes == 3 and geo.grad_spikes == 6 and geo.failed == 0
+    assert geo.spikes_apart is None  # these runs do not say where
 
 
 def test_spikes_of_the_batch_are_told_apart_by_all_finished_runs() -> None:
@@ -109,24 +100,24 @@ def test_spikes_of_the_batch_are_told_apart_by_all_finished_runs() -> None:
     runs += [summary("geo", 0, 3.9, 2e-3, steps=50, spike_steps=[7], grad_spike_steps=[9])]
     runs += [summary("geo", 0, None, 4e-3, steps=50, spike_steps=[8], grad_spike_steps=[9], status="diverged")]
     pre, geo = aggregate(runs)
-    assert (pre["spikes_apart"], pre["grad_spikes_apart"]) == (0, 2)
-    assert (geo["lr"], geo["spikes_apart"], geo["grad_spikes_apart"]) == (1e-3, 1, 0)
+    assert (pre.spikes_apart, pre.grad_spikes_apart) == (0, 2)
+    assert (geo.lr, geo.spikes_apart, geo.grad_spikes_apart) == (1e-3, 1, 0)
 
 
 def test_a_seed_that_was_run_twice_is_one_observation() -> None:
     runs = [summary(scheme, s, loss + 0.01 * s) for scheme, loss in (("pre", 3.0), ("geo", 2.9)) for s in range(3)]
     for once, twice in zip(aggregate(runs), aggregate(runs * 2), strict=True):
         for key in ("n", "val_loss_mean", "val_loss_std", "val_loss_low", "moderated_low", "moderated_p"):
-            assert twice[key] == once[key], key
+            assert getattr(twice, key) == getattr(once, key), key
     noisy = [summary("pre", s, 3 + (i - 1.2) ** 2 + 0.01 * s, 1e-3 * 2**i) for i in range(4) for s in range(3)]
-    assert aggregate(noisy * 2)[0]["fit"] == aggregate(noisy)[0]["fit"] is not None
+    assert aggregate(noisy * 2)[0].fit == aggregate(noisy)[0].fit is not None
 
 
 def test_a_run_that_finished_without_a_loss_has_diverged_for_the_choice_of_a_rate_too() -> None:
     runs = [summary("pre", s, 3.0, 1e-3) for s in range(2)]
     runs += [summary("pre", 0, 2.5, 1e-2), summary("pre", 1, math.nan, 1e-2)]
     (row,) = aggregate(runs)
-    assert row["lr"] == 1e-3 and row["statuses"] == {"finished": 3, "diverged": 1}
+    assert row.lr == 1e-3 and row.statuses == {"finished": 3, "diverged": 1}
 
 
 def test_aggregate_chooses_each_schemes_best_learning_rate() -> None:
@@ -134,17 +125,17 @@ def test_aggregate_chooses_each_schemes_best_learning_rate() -> None:
     runs = [summary("pre", s, loss, lr) for lr, loss in losses.items() for s in range(2)]
     runs += [summary("geo", s, -math.log(lr), lr) for lr in losses for s in range(2)]
     pre, geo = aggregate(runs)
-    assert pre["lr"] == 1e-3 and pre["lr_interior"] is True and pre["lrs"] == pytest.approx(losses)
-    assert geo["lr"] == 1e-2 and geo["lr_interior"] is False
-    assert aggregate([summary("pre", 0, 3.0)])[0]["lr_interior"] is None
+    assert pre.lr == 1e-3 and pre.lr_interior is True and pre.lrs == pytest.approx(losses)
+    assert geo.lr == 1e-2 and geo.lr_interior is False
+    assert aggregate([summary("pre", 0, 3.0)])[0].lr_interior is None
 
 
 def test_tuning_runs_decide_the_rate_and_stay_out_of_the_mean() -> None:
     tune = [summary("pre", 0, loss, lr, phase="tune") for lr, loss in [(1e-4, 3.3), (1e-3, 2.9), (1e-2, 3.0)]]
     final = [summary("pre", s, 3.1, 1e-3, phase="final") for s in range(3)]  # above the runner-up's tuning run
     row = aggregate(tune + final)[0]
-    assert row["lr"] == 1e-3 and row["n"] == 3 and row["val_loss_mean"] == pytest.approx(3.1)
-    assert row["lrs"][1e-3] == 2.9 and row["lr_interior"] is True
+    assert row.lr == 1e-3 and row.n == 3 and row.val_loss_mean == pytest.approx(3.1)
+    assert row.lrs[1e-3] == 2.9 and row.lr_interior is True
 
 
 def test_a_rate_is_chosen_among_losses_of_one_length() -> None:
@@ -152,15 +143,15 @@ def test_a_rate_is_chosen_among_losses_of_one_length() -> None:
     runs = [summary("pre", 0, loss, lr, phase="tune") for lr, loss in [(1e-3, 3.2), (4e-3, 3.3)]]
     runs += [summary("pre", 0, 2.8, 1e-3), summary("pre", 0, 2.9, 2e-3)]
     row = aggregate(runs)[0]
-    assert row["lr"] == 1e-3 and row["lr_interior"] is False and row["lrs"] == {1e-3: 2.8, 2e-3: 2.9}
+    assert row.lr == 1e-3 and row.lr_interior is False and row.lrs == {1e-3: 2.8, 2e-3: 2.9}
 
 
 def test_tuning_runs_do_not_hide_that_every_final_run_diverged() -> None:
     tune = [summary("pre", 0, 3.0 + lr, lr, phase="tune") for lr in (1e-3, 1e-2)]
     final = [summary("pre", seed, None, status="diverged", phase="final") for seed in range(2)]
     row = aggregate(tune + final)[0]
-    assert row["n"] == 0 and row["val_loss_mean"] is None and row["failed"] == 2
-    assert aggregate(tune)[0]["n"] == 0  # tuned so far: a shorter run never stands in for a final one
+    assert row.n == 0 and row.val_loss_mean is None and row.failed == 2
+    assert aggregate(tune)[0].n == 0  # tuned so far: a shorter run never stands in for a final one
 
 
 def test_runs_that_failed_are_counted_and_a_lucky_survivor_does_not_choose_the_rate() -> None:
@@ -168,17 +159,17 @@ def test_runs_that_failed_are_counted_and_a_lucky_survivor_does_not_choose_the_r
     runs += [summary("pre", 0, 2.5, 1e-2), summary("pre", 1, None, 1e-2, status="diverged")]
     runs += [summary("geo", 0, math.nan), summary("geo", 1, None, status="interrupted")]
     pre, geo = aggregate(runs)
-    assert pre["lr"] == 1e-3 and pre["failed"] == 1
-    assert geo["n"] == 0 and geo["failed"] == 2 and geo["val_loss_mean"] is None and geo["difference"] is None
-    assert geo["statuses"] == {"diverged": 1, "interrupted": 1}
+    assert pre.lr == 1e-3 and pre.failed == 1
+    assert geo.n == 0 and geo.failed == 2 and geo.val_loss_mean is None and geo.difference is None
+    assert geo.statuses == {"diverged": 1, "interrupted": 1}
 
 
 def test_aggregate_takes_another_baseline_and_makes_no_cost_of_speeds() -> None:
     """Runs that share a machine slow one another: 80 tokens/s against 100 says nothing about the schemes."""
     runs = [summary("pre", 0, 3.0), summary("geo", 0, 2.9, tokens_per_second=80.0)]
     pre, geo = aggregate(runs, baseline="geo")
-    assert geo["difference"] == 0.0 and pre["difference"] == pytest.approx(0.1)
-    assert pre["step_cost"] is None and not pre["resolved"] and pre["seeds_needed"] is None
+    assert geo.difference == 0.0 and pre.difference == pytest.approx(0.1)
+    assert pre.step_cost is None and not pre.resolved and pre.seeds_needed is None
     with pytest.raises(ValueError, match="no run of the baseline"):
         aggregate(runs, baseline="post")
     assert aggregate([]) == []
@@ -189,9 +180,9 @@ def test_a_baseline_that_may_be_absent_leaves_no_difference_to_another_scheme() 
         summary(scheme, seed, loss + seed / 50) for scheme, loss in (("geo", 3.0), ("peri", 2.9)) for seed in (0, 1)
     ]
     for row in aggregate(runs, "pre", absent=True):
-        assert row["baseline"] == "pre" and row["difference"] is None and row["p"] is None and not row["pairs"]
-        assert row["moderated_difference"] is None and row["val_loss_mean"] == pytest.approx(
-            3.01 if row["scheme"] == "geo" else 2.91
+        assert row.baseline == "pre" and row.difference is None and row.p is None and not row.pairs
+        assert row.moderated_difference is None and row.val_loss_mean == pytest.approx(
+            3.01 if row.scheme == "geo" else 2.91
         )
 
 
@@ -204,13 +195,13 @@ def test_runs_of_two_lengths_are_not_averaged() -> None:
         for seed in range(3)
     ]
     pre, geo = aggregate(runs)
-    assert geo["difference"] == pytest.approx(-0.05) and (pre["n"], geo["n"], geo["tokens"]) == (3, 3, 8000)
+    assert geo.difference == pytest.approx(-0.05) and (pre.n, geo.n, geo.tokens) == (3, 3, 8000)
 
 
 def test_a_seed_without_a_partner_is_left_out_of_the_pairs_only() -> None:
     runs = [summary("pre", s, 3.0) for s in (0, 1)] + [summary("geo", s, 2.9) for s in (0, 1, 2)]
     geo = aggregate(runs)[1]
-    assert geo["n"] == 3 and geo["pairs"] == 2
+    assert geo.n == 3 and geo.pairs == 2
 
 
 def test_a_rate_is_chosen_by_the_seeds_that_rates_share() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
-from geonorm.lab.runs.records import Summary
+from geonorm.lab.runs.records import MetricRow, Summary
 from geonorm.lab.statistics.spikes import count_apart, find_spikes, spikes
 
 
@@ -40,9 +40,10 @@ def test_spikes_never_falls_for_a_drop(values: list[float], scale: float, shift:
 
 def test_steps_of_spikes_stand_beside_their_number() -> None:
     """Steps are logged from 1; a loss that is not finite is a spike of the loss alone."""
-    rows: list[dict[str, Any]] = [{"step": n + 1, "loss": 3 + 0.1 * (n % 7), "grad_norm": 1.0} for n in range(60)]
+    rows: list[Any] = [{"step": n + 1, "loss": 3 + 0.1 * (n % 7), "grad_norm": 1.0} for n in range(60)]
     rows[40]["loss"], rows[50]["loss"] = 9.0, None
     rows[40]["grad_norm"] = 4.0
+    rows = [MetricRow.read(row) for row in rows]
     assert find_spikes(rows) == {
         "spikes": 2, "spike_steps": [41, 51], "grad_spikes": 1, "grad_spike_steps": [41],
     }  # fmt: skip

@@ -18,7 +18,7 @@ from typing import Any
 
 from ...errors import ConfigError, GeonormError, cause
 from ...settings import from_dict
-from ..config import Grid, TrainConfig
+from ..config import Ray, Runtime, Slurm, TrainConfig
 from ..train.loop import Interrupted, train
 from .executors import Executor, Job, Say, done, last_line, steps_made
 
@@ -39,8 +39,8 @@ class RunFailed(Exception):
 class RayExecutor(Executor):
     """Every run is a task in a worker process of its own."""
 
-    def __init__(self, out: Path, config: Grid, say: Say, live: bool) -> None:
-        super().__init__(out, config, say, live)
+    def __init__(self, out: Path, runtime: Runtime, jobs: int | None, say: Say, live: bool, settings: Ray) -> None:
+        super().__init__(out, runtime, jobs, say, live)
         try:
             import ray
         except ImportError:
@@ -49,21 +49,21 @@ class RayExecutor(Executor):
         self.joined = not ray.is_initialized()
         if self.joined:
             try:
-                ray.init(address=config.ray.address, log_to_driver=False, logging_level=logging.ERROR)
+                ray.init(address=settings.address, log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, ValueError, RuntimeError) as error:
-                where = config.ray.address or "the default address"
+                where = settings.address or "the default address"
                 raise ConfigError(f"no Ray cluster at {where}: {cause(error)}") from None
-        some = config.runtime.device != "cpu" and ray.cluster_resources().get("GPU", 0)
-        gpus = config.ray.gpus if config.ray.gpus is not None else float(bool(some))
+        some = runtime.device != "cpu" and ray.cluster_resources().get("GPU", 0)
+        gpus = settings.gpus if settings.gpus is not None else float(bool(some))
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        for what, wanted in (("CPU", float(config.runtime.threads)), ("GPU", gpus)):
+        for what, wanted in (("CPU", float(runtime.threads)), ("GPU", gpus)):
             if not any(not wanted or node.get(what, 0) >= wanted for node in nodes):
                 self.close()
                 message = f"a run needs {wanted:g} {what} of one node, and no node of the Ray cluster has as many"
                 raise ConfigError(message)
-        self.jobs = config.jobs or int(max(1, ray.cluster_resources().get("CPU", 1) // config.runtime.threads))
+        self.jobs = jobs or int(max(1, ray.cluster_resources().get("CPU", 1) // runtime.threads))
         self.task = ray.remote(
-            num_cpus=config.runtime.threads, num_gpus=gpus, max_retries=RETRIES, retry_exceptions=[RunFailed],
+            num_cpus=runtime.threads, num_gpus=gpus, max_retries=RETRIES, retry_exceptions=[RunFailed],
             max_calls=1,  # a process of its own for every run: nothing of one stays in the memory of a GPU
         )(train_one)  # fmt: skip
 
@@ -90,23 +90,22 @@ class RayExecutor(Executor):
 class SubmititExecutor(Executor):
     """Every run is a job of SLURM."""
 
-    def __init__(self, out: Path, config: Grid, say: Say, live: bool) -> None:
-        super().__init__(out, config, say, live)
+    def __init__(self, out: Path, runtime: Runtime, jobs: int | None, say: Say, live: bool, slurm: Slurm) -> None:
+        super().__init__(out, runtime, jobs, say, live)
         try:
             import submitit
         except ImportError:
             raise ConfigError("submitit is missing: pip install 'geonorm[cluster]', or --launcher local") from None
         self.failed_job, self.executor = submitit.core.utils.FailedJobError, submitit.AutoExecutor(out / "jobs")
-        self.jobs = config.jobs or (1 if self.executor.cluster == "local" else MANY)
-        slurm = config.slurm
-        gpus = slurm.gpus if slurm.gpus is not None else int(config.runtime.device.startswith("cuda"))
+        self.jobs = jobs or (1 if self.executor.cluster == "local" else MANY)
+        gpus = slurm.gpus if slurm.gpus is not None else int(runtime.device.startswith("cuda"))
         before = [shlex.join(["export", *(f"{name}={value}" for name, value in self.variables().items())])]
         before += [slurm.setup] if slurm.setup else []
         self.executor.update_parameters(
             name=f"geonorm-{out.absolute().name}".replace(" ", "_"),
             timeout_min=slurm.time,
             tasks_per_node=max(1, gpus),
-            cpus_per_task=config.runtime.threads,
+            cpus_per_task=runtime.threads,
             gpus_per_node=gpus or None,
             slurm_signal_delay_s=GRACE,
             slurm_setup=before,

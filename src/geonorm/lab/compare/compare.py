@@ -7,15 +7,16 @@ Finished runs are kept and skipped, so the same command goes on where it was sto
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...devices import pick_device
 from ...errors import CheckpointError, ConfigError
-from ...schemes import parse, stored
+from ...schemes import parse
 from ...settings import check_unused, from_dict, to_dict
 from ..config import CompareConfig, Grid, Ray, Slurm, TrainConfig
 from ..distributed.ranks import ALONE
@@ -32,7 +33,7 @@ from ..runs.folder import (
     write_settings,
 )
 from ..runs.provenance import Provenance
-from ..runs.records import Summary
+from ..runs.records import Record, Summary
 from ..statistics.comparison import aggregate
 from ..train.text import load_text
 from .executors import Executor, LocalExecutor, Say, outcome
@@ -78,119 +79,113 @@ def run_comparison(
     run that fails stops no other: its status says so, and the next call tries it again.
     """
     schemes = [str(parse(scheme)) for scheme in config.schemes]
-    runs = [run_config(config, scheme, Rates(lr), 0) for lr in config.lrs for scheme in schemes]
-    check_folders(runs)
-    with begin_study(config, runs[: len(schemes)], say, live) as study:
+    make_run = partial(run_config, config)
+    samples = [make_run(scheme, Rates(lr), 0) for lr in config.lrs for scheme in schemes]
+    check_folders(samples)
+    with begin_study(config, samples[: len(schemes)], say, live) as study:
         recipes = {scheme: parse(scheme).recipe() if config.recipe == "own" else {} for scheme in schemes}
         best = {scheme: Rates(recipe["lr"]) for scheme, recipe in recipes.items() if "lr" in recipe}
         others = [scheme for scheme in schemes if scheme not in best]
-        if config.tune or len(config.lrs) > 1:
-            best |= tune(study.executor, config, others)
+        if config.tune:
+            best |= tune(study.executor, make_run, others, config.lrs, config.optim.multipliers.get("embed"))
+        elif len(config.lrs) > 1:
+            best |= tune(study.executor, make_run, others, config.lrs, extend=False)
         else:
             best |= dict.fromkeys(others, Rates(config.lrs[0]))
-        seeds = range(config.seeds)
-        study.executor.run([run_config(config, s, best[s], seed) for seed in seeds for s in schemes if s in best])
-        return study.write_results(command)
+        study.executor.run([make_run(s, best[s], seed) for seed in range(config.seeds) for s in schemes if s in best])
+        runs = [summary for _, summary in study.read_runs()]
+        tables: dict[str, Sequence[Record]] = {"schemes": aggregate(runs), "tuning": tuning_rows(runs)}
+        return study.write_results(runs, {name: [row.row() for row in rows] for name, rows in tables.items()}, command)
 
 
 @dataclass
-class Study:
-    """A comparison or ladder that is being made."""
+class StudyFolder:
+    """The folder of a comparison or ladder that is being made."""
 
-    config: Grid
+    out: Path
+    verb: str
     executor: Executor
-    schemes: list[str]
-    """Those of this command, as they write themselves."""
     order: list[str]
     """All schemes of the folder, the baseline first."""
 
     def read_runs(self) -> list[tuple[TrainConfig, Summary]]:
-        """Every run in the folder, and those asked for that left nothing: settings, and summary with the name of the
-        run and whether it was asked for this time. Runs of schemes that are not come last."""
-        runs = {Path(config.out).name: config for config in self.executor.requested}
-        requested = set(runs)
-        for folder in sorted(path.parent for path in Path(self.config.out).glob("runs/*/config.yaml")):
-            runs[folder.name] = replace(RunFolder(folder).config(), out=str(folder))  # the folder may have been moved
-        schemes = dict.fromkeys([*self.order, *(config.scheme for config in self.executor.requested)])
-        order = {scheme: place for place, scheme in enumerate(schemes)}
-        found = []
-        for name, config in runs.items():
+        """Every run in the folder, and requested ones that left nothing: settings, and summary with the name of the
+        run and whether it was requested this time. Runs of schemes that are not come last."""
+        configs = {Path(config.out).name: config for config in self.executor.requested}
+        requested = set(configs)
+        for folder in sorted(path.parent for path in self.out.glob("runs/*/config.yaml")):
+            configs[folder.name] = replace(RunFolder(folder).config(), out=str(folder))  # the folder may have moved
+        schemes = list(dict.fromkeys([*self.order, *(config.scheme for config in self.executor.requested)]))
+        runs = []
+        for name, config in configs.items():
             summary = outcome(config)
-            summary.run, summary.asked = name, name in requested
-            found.append((config, summary))
-        return sorted(found, key=lambda run: (order.get(run[1].scheme, len(order)), run[1].run))
+            summary.run, summary.requested = name, name in requested
+            place = schemes.index(summary.scheme) if summary.scheme in schemes else len(schemes)
+            runs.append((place, name, config, summary))
+        return [(config, summary) for *_, config, summary in sorted(runs, key=lambda run: run[:2])]
 
-    def write_results(self, command: list[str] | None) -> dict[str, Any]:
-        """Write results.json. The first scheme of the order is the baseline."""
-        runs = [summary for _, summary in self.read_runs()]
-        results = {
-            "command": command or self.repeat_command(),
-            "order": self.order,
-            "runs": [run.row() for run in runs],
-            "schemes": [row.row() for row in aggregate(runs)],
-            "tuning": [row.row() for row in tuning_rows(runs)],
-        }
-        write_json(Path(self.config.out) / "results.json", results)
+    def write_results(
+        self, runs: Sequence[Summary], tables: Mapping[str, Any], command: list[str] | None
+    ) -> dict[str, Any]:
+        """Write results.json and return its content. Without a command, the one that goes on from the folder."""
+        command = command or ["geonorm", self.verb, "--config", str(self.out / "config.yaml")]
+        results = {"command": command, "order": self.order, "runs": [run.row() for run in runs], **tables}
+        write_json(self.out / "results.json", results)
         return results
-
-    def repeat_command(self) -> list[str]:
-        """The command that goes on with it, from its folder."""
-        return ["geonorm", self.config.verb, "--config", str(Path(self.config.out) / "config.yaml")]
 
 
 @contextmanager
-def begin_study(config: Grid, samples: list[TrainConfig], say: Say, live: bool) -> Iterator[Study]:
+def begin_study(config: Grid, samples: list[TrainConfig], say: Say, live: bool) -> Iterator[StudyFolder]:
     """Check all that can be known before anything is written, then lock the folder. `samples`: a run of each scheme,
     for each size there is."""
-    out = Path(config.out)
-    if config.launcher == "local" or not config.runtime.device.startswith("cuda"):  # elsewhere there may be GPUs
-        device = pick_device(config.runtime.device)
-        for sample in samples if config.launcher == "local" and device.type == "cpu" else ():
-            check_memory(sample.shape(sample.scheme))
-    for sample in samples:
-        resolve(sample, None if config.launcher == "submitit" else ALONE)  # a job of Slurm may have several ranks
-    schemes = [str(parse(scheme)) for scheme in config.schemes]
-    for scheme in schemes:
-        if schemes.count(scheme) > 1:
-            raise ConfigError(f"--schemes names {scheme} twice")
-    check_directory(out, config)
+    out, settings = Path(config.out), to_dict(config)
+    check_samples(samples, config.launcher, config.runtime.device)
+    schemes = [str(parse(scheme)) for scheme in settings["schemes"]]
+    if repeated := [scheme for scheme in schemes if schemes.count(scheme) > 1]:
+        raise ConfigError(f"--schemes names {repeated[0]} twice")
+    check_directory(out, settings, type(config))
     # once, here: the runs find the tokens in the cache
     text = load_text(max(samples, key=lambda sample: sample.batch_size))
-    provenance = Provenance.of(config, text.sha256, text.fingerprint, dict.fromkeys(run.scheme for run in samples))
-    for settings in sorted((out / "runs").glob("*/config.yaml")):
-        provenance.check(settings.parent)
-    with closing(make_executor(out, config, say, live)) as executor, lock_folder(out):
+    provenance = Provenance.of(samples[0], text.sha256, text.fingerprint, dict.fromkeys(run.scheme for run in samples))
+    for folder in sorted((out / "runs").glob("*/config.yaml")):
+        provenance.check(folder.parent)
+    with closing(make_executor(config, say, live)) as executor, lock_folder(out):
         order = order_schemes(out, schemes)
         if order[0] != schemes[0]:
             executor.say(f"differences are to {order[0]}, as before; to change that, name it behind another scheme")
-        write_settings(out / "config.yaml", to_dict(config))
-        yield Study(config, executor, schemes, order)
+        write_settings(out / "config.yaml", settings)
+        yield StudyFolder(out, config.verb, executor, order)
 
 
-def make_executor(out: Path, config: Grid, say: Say, live: bool) -> Executor:
+def check_samples(samples: Sequence[TrainConfig], launcher: str, device: str) -> None:
+    """GeonormError where a run could not begin: its device is not there, its memory too small, its settings wrong."""
+    here = launcher == "local"
+    if here or not device.startswith("cuda"):  # elsewhere there may be GPUs
+        on_cpu = pick_device(device).type == "cpu"
+        for sample in samples if here and on_cpu else ():
+            check_memory(sample.shape(sample.scheme))
+    for sample in samples:
+        resolve(sample, None if launcher == "submitit" else ALONE)  # a job of Slurm may have several ranks
+
+
+def make_executor(config: Grid, say: Say, live: bool) -> Executor:
     """The executor of `config.launcher`. ConfigError if what it needs is not here; nothing is written yet."""
+    shared = Path(config.out), config.runtime, config.jobs, say, live
     if config.launcher == "local":
-        return LocalExecutor(out, config, say, live)
+        return LocalExecutor(*shared)
     from .clusters import RayExecutor, SubmititExecutor
 
-    return (RayExecutor if config.launcher == "ray" else SubmititExecutor)(out, config, say, live)
+    return RayExecutor(*shared, config.ray) if config.launcher == "ray" else SubmititExecutor(*shared, config.slurm)
 
 
 def order_schemes(out: Path, schemes: Sequence[str]) -> list[str]:
     """The order of tables, the baseline first. Those of this command lead, and what else has finished runs follows. But
     a command without the baseline only extends the folder: its schemes stand behind."""
-    if not (out / "config.yaml").exists():
-        return list(schemes)
-    results, before = read_object(out / "results.json"), []
-    with suppress(AttributeError, KeyError, TypeError):  # an edited file: runs are read from their own folders
-        rows = results.get("schemes") or results.get("points") or []
-        before = [results.get("baseline"), *(results.get("order") or [row["scheme"] for row in rows])]
-    for scheme in stored_settings(out).get("schemes", ()):  # of a command that was stopped before its results, too
-        with suppress(ConfigError):
-            before.append(str(parse(stored(scheme, None, str(out)))))
+    results = read_object(out / "results.json")
     summaries = [RunFolder(path.parent).summary() for path in sorted((out / "runs").glob("*/summary.json"))]
     finished = {run.scheme for run in summaries if run and run.status == "finished"}
-    before = [name for name in before if isinstance(name, str) and name in finished]
+    listed = results.get("order")
+    before = [name for name in listed if str(name) in finished] if isinstance(listed, list) else []
     extends = bool(before) and before[0] not in schemes
     return list(dict.fromkeys([*before, *schemes] if extends else [*schemes, *before]))
 
@@ -204,16 +199,16 @@ def check_folders(runs: Sequence[TrainConfig]) -> None:
             raise ConfigError(f"two runs would be one, {Path(run.out).name}, with {differs}: name only one of the two")
 
 
-def check_directory(out: Path, config: Grid) -> None:
+def check_directory(out: Path, settings: dict[str, Any], kind: type[Grid]) -> None:
     """CheckpointError, before anything is written, if `out` holds something else or runs with other settings."""
     if is_unused(out):
         return
-    settings = stored_settings(out) if (out / "config.yaml").exists() else {}
-    if "schemes" not in settings:
-        raise CheckpointError(f"{out} is not empty and holds no {config.noun}; choose another --out")
+    before = stored_settings(out) if (out / "config.yaml").exists() else {}
+    if "schemes" not in before:
+        raise CheckpointError(f"{out} is not empty and holds no {kind.noun}; choose another --out")
     try:
-        settings = to_dict(from_dict(type(config), settings))
+        before = to_dict(from_dict(kind, before))
     except (ConfigError, TypeError) as error:
-        raise CheckpointError(f"{out / 'config.yaml'} does not hold the settings of a {config.noun}: {error}") from None
-    if differs := first_difference(settings, to_dict(config), but=GRID):
-        raise CheckpointError(f"{out} holds a {config.noun} with {differs}; choose another --out")
+        raise CheckpointError(f"{out / 'config.yaml'} does not hold the settings of a {kind.noun}: {error}") from None
+    if differs := first_difference(before, settings, but=GRID):
+        raise CheckpointError(f"{out} holds a {kind.noun} with {differs}; choose another --out")

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from ...output import columns
 from ...progress import NAME, Pace, Unwatched, shorten, show_progress, span
 from ...schemes import parse, sources_of
 from ...settings import to_dict
-from ..config import Grid, TrainConfig
+from ..config import Runtime, TrainConfig
 from ..runs.folder import RunFolder, check_free, rows_of, write_settings
 from ..runs.records import Summary
 from ..train.loop import Interrupted
@@ -91,37 +92,37 @@ class Phase:
             bars.show(Path(config.out).name, step / config.steps, f"{step}/{config.steps}")
 
 
-class Executor:
+class Executor(ABC):
     """Runs training processes, `jobs` at a time. A subclass says how one is started, has ended, and is stopped."""
 
     jobs: int
     wait = 1.0
     """Seconds between two looks at the jobs."""
 
-    def __init__(self, out: Path, config: Grid, say: Say, live: bool) -> None:
-        self.out, self.config, self.live = out, config, live
+    def __init__(self, out: Path, runtime: Runtime, jobs: int | None, say: Say, live: bool) -> None:
+        self.out, self.runtime, self.live = out, runtime, live
         self.unheard: list[float] = []  # times at which nobody could hear what was said
         self.say = stop_unheard(say, self.unheard)
         self.requested: list[TrainConfig] = []
         self.stopped = False
 
+    @abstractmethod
     def start(self, config: TrainConfig, place: int) -> Any:
         """Start a run and return its handle; `place` is a number below `jobs` that no other run in progress has."""
-        raise NotImplementedError
 
+    @abstractmethod
     def ended(self, job: Job) -> bool:
         """True if the process of a run has ended. What it could not say itself is now in its log."""
-        raise NotImplementedError
 
     def goes_on(self, job: Job) -> bool:
         """True if a run that has ended is started again."""
         return False
 
+    @abstractmethod
     def cancel(self, job: Job, kill: bool) -> None:
         """Make a run save and end, or end at once."""
-        raise NotImplementedError
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Give back what the executor holds."""
 
     def run(self, configs: list[TrainConfig]) -> list[Summary]:
@@ -185,7 +186,7 @@ class Executor:
     def variables(self) -> dict[str, str]:
         """Environment of the process of a run: its threads, and no file of the working directory, which `python -m`
         would look in first, in the place of an installed module."""
-        threads = str(self.config.runtime.threads)
+        threads = str(self.runtime.threads)
         return {"OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false", "PYTHONSAFEPATH": "1"}
 
     def settings(self, config: TrainConfig) -> Path:
@@ -218,11 +219,11 @@ class LocalExecutor(Executor):
 
     wait = 0.2
 
-    def __init__(self, out: Path, config: Grid, say: Say, live: bool) -> None:
-        super().__init__(out, config, say, live)
-        self.gpus = torch.cuda.device_count() if config.runtime.device in ("auto", "cuda") else 0
+    def __init__(self, out: Path, runtime: Runtime, jobs: int | None, say: Say, live: bool) -> None:
+        super().__init__(out, runtime, jobs, say, live)
+        self.gpus = torch.cuda.device_count() if runtime.device in ("auto", "cuda") else 0
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self.jobs = config.jobs or self.gpus or max(1, cores // config.runtime.threads)
+        self.jobs = jobs or self.gpus or max(1, cores // runtime.threads)
 
     def start(self, config: TrainConfig, place: int) -> subprocess.Popen[bytes]:
         path, log = self.settings(config), self.log(config)

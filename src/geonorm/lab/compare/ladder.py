@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,11 @@ from ...models.config import DecoderConfig, preset
 from ...models.decoder import Decoder
 from ...schemes import parse
 from ...schemes.origin import stored
-from ...settings import check_unused, from_dict
+from ...settings import check_unused, from_dict, to_dict
 from ..config import Shared, TrainConfig
 from ..load import Ladder
 from ..plan import looked_up
-from ..runs.folder import RunFolder, slug, write_json
+from ..runs.folder import RunFolder, slug
 from ..statistics.speedup import judge_ladder
 from .compare import begin_study, check_directory, order_schemes
 from .executors import Say
@@ -62,28 +64,23 @@ def run_ladder(
 ) -> dict[str, Any]:
     """Run what is missing and return the content of results.json; `command` is what repeats it. Raises what a
     comparison raises."""
-    baseline = baseline_of(config)
-    sizes = [config.size(text, lambda shape: count(config, baseline, shape)) for text in config.depth]
-    check_sizes(config, sizes)
-    samples = [run_config(config, size, scheme, 1.0, 0, 0) for scheme in config.schemes for size in sizes]
+    schemes = [str(parse(scheme)) for scheme in config.schemes]
+    shape = config.shape(find_baseline(Path(config.out), schemes))
+    sizes = [config.size(text, partial(count_parameters, shape)) for text in config.depth]
+    check_rungs(config, sizes)
+    make_run = partial(ladder_run, config)
+    samples = [make_run(size, scheme, 1.0, 0, 0) for scheme in config.schemes for size in sizes]
     with begin_study(config, samples, say, live) as study:
         for budget in range(len(config.budgets)):
-            runs = [
-                run_config(config, size, scheme, rate, seed, budget)
-                for size in sizes
-                for seed in range(config.seeds)
-                for rate in config.rates
-                for scheme in study.schemes
-            ]
+            grid = product(sizes, range(config.seeds), config.rates, schemes)
+            runs = [make_run(size, scheme, rate, seed, budget) for size, seed, rate, scheme in grid]
             study.executor.run(list({run.out: run for run in runs}.values()))
         summaries = [replace(summary, **about(run, summary.parameters)) for run, summary in study.read_runs()]
-        results = {"command": command or study.repeat_command(), "data": config.data}
-        results |= {"runs": [run.row() for run in summaries]} | judge_ladder(summaries, study.order[0])
-        write_json(Path(config.out) / "results.json", results)
-        return results
+        tables = {"data": config.data} | judge_ladder(summaries, study.order[0])
+        return study.write_results(summaries, tables, command)
 
 
-def check_sizes(config: LadderConfig, sizes: Sequence[Size]) -> None:
+def check_rungs(config: LadderConfig, sizes: Sequence[Size]) -> None:
     """ConfigError, CheckpointError for the folder, where two sizes of one depth and width differ in more than the rate:
     their runs would count as one. ConfigError for a scheme whose own recipe has one rate for all sizes."""
     for scheme in config.schemes if config.recipe == "own" else ():
@@ -93,20 +90,18 @@ def check_sizes(config: LadderConfig, sizes: Sequence[Size]) -> None:
     for text, size in zip(config.depth, sizes, strict=True):
         if replace(first := known.setdefault(size.name, size), lr=size.lr) != size:
             raise ConfigError(f"--depth {text} is another size {first.name}: a ladder has one of each depth and width")
-    check_directory(out := Path(config.out), config)
+    check_directory(out := Path(config.out), to_dict(config), type(config))
     for settings in sorted(out.glob("runs/*/config.yaml")):
         run = RunFolder(settings.parent).config()
         shape = run.shape(run.scheme)
         same = known.get(f"d{shape.layers}w{shape.width}")
-        found = shape.heads, shape.hidden, run.batch_size
-        if same and (found != (same.heads, same.hidden, same.batch_size) or run.steps not in same.steps):
-            raise CheckpointError(
-                f"{out} holds runs of another size {same.name} (heads {found[0]}, hidden {found[1]}, batch_size "
-                f"{found[2]}, steps {run.steps}); choose another --out"
-            )
+        rest = {"heads": shape.heads, "hidden": shape.hidden, "batch_size": run.batch_size}
+        if same and (any(getattr(same, key) != value for key, value in rest.items()) or run.steps not in same.steps):
+            others = ", ".join(f"{key} {value}" for key, value in (rest | {"steps": run.steps}).items())
+            raise CheckpointError(f"{out} holds runs of another size {same.name} ({others}); choose another --out")
 
 
-def run_config(config: LadderConfig, size: Size, scheme: str, rate: float, seed: int, budget: int) -> TrainConfig:
+def ladder_run(config: LadderConfig, size: Size, scheme: str, rate: float, seed: int, budget: int) -> TrainConfig:
     """One run; `budget` counts from the shortest."""
     shared = {f.name: getattr(config, f.name) for f in fields(Shared)}
     shape = {"layers": size.depth, "width": size.width, "heads": size.heads, "hidden": size.hidden}
@@ -129,17 +124,16 @@ def run_config(config: LadderConfig, size: Size, scheme: str, rate: float, seed:
     )  # fmt: skip
 
 
-def baseline_of(config: LadderConfig) -> str:
+def find_baseline(out: Path, schemes: Sequence[str]) -> str:
     """The scheme whose parameters say how many tokens a size gets: that of the folder, which keeps it where it is
     extended, by code only where that is allowed."""
-    asked = [str(parse(scheme)) for scheme in config.schemes]
-    first = order_schemes(out := Path(config.out), asked)[0]
-    return first if first in asked else str(parse(stored(first, None, str(out))))
+    first = order_schemes(out, schemes)[0]
+    return first if first in schemes else str(parse(stored(first, None, str(out))))
 
 
-def count(config: LadderConfig, baseline: str, shape: dict[str, Any]) -> int:
-    """Parameters of the baseline at a size, all of them."""
-    return outline(replace(config.shape(baseline), **shape)).parameter_count()
+def count_parameters(shape: DecoderConfig, size: dict[str, Any]) -> int:
+    """All parameters of the model with these fields in the place of its own."""
+    return outline(replace(shape, **size)).parameter_count()
 
 
 def outline(shape: DecoderConfig) -> Any:

@@ -101,24 +101,24 @@ class LadderConfig(Grid):
     def size(self, text: str, count: Callable[[dict[str, int]], int]) -> Size:
         """What the text of a size and the rule make of it. `count`: parameters of a model whose shape has these
         fields. ConfigError where a budget is less than a step."""
-        depth, own = read_size(text)
-        given = {name: getattr(self.model, name) for name in ("width", "heads", "hidden", "context")}
-        given = {name: value for name, value in given.items() if value is not None} | own
+        depth, fixed = read_size(text)
+        model = {name: getattr(self.model, name) for name in ("width", "heads", "hidden", "context")}
+        fixed = {name: value for name, value in model.items() if value is not None} | fixed
         like = preset(self.preset)
-        width = given.get("width", WIDTH * depth)
-        heads = given.get("heads", max(1, width // HEAD))
-        hidden = given.get("hidden", round(width * like.hidden / like.width))
-        context = given.get("context", like.context)
+        width = fixed.get("width", WIDTH * depth)
+        heads = fixed.get("heads", max(1, width // HEAD))
+        hidden = fixed.get("hidden", round(width * like.hidden / like.width))
+        context = fixed.get("context", like.context)
         parameters = count({"layers": depth, "width": width, "heads": heads, "hidden": hidden})
         tokens = sorted(read_budget(budget, parameters) for budget in self.budgets)
-        batch = given.get("batch_size", max(1, round(max(LEAST, BATCH * sqrt(tokens[-1])) / context)))
+        batch = fixed.get("batch_size", max(1, round(max(LEAST, BATCH * sqrt(tokens[-1])) / context)))
         steps = [round(each / (batch * context)) for each in tokens]
         if steps[0] < 1 or len(set(steps)) < len(steps):
             raise ConfigError(
                 f"--depth {text}: batches of {batch} x {context} tokens make {steps} steps of the budgets: "
                 "each budget needs a step, and no two the same number; give smaller batches or larger budgets"
             )
-        lr = given.get("lr", min(HIGHEST, RATE / (width * sqrt(steps[-1]))))
+        lr = fixed.get("lr", min(HIGHEST, RATE / (width * sqrt(steps[-1]))))
         return Size(depth, width, heads, hidden, batch, tuple(steps), lr)
 
 
@@ -133,16 +133,16 @@ def read_size(text: str) -> tuple[int, dict[str, Any]]:
         raise ConfigError(f"--depth takes whole numbers with blanks between (4 6 8:width=96), got {text!r}")
     if depth > DEEPEST:
         raise ConfigError(f"--depth {head} is more than {DEEPEST} blocks, the deepest that are known: give fewer")
-    own: dict[str, Any] = {}
+    fixed: dict[str, Any] = {}
     for word in tail.split(",") if tail else ():
         name, _, value = word.partition("=")
         if name not in OWN:
             raise ConfigError(unknown(f"setting of --depth {head}", name, OWN))
-        if name in own:
+        if name in fixed:
             raise ConfigError(f"--depth {text} sets {name} twice: give it once")
         about = f"{name} of --depth {head}"
-        own[name] = convert_value(about, convert_value(about, value, OWN[name], typed=True), OWN[name])
-    return depth, own
+        fixed[name] = convert_value(about, convert_value(about, value, OWN[name], typed=True), OWN[name])
+    return depth, fixed
 
 
 def read_budget(text: str, parameters: int) -> float:

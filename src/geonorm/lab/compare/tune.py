@@ -8,7 +8,7 @@ too, by factors of 4: each is tried around the best rate, until the best multipl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from math import inf, log, sqrt
 from pathlib import Path
@@ -39,17 +39,22 @@ Losses = Mapping[Rates, float]
 """Validation loss by rates; infinite where a run did not finish."""
 
 
-def tune(executor: Executor, config: CompareConfig, schemes: Sequence[str]) -> dict[str, Rates]:
+def tune(
+    executor: Executor,
+    make_run: Callable[[str, Rates, int], TrainConfig],
+    schemes: Sequence[str],
+    lrs: Sequence[float],
+    embed: float | None = None,
+    extend: bool = True,
+) -> dict[str, Rates]:
     """Run what the tuning asks for and return the best rates of each scheme. Schemes that never finish a run are left
-    out, and a line says so. Without --tune the rates of --lrs are tried, and no others."""
+    out, and a line says so. make_run: the run of a scheme at these rates, of a seed. embed: as of `missing_trials`.
+    extend: false where no rates are tried but `lrs`."""
     losses: dict[str, dict[Rates, float]] = {scheme: {} for scheme in schemes}
-    embed = config.optim.multipliers.get("embed") if config.tune else None
     while trials := [
-        (scheme, rates)
-        for scheme in schemes
-        for rates in missing_trials(losses[scheme], config.lrs, embed, config.tune)
+        (scheme, rates) for scheme in schemes for rates in missing_trials(losses[scheme], lrs, embed, extend)
     ]:
-        runs = [run_config(config, scheme, rates, TUNING_SEED) for scheme, rates in trials]
+        runs = [make_run(scheme, rates, TUNING_SEED) for scheme, rates in trials]
         for (scheme, rates), summary in zip(trials, executor.run(runs), strict=True):
             loss = summary.val_loss
             losses[scheme][rates] = loss if usable(summary) and loss is not None else inf

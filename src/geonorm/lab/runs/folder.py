@@ -50,7 +50,7 @@ def check_writable(out: Path) -> None:
 
 
 def is_unused(folder: Path) -> bool:
-    """Whether a folder is not there, or holds nothing but a lock. CheckpointError if it is a file."""
+    """True if a folder is not there, or holds nothing but a lock. CheckpointError if it is a file."""
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder} is a file; choose another --out")
     return not folder.exists() or all(entry.name == LOCK for entry in folder.iterdir())
@@ -113,8 +113,8 @@ def read_json(path: Path) -> Any:
 
 def read_object(path: Path) -> dict[str, Any]:
     """The object in a JSON file, empty if there is none that can be read."""
-    found = read_json(path)
-    return found if isinstance(found, dict) else {}
+    content = read_json(path)
+    return content if isinstance(content, dict) else {}
 
 
 def read_summary(folder: Path) -> Summary | None:
@@ -125,8 +125,8 @@ def read_summary(folder: Path) -> Summary | None:
 def read_objects(path: Path) -> list[dict[str, Any]]:
     """The objects of the list in a JSON file, or the one of a file that is an object, as runs of version 0.1 wrote
     it."""
-    found = read_json(path)
-    return [part for part in (found if isinstance(found, list) else [found]) if isinstance(part, dict)]
+    content = read_json(path)
+    return [part for part in (content if isinstance(content, list) else [content]) if isinstance(part, dict)]
 
 
 @contextmanager
@@ -249,9 +249,9 @@ class RunFolder:
     def truncate(self, step: int) -> None:
         """Drops rows after `step`: they will be written again by the resumed run."""
         for path in (self.metrics, self.trace, self.norms) if self.writes else ():
-            kept = [json.dumps(row) + "\n" for row in read_rows(path) if is_ours(row, path) and row["step"] <= step]
+            lines = [json.dumps(row) + "\n" for row in read_rows(path) if is_ours(row, path) and row["step"] <= step]
             if path.exists():
-                write_atomic(path, "".join(kept))
+                write_atomic(path, "".join(lines))
 
     def summary(self) -> Summary | None:
         """How the run ended; None as long as it has not."""
@@ -259,7 +259,7 @@ class RunFolder:
 
 
 def is_ours(row: dict[str, Any], path: Path) -> bool:
-    """Whether a row is one of ours: a file may have been edited, or damaged so that it is still JSON."""
+    """True if a row is one of ours: a file may have been edited, or damaged so that it is still JSON."""
     numbers = ("step", "tokens", "loss", "lr", "grad_norm") if path.name == "metrics.jsonl" else ("step",)
     return isinstance(row.get("step"), int) and all(isinstance(row.get(n, ""), int | float | None) for n in numbers)
 

@@ -93,14 +93,14 @@ LOGGERS: dict[str, tuple[str, Opener, str]] = {
 
 def find_loggers(config: TrainConfig) -> dict[str, Any]:
     """The packages of the loggers that a run asks for, by name. GeonormError for one that is not here."""
-    found = {}
+    packages = {}
     for name in [*["TensorBoard"] * config.runtime.tensorboard, *config.log.to]:
         module, _, remedy = LOGGERS[name]
         try:
-            found[name] = import_module(module)
+            packages[name] = import_module(module)
         except ImportError:
             raise GeonormError(f"{name} is missing: pip install {remedy}") from None
-    return found
+    return packages
 
 
 class Loggers:

@@ -15,7 +15,7 @@ from ... import elsewhere
 from ...errors import CheckpointError
 from ...schemes import parse, sources_of
 from ..config import Shared
-from .folder import read_json, write_atomic, write_json
+from .folder import read_objects, write_atomic, write_json
 
 FILE, FOLDER = "environment.json", "schemes"
 VERSIONS = ("geonorm", "commit", "python", "torch", "numpy", "tokenizers")
@@ -24,13 +24,10 @@ VERSIONS = ("geonorm", "commit", "python", "torch", "numpy", "tokenizers")
 def read_parts(folder: Path) -> list[dict[str, Any]]:
     """The record of a run, the newest part last; empty if there is none. CheckpointError if it cannot be read."""
     path = folder / FILE
-    if not path.exists():
-        return []
-    found = read_json(path)
-    found = [found] if isinstance(found, dict) else found
-    if not isinstance(found, list) or not found or not all(isinstance(part, dict) for part in found):
+    parts = read_objects(path)
+    if path.exists() and not parts:
         raise CheckpointError(f"{path} is not readable: the run directory is damaged")
-    return found
+    return parts
 
 
 def read_last(folder: Path) -> dict[str, Any]:
@@ -47,7 +44,7 @@ def seen_data(folder: Path) -> set[str]:
 
 def read_sources(folder: Path) -> dict[str, dict[str, Any]]:
     """The schemes from elsewhere of a run, in the form of `sources_of`. CheckpointError if it is damaged."""
-    found = {}
+    sources = {}
     for place, about in (read_last(folder).get("schemes") or {}).items():
         try:
             source = about["sha256"] and path_of(folder, about["sha256"]).read_bytes().decode("utf-8")
@@ -57,8 +54,8 @@ def read_sources(folder: Path) -> dict[str, dict[str, Any]]:
             raise CheckpointError(
                 f"{folder / FOLDER} does not hold the source of {place} that {FILE} names: the run directory is damaged"
             ) from None
-        found[place] = {**about, "source": source}
-    return found
+        sources[place] = {**about, "source": source}
+    return sources
 
 
 def path_of(folder: Path, sha256: str) -> Path:
@@ -79,7 +76,7 @@ class Provenance:
     tokenizer: str
     """Fingerprint of its content."""
     own_tokenizer: bool = False
-    """Whether the tokenizer follows from the data."""
+    """True if the tokenizer follows from the data."""
     schemes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Schemes from elsewhere, in the form of `sources_of`."""
 
@@ -87,7 +84,7 @@ class Provenance:
     def of(cls, config: Shared, data: str, tokenizer: str, schemes: Iterable[str]) -> Provenance:
         """What runs of these settings and schemes are made from: data by their sha256, a tokenizer by its fingerprint
         (empty where there is none)."""
-        sources = {place: kept for scheme in schemes for place, kept in sources_of(parse(scheme)).items()}
+        sources = {place: about for scheme in schemes for place, about in sources_of(parse(scheme)).items()}
         return cls(data, tokenizer, config.tokens.tokenizer == "bpe", sources)
 
     def check(self, folder: Path) -> None:
@@ -117,8 +114,8 @@ class Provenance:
             place: {key: value for key, value in about.items() if key != "source"}
             for place, about in self.schemes.items()
         }
-        own = {"tokenizer_sha256": self.tokenizer, "schemes": schemes, "step": step}
-        write_json(folder / FILE, [*before, {**versions, "data_sha256": self.data, **own}])
+        made_from = {"data_sha256": self.data, "tokenizer_sha256": self.tokenizer, "schemes": schemes}
+        write_json(folder / FILE, [*before, {**versions, **made_from, "step": step}])
         changed = [
             f"{name} {short(before[-1][name])} is now {short(versions[name])}"
             for name in VERSIONS
@@ -127,12 +124,12 @@ class Provenance:
         return f"{folder} was begun with other versions: {', '.join(changed)}" if changed else None
 
 
-def changed_sources(before: Mapping[str, Any], now: Mapping[str, Any], kept: Path) -> list[str]:
-    """What to say of schemes from elsewhere, in the form of `sources_of`, that have another source now; `kept` holds
+def changed_sources(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> list[str]:
+    """What to say of schemes from elsewhere, in the form of `sources_of`, that have another source now; `folder` holds
     the former."""
     return [
         f"with another source of {place} (sha256 {short(about['sha256'])}, now {short(now[place]['sha256'])}; it is "
-        f"kept in {kept})"
+        f"kept in {folder})"
         for place, about in before.items()
         if place in now and now[place]["sha256"] != about["sha256"]
     ]

@@ -8,7 +8,7 @@ left out where it is None. No torch here.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from types import UnionType
@@ -21,18 +21,17 @@ from ...parsing import finite_or_none, finite_row
 def field_types(kind: type[Record]) -> dict[str, tuple[type, ...]]:
     """By field, the types that its value in a file may have. A number may be whole or not; true and false are none."""
     hints = get_type_hints(kind)
-    found = {}
-    for f in fields(kind):
-        hint = hints[f.name]
-        members = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    del hints["more"]
+    accepted = {}
+    for name in (f.name for f in fields(kind) if f.name in hints):
+        members = get_args(hints[name]) if isinstance(hints[name], UnionType) else (hints[name],)
         types = [(int, float) if member in (int, float) else (get_origin(member) or member,) for member in members]
-        found[f.name] = tuple(each for member in types for each in member)
-    del found["more"]
-    return found
+        accepted[name] = tuple(each for member in types for each in member)
+    return accepted
 
 
 @dataclass(kw_only=True)
-class Record(Mapping[str, Any]):
+class Record:
     """A row of a file. `more` holds the keys that its class has no field for."""
 
     null: ClassVar[float | None] = None
@@ -44,7 +43,7 @@ class Record(Mapping[str, Any]):
     def read(cls, row: Mapping[str, Any]) -> Self:
         """The record of an object of JSON. A missing key is the default of its field, or None. ValueError where a value
         is not of its field's type."""
-        types, values = field_types(cls), dict(row)
+        types, values = field_types(cls), dict(row)  # type: ignore[arg-type]
         defaults = cls.__dataclass_fields__
         known: dict[str, Any] = {}
         for name, accepted in types.items():
@@ -57,11 +56,6 @@ class Record(Mapping[str, Any]):
                 raise ValueError(f"{name} is {value!r}")
             known[name] = value
         return cls(**known, more=values)
-
-    @classmethod
-    def of(cls, row: Mapping[str, Any]) -> Self:
-        """The record itself, or that of an object of JSON."""
-        return row if isinstance(row, cls) else cls.read(row)
 
     @classmethod
     def read_or_none(cls, row: Any) -> Self | None:
@@ -81,25 +75,6 @@ class Record(Mapping[str, Any]):
         """The value of a column, `more` included; `default` where there is none, or it is not finite."""
         value = finite_or_none(self.more.get(name) if name in self.more else getattr(self, name, None))
         return default if value is None else value
-
-    # A record answers as the dictionary that it was, as long as scripts index it.
-    def __getitem__(self, name: str) -> Any:
-        return finite_or_none(self.more[name] if name in self.more else self.__dict__[name])
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        setattr(self, name, value)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.row()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.row())
-
-    def __len__(self) -> int:
-        return len(self.row())
-
-    def __or__(self, other: Mapping[str, Any]) -> dict[str, Any]:
-        return self.row() | dict(other)
 
 
 @dataclass(kw_only=True)
@@ -175,7 +150,7 @@ class Summary(HeldOut):
     """Seconds from the signal to the end."""
     run: str | None = None
     """Name of the run's folder in a comparison; below, what a comparison and a ladder add."""
-    asked: bool | None = None
+    requested: bool | None = None
     """True if the last command asked for it."""
     size: str | None = None
     """Of a ladder: d4w64, depth and width."""
@@ -368,6 +343,8 @@ class LadderPoint(ComparisonRow):
     baseline's."""
 
     size: str
+    tokens: int
+    parameters: int
     compute: int
     """6 x parameters x tokens in FLOP, without those that are only looked up."""
     embedding: int

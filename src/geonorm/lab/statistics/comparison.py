@@ -12,13 +12,13 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import bdtr, nctdtr, stdtrit
 
-from ..runs.records import ComparisonRow, RateFit, Summary as Summary
+from ..runs.records import ComparisonRow, RateFit, Summary
 from .moderated import (
     LEVEL,
     MARGIN,
@@ -36,9 +36,6 @@ from .rates import Minimum, Parabola, find_minimum, fit_parabola
 from .spikes import count_apart
 
 SEED_CAP = 1000  # `seeds_needed` returns SEED_CAP + 1 for "more than SEED_CAP"
-
-
-Row = ComparisonRow
 
 
 class Interval(NamedTuple):
@@ -111,16 +108,14 @@ def ratio_interval(ratios: ArrayLike) -> tuple[float, float | None, float | None
     return (median, float(values[rank - 1]), float(values[n - rank])) if rank else (median, None, None)
 
 
-def usable(run: Mapping[str, Any]) -> bool:
-    """True if a run, a Summary or its object of JSON, finished with a finite validation loss."""
-    loss = run.get("val_loss")
-    return run.get("status") == "finished" and isinstance(loss, int | float) and math.isfinite(loss)
+def usable(run: Summary) -> bool:
+    """True if a run finished with a finite validation loss."""
+    return run.status == "finished" and run.val_loss is not None and math.isfinite(run.val_loss)
 
 
-def ending(run: Mapping[str, Any]) -> str:
+def ending(run: Summary) -> str:
     """The status of a run; one that finished without a finite validation loss has diverged."""
-    status = str(run.get("status", "failed"))
-    return "diverged" if status == "finished" and not usable(run) else status
+    return "diverged" if run.status == "finished" and not usable(run) else run.status
 
 
 def losses_of(runs: Sequence[Summary]) -> list[float]:
@@ -212,7 +207,7 @@ def significant(p: float | None) -> bool:
 
 
 def aggregate(
-    summaries: Sequence[Mapping[str, Any]],
+    summaries: Sequence[Summary],
     baseline: str | None = None,
     margin: float = MARGIN,
     absent: bool = False,
@@ -224,10 +219,10 @@ def aggregate(
     `moderated_...` is the difference of the two means under variances that the spreads of all schemes moderate, and
     `equal` is True if it lies within `margin` (two one-sided tests). `spikes_apart` and `grad_spikes_apart` are those
     spikes that are not the batch's (spikes.py). `failed` counts every run that did not finish, and `statuses` says how
-    each ended. Summaries may be the objects of results.json.
+    each ended.
     """
     groups: dict[str, list[Summary]] = {}
-    for run in map(Summary.of, summaries):
+    for run in summaries:
         groups.setdefault(run.scheme, []).append(run)
     if not groups:
         return []
@@ -244,7 +239,7 @@ def aggregate(
     moderated = _moderate(means, reference)
     fits = _fit(groups, reference)
     p_holm = holm([paired_interval(values).p for values in pairs.values()])
-    moderated_holm = holm([found and found.p for found in moderated.values()])
+    moderated_holm = holm([each and each.p for each in moderated.values()])
     count = sum(len(values) > 1 for values in pairs.values())
     family = f"{count} paired {'difference' if count == 1 else 'differences'} to {reference}"
     ended = [run for group in groups.values() for run in group if usable(run)]
@@ -360,7 +355,7 @@ def _parabola(group: Sequence[Summary]) -> Parabola | None:
     for run in runs:
         if (run.tokens or 0) == longest:
             losses.setdefault((run.lr or 0.0, run.seed), []).append(run)
-    return fit_parabola([lr for lr, _ in losses], [float(np.mean(losses_of(own))) for own in losses.values()])
+    return fit_parabola([lr for lr, _ in losses], [float(np.mean(losses_of(repeats))) for repeats in losses.values()])
 
 
 def _rate_fit(minimum: Minimum, base: Minimum | None, most: float) -> RateFit:

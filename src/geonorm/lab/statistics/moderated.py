@@ -64,9 +64,9 @@ def fit_prior(variances: ArrayLike, dofs: ArrayLike, baselines: Sequence[Hashabl
     K / (1 + (K - 1)/4) of them.
     """
     s2, df = np.asarray(variances, dtype=float), np.asarray(dofs, dtype=float)
-    kept = df > 0
-    shared = None if baselines is None else [name for name, keep in zip(baselines, kept, strict=True) if keep]
-    s2, df = s2[kept], df[kept]
+    known = df > 0
+    shared = None if baselines is None else [name for name, use in zip(baselines, known, strict=True) if use]
+    s2, df = s2[known], df[known]
     if s2.size < 2 or not s2.max() > 0:
         return None
     logs = np.log(np.maximum(s2, 1e-5 * np.median(s2[s2 > 0]))) - digamma(df / 2) + np.log(df / 2)
@@ -99,8 +99,8 @@ def find_wider(variances: Sequence[float], dofs: Sequence[float]) -> list[tuple[
     """How many times as far as those of all others the runs of each scheme scatter (standard deviations), and p, by
     Holm, of an F test that they do not. None where there is no spread on one of the two sides."""
     ratios, ps = [], []
-    for own, (s2, df) in enumerate(zip(variances, dofs, strict=True)):
-        others = [(v, d) for place, (v, d) in enumerate(zip(variances, dofs, strict=True)) if place != own and d > 0]
+    for scheme, (s2, df) in enumerate(zip(variances, dofs, strict=True)):
+        others = [(v, d) for other, (v, d) in enumerate(zip(variances, dofs, strict=True)) if other != scheme and d > 0]
         total = sum(d for _, d in others)
         pooled = sum(v * d for v, d in others) / total if total else 0.0
         known = df > 0 and pooled > 0
@@ -126,10 +126,10 @@ def two_sided_p(value: float, error: float, df: float) -> float:
     return float(2 * stdtr(df, -abs(value / error))) if error else float(value == 0)
 
 
-def equal_p(found: Contrast, margin: float = MARGIN) -> float:
+def equal_p(gap: Contrast, margin: float = MARGIN) -> float:
     """p of two one-sided tests that the truth lies `margin` or more from 0: below 0.05, the two are equal within it."""
-    room = margin - abs(found.difference)  # the nearer end decides
-    return float(stdtr(found.df, -room / found.error)) if found.error else float(room <= 0)
+    room = margin - abs(gap.difference)  # the nearer end decides
+    return float(stdtr(gap.df, -room / gap.error)) if gap.error else float(room <= 0)
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:

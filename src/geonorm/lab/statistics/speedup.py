@@ -132,25 +132,25 @@ Courses = dict[str, dict[Any, Course]]
 """By scheme and seed."""
 
 
-def judge_ladder(summaries: Sequence[Mapping[str, Any]], baseline: str) -> dict[str, Any]:
+def judge_ladder(summaries: Sequence[Summary], baseline: str) -> dict[str, Any]:
     """Return what results.json holds of a ladder besides its runs: the objects of `points` (LadderPoint), `speedups`
     (SpeedupRow), `trends` (TrendRow) and `fits` (LawFit).
 
     summaries: with `size`, `planned_tokens` and `embedding` (parameters that are only looked up).
     """
-    points, counted = read_points(list(map(Summary.of, summaries)), baseline)
+    points, counted = read_points(summaries, baseline)
     sizes = {size: [row for row in points if row.size == size] for size in dict.fromkeys(row.size for row in points)}
     last = {size: max(row.tokens or 0 for row in rows) for size, rows in sizes.items()}
     final = [row for row in points if row.tokens == last[row.size]]
     curves = {
-        ("tokens", size): draw(rows, counted, "tokens")
+        ("tokens", size): seed_curves(rows, counted, "tokens")
         for size, rows in sizes.items()
         if len({row.tokens for row in rows}) > 1
     }
     slopes = dict(curves)
     if len(sizes) > 1:
-        curves["compute", "all"] = draw(final, counted, "compute")
-        slopes["parameters", "all"] = draw(final, counted, "parameters")
+        curves["compute", "all"] = seed_curves(final, counted, "compute")
+        slopes["parameters", "all"] = seed_curves(final, counted, "parameters")
     tables: dict[str, Sequence[Record]] = {
         "points": points,
         "speedups": read_speedups(final, curves, baseline),
@@ -238,13 +238,13 @@ def read_trends(slopes: Mapping[tuple[str, str], Courses], baseline: str) -> lis
     estimates = estimate(seeds, axes, sizes, [line and line[0] for line in lines])
     return [
         TrendRow(
-            scheme=name, baseline=baseline, along=along, size=size, seeds=values, n=n, **found.columns("slope")
+            scheme=name, baseline=baseline, along=along, size=size, seeds=values, n=n, **mean.columns("slope")
         )
-        for (along, size, name), values, n, found in zip(keys, seeds, counts, estimates, strict=True)
+        for (along, size, name), values, n, mean in zip(keys, seeds, counts, estimates, strict=True)
     ]  # fmt: skip
 
 
-def draw(
+def seed_curves(
     rows: Sequence[LadderPoint], counted: Mapping[tuple[str, int, str], Mapping[Any, Summary]], axis: str
 ) -> Courses:
     """The curve of every scheme and seed through these points."""
@@ -301,14 +301,16 @@ def read_slopes(pairs: Sequence[tuple[Course, Course]]) -> list[float]:
     has: through fewer the slope of a curve is another one, and a short lever is mostly noise."""
     shared = [np.intersect1d(base.x, other.x) for base, other in pairs]
     most = max((len(places) for places in shared), default=0)
-    return [slope(*both, places) for both, places in zip(pairs, shared, strict=True) if len(places) == most > 1]
+    return [
+        slope_per_decade(*both, places) for both, places in zip(pairs, shared, strict=True) if len(places) == most > 1
+    ]
 
 
-def slope(base: Course, other: Course, shared: np.ndarray[Any, Any]) -> float:
-    return float(np.polyfit(shared / math.log(10), gaps(base, other, shared), 1)[0])
+def slope_per_decade(base: Course, other: Course, shared: np.ndarray[Any, Any]) -> float:
+    return float(np.polyfit(shared / math.log(10), differences_at(base, other, shared), 1)[0])
 
 
-def gaps(base: Course, other: Course, shared: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def differences_at(base: Course, other: Course, shared: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.asarray(other.loss[np.isin(other.x, shared)] - base.loss[np.isin(base.x, shared)])
 
 
@@ -317,7 +319,9 @@ def fit_line(pairs: Sequence[tuple[Course, Course]]) -> tuple[Estimate | None, i
     None where fewer than three, or one place, leave nothing to judge by."""
     shared = [np.intersect1d(base.x, other.x) for base, other in pairs]
     x = np.concatenate([np.empty(0), *shared]) / math.log(10)
-    y = np.concatenate([np.empty(0), *(gaps(*both, places) for both, places in zip(pairs, shared, strict=True))])
+    y = np.concatenate(
+        [np.empty(0), *(differences_at(*both, places) for both, places in zip(pairs, shared, strict=True))]
+    )
     if len(x) < 3 or np.ptp(x) == 0:
         return None, len(x)
     spread = float(np.sum((x - x.mean()) ** 2))
@@ -373,15 +377,15 @@ def estimate(
             means.append((mean, contrast(Estimate(mean, variance / n, df), ZERO) if df > 0 else None))
         else:
             means.append((None, None))
-    adjusted = holm([found and found.p for _, found in means])
+    adjusted = holm([interval and interval.p for _, interval in means])
     return [
         SeedEstimate(
             None if mean is None else transform(mean),
-            found and transform(found.low),
-            found and transform(found.high),
-            found and found.p,
+            interval and transform(interval.low),
+            interval and transform(interval.high),
+            interval and interval.p,
             p_holm,
             wider[0] if (wider := scatter.get(place)) and significant(wider[1]) else None,
         )
-        for place, ((mean, found), p_holm) in enumerate(zip(means, adjusted, strict=True))
+        for place, ((mean, interval), p_holm) in enumerate(zip(means, adjusted, strict=True))
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,16 +53,16 @@ def spikes(values: Iterable[float], window: int = 100, sigmas: float = 6.0) -> l
     return [index for index, value in enumerate(values) if watch(value)]
 
 
-def find_spikes(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def find_spikes(rows: Sequence[MetricRow]) -> dict[str, Any]:
     """The spikes of a run's loss and gradient norm: how many, and at which steps, as summary.json has them."""
-    records, counts = list(map(MetricRow.of, rows)), dict[str, Any]()
+    counts: dict[str, Any] = {}
     for kind, column in MEASURED.items():
-        steps = [records[index].step for index in spikes(getattr(row, column) for row in records)]
+        steps = [rows[index].step for index in spikes(getattr(row, column) for row in rows)]
         counts |= {kind: len(steps), STEPS[kind]: steps}
     return counts
 
 
-def count_apart(runs: Sequence[Mapping[str, Any]], among: Sequence[Mapping[str, Any]], kind: str) -> int | None:
+def count_apart(runs: Sequence[Summary], among: Sequence[Summary], kind: str) -> int | None:
     """Count the spikes of `runs` (a kind of STEPS) that are not the batch's.
 
     Runs that share a seed see the same batch at a step. A spike is the batch's where more than half of the other runs
@@ -73,13 +73,13 @@ def count_apart(runs: Sequence[Mapping[str, Any]], among: Sequence[Mapping[str, 
     def steps_of(run: Summary) -> list[int] | None:
         return run.spike_steps if kind == "spikes" else run.grad_spike_steps
 
-    known = [(run, steps) for run in map(Summary.of, among) if (steps := steps_of(run)) is not None]
+    known = [(run, steps) for run in among if (steps := steps_of(run)) is not None]
     spiked = Counter((run.seed, step) for run, steps in known for step in steps)
     lengths: dict[Any, list[int]] = {}
     for run, _ in known:
         lengths.setdefault(run.seed, []).append(run.steps or 0)
     apart = 0
-    for run in map(Summary.of, runs):
+    for run in runs:
         steps = steps_of(run)
         if steps is None or len(lengths.get(run.seed, ())) < 2:
             return None
