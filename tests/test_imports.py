@@ -41,6 +41,7 @@ ALLOWED = {
     "ops": MATHS,
     "schemes": MATHS | {"elsewhere", "ops"},
     "residual": RULES,
+    "equality": RULES | {"residual"},
     "models": RULES | {"residual"},
     "measure": RULES | {"residual"},
     "dynamics": MATHS | {"schemes", "models.attention", "models.config", "models.mlp", "models.init"},  # no whole model
@@ -63,8 +64,8 @@ EXTRAS = """
 """.split()
 PUBLIC = """
     parse names Scheme Placement Site Residual geodesic_update Decoder DecoderConfig parameter_groups initialize
-    constrain compare ladder simulate probe load GeonormError anatomy dynamics errors hf lab measure models norms ops
-    report residual schemes sphere
+    constrain same compare ladder simulate probe load GeonormError anatomy dynamics errors hf lab measure models norms
+    ops report residual schemes sphere
 """.split()
 
 

@@ -17,6 +17,7 @@ PUBLIC = {
     "Placement": "schemes",
     "Site": "schemes",
     "Residual": "residual",
+    "same": "equality",
     "geodesic_update": "ops",
     "Decoder": "models",
     "DecoderConfig": "models",

@@ -13,6 +13,7 @@ from . import (
     sphere as sphere,
 )
 from .dynamics.simulate import simulate as simulate
+from .equality import same as same
 from .errors import GeonormError as GeonormError
 from .lab.compare.compare import compare as compare
 from .lab.compare.ladder import ladder as ladder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..errors import ConfigError
 from ..settings import Settings
@@ -28,3 +28,19 @@ class SchemesConfig(Settings):
         super().__post_init__()
         if self.markdown and (self.json or self.name or self.out):
             raise ConfigError("--markdown is of all schemes and goes alone")
+
+
+@dataclass(frozen=True)
+class SameConfig(Settings):
+    """Say whether residual rules are one function up to a rescaling of the stream; a counter-example if not."""
+
+    words = ("schemes",)
+    examples = ("geonorm same beam peri", "geonorm same pre polar peri beam olmo2")
+
+    schemes: list[str] = field(default_factory=list)
+    """Two rules to compare, or more to sort into classes; all registered ones when none is given."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.schemes) == 1:
+            raise ConfigError("a second rule is missing: geonorm same A B")

@@ -23,7 +23,7 @@ from ..progress import show_progress, watched
 from ..report.config import ReportConfig
 from ..settings import Settings
 from .arguments import HELP, HelpAsked, print_completion, read
-from .config import SchemesConfig
+from .config import SameConfig, SchemesConfig
 
 USAGE = """usage: geonorm VERB [options]      (geonorm VERB --help)
 
@@ -33,7 +33,7 @@ verbs:"""
 STATUS = """
 geonorm VERB --help: what people set most, and two examples; --help-all: every option
 geonorm --completion bash|zsh|fish: a script with which the shell completes verbs, options and words
-exit status: 0 done; 2 bad input, a diverged run, or runs of a comparison that failed; 130 interrupted, saved"""
+exit status: 0 done; 1 rules that differ (same); 2 bad input, a diverged or a failed run; 130 interrupted, saved"""
 
 
 TYPED: ContextVar[list[str]] = ContextVar("typed")
@@ -305,6 +305,21 @@ def check_transfer(config: TransferConfig) -> int:
     return 0
 
 
+def compare_rules(config: SameConfig) -> int:
+    """say whether residual rules are one function: geonorm same A B"""
+    from ..equality import same, sort_into_classes
+    from ..schemes import names
+
+    if len(config.schemes) == 2:
+        first, second = config.schemes
+        answer = same(first, second)
+        print(answer)
+        return 0 if answer else 1
+    for rules in sort_into_classes(config.schemes or names()):
+        print(" = ".join(map(str, rules)))
+    return 0
+
+
 def schemes(config: SchemesConfig) -> int:
     """equation, source and fields of every residual scheme, or of one: geonorm schemes [NAME] [--json]"""
     from .catalogue import catalogue, describe_scheme, json_text, schemes_page
@@ -351,10 +366,11 @@ COMMANDS: dict[str, type[Settings]] = {
     "simulate": SimulateConfig,
     "check-transfer": TransferConfig,
     "schemes": SchemesConfig,
+    "same": SameConfig,
     "data": DataConfig,
 }
 VERBS: dict[str, Callable[[Any], int]] = {
     "eval" if verb is evaluate else verb.__name__.replace("_", "-"): verb
     for verb in (compare, ladder, train, evaluate, generate, export, report, bench, probe, simulate, check_transfer,
                  schemes, data)
-}  # fmt: skip
+} | {"same": compare_rules}  # fmt: skip
