@@ -287,12 +287,3 @@ except GeonormError as error:
     assert [line.split(" needs ")[0] for line in told] == [f"geonorm.{name}" for name in geonorm.EXTRAS]
     for line, extra in zip(told, geonorm.EXTRAS.values(), strict=True):
         assert line.endswith(f": pip install 'geonorm[{extra}]'")
-
-
-def test_a_public_name_is_the_thing_it_names() -> None:
-    from geonorm.models.decoder import Decoder
-    from geonorm.residual import Residual
-    from geonorm.schemes.grammar import parse
-
-    assert (geonorm.Decoder, geonorm.Residual, geonorm.parse) == (Decoder, Residual, parse)
-    assert geonorm.__version__.count(".") == 2

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.utils import prune
 
-from geonorm import Residual, Site, names, parse
+from geonorm import Residual, Site, names
 from geonorm.errors import ConfigError
 from geonorm.schemes import GeoNorm, Polar, polar
 
@@ -106,7 +106,9 @@ def test_every_parameter_gets_a_gradient(scheme: str, norm: str) -> None:
         for kind in ("attn", "mlp"):
             module = residual(scheme, layer, kind, norm=norm)
             module(stream(module)).square().sum().add(module(stream(module)).sum()).backward()
-            assert not [name for name, p in module.named_parameters() if p.grad is None]
+            assert not [
+                name for name, p in module.named_parameters() if p.grad is None or p.dim() == 0
+            ]
             assert all(p.grad.isfinite().all() for p in module.parameters() if p.grad is not None)
 
 
@@ -152,12 +154,6 @@ def test_a_state_dict_does_not_move_a_residual_to_another_block(meta: bool, assi
         torch.testing.assert_close(compiled(x), expected)
 
 
-@each("scheme", ["rezero", "hyper", "geonorm(learn=affine)", "geonorm(learn=step)", "pre"])
-def test_learned_scalars_have_a_dimension(scheme: str) -> None:
-    """FSDP cuts the first one of every parameter."""
-    assert all(p.dim() > 0 for p in residual(scheme, norm="dyt").parameters())
-
-
 def test_another_branch_may_have_another_dtype() -> None:
     module = residual("pre")
     module.branch = nn.Linear(DIM, DIM).to(torch.bfloat16)
@@ -181,15 +177,6 @@ def test_survives_to_empty_and_reset(scheme: str) -> None:
     for key, value in fresh.state_dict().items():
         assert torch.equal(module.state_dict()[key], value), key
     assert torch.equal(module(stream(module)), fresh(stream(fresh)))
-
-
-def test_mix_is_resolved_once() -> None:
-    module = residual("mix(a=peri, b=geonorm, share=0.5)", layer=1)
-    assert module.scheme == parse("peri") and set(module.own) == {"input", "output"}
-
-
-def test_repr_says_what_stands_where() -> None:
-    assert "geonorm(decay=sqrt), layer=2, kind=mlp, depth=4" in repr(residual("geonorm(decay=sqrt)", kind="mlp"))
 
 
 def test_norm_arguments_reach_the_scheme() -> None:
@@ -222,18 +209,16 @@ def test_all_layers_share_one_compiled_graph() -> None:
             torch.testing.assert_close(compiled(module, x), module(x))
 
 
-@pytest.mark.parametrize("scheme", ["hyper", "siamese", "residual_dual"])
-def test_a_stream_of_the_wrong_shape_is_refused_in_one_line(scheme: str) -> None:
-    residual = Residual(nn.Identity(), scheme, Site(0, "mlp", 2), 4)
-    with pytest.raises(ConfigError, match=r"carries \d streams: x must be") as error:
-        residual(torch.randn(3, 4))
+@each("scheme, x, says", [
+        ("hyper", torch.randn(3, 4), "carries 4 streams: x must be"),
+        ("residual_dual", torch.randn(3, 4), "carries 2 streams: x must be"),
+        ("geonorm", torch.randn(3, 5), r"the stream must be floats \(\.\.\., 4\), got \(3, 5\)"),
+        ("geonorm", torch.ones(3, 4, dtype=torch.int64), r"the stream must be floats \(\.\.\., 4\), got \(3, 4\)"),
+    ])  # fmt: skip
+def test_a_stream_that_does_not_fit_is_refused_in_one_line(scheme: str, x: Tensor, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as error:
+        Residual(nn.Identity(), scheme, Site(0, "mlp", 2), 4)(x)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("x", [torch.randn(3, 5), torch.ones(3, 4, dtype=torch.int64)])
-def test_a_stream_of_another_width_or_of_whole_numbers_is_refused(x: Tensor) -> None:
-    with pytest.raises(ConfigError, match=r"the stream must be floats \(\.\.\., 4\), got \(3, \d\)"):
-        Residual(nn.Identity(), "geonorm", Site(0, "mlp", 2), 4)(x)
 
 
 JOINED = [
@@ -310,12 +295,6 @@ def test_a_write_that_is_mixed_in_is_the_one_that_trains() -> None:
     x = torch.randn(2, DIM)
     still = Residual(nn.Tanh(), Mixed(), Site(0, "attn", 1), DIM)
     assert torch.equal(still(x), x) and still.scheme.angles(still.own(), still.place()) is None
-
-
-def test_no_residual_stands_at_an_end() -> None:
-    for kind in ("entry", "exit"):
-        with pytest.raises(ConfigError, match=f"not at the {kind}"):
-            Residual(nn.Identity(), "pre", Site(0, kind, 4), DIM)
 
 
 def test_a_norm_of_the_update_sees_it_in_the_precision_of_the_stream() -> None:

@@ -45,20 +45,6 @@ def test_whatever_a_row_raises_is_a_failure_of_that_row() -> None:
     assert all(f"kind={name}" in str(error.value) for name in ("ValueError", "KeyError", "Failed"))
 
 
-def test_rows_that_are_skipped_hide_no_failure() -> None:
-    @each("number", [1, 2, 3])
-    def odd(number: int, least: int) -> None:
-        if number < least:
-            pytest.skip("small")
-        assert number % 2
-
-    odd(least=3)
-    with pytest.raises(AssertionError, match="1 of 3 rows"):
-        odd(least=2)
-    with pytest.raises(pytest.skip.Exception):
-        odd(least=9)
-
-
 def test_a_row_leaves_no_files_patches_or_lines_to_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,13 +60,6 @@ def test_a_row_leaves_no_files_patches_or_lines_to_the_next(
 
     leave(tmp_path=tmp_path, monkeypatch=monkeypatch, capsys=capsys)
     assert len(list(tmp_path.iterdir())) == 2 and "ROW" not in os.environ
-
-
-def test_fixtures_stay_arguments() -> None:
-    @each("number", [1])
-    def use(number: int, tmp_path: str) -> None: ...
-
-    assert list(inspect.signature(use).parameters) == ["tmp_path"]
 
 
 @pytest.mark.parametrize("rows", [[], [(1, 2, 3)], [(1,)]])

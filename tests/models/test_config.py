@@ -55,18 +55,6 @@ def test_every_preset_is_in_the_table_above() -> None:
     assert PRESETS["nano"] == DecoderConfig()
 
 
-def test_the_papers_layout() -> None:
-    c = preset("paper-125m")
-    assert (c.layers, c.width, c.heads, c.hidden, c.context) == (12, 768, 12, 3072, 512)
-    assert (c.norm, c.mlp, c.tied) == ("layer", "gelu", False)
-
-
-def test_preset_with_changes() -> None:
-    config = preset("mini", scheme="pre", context=64)
-    assert (config.scheme, config.context, config.layers) == ("pre", 64, 12)
-    assert preset("mini").context == 256, "presets must not change"
-
-
 def test_grouped_queries() -> None:
     assert DecoderConfig(heads=4).groups == 4 and DecoderConfig(heads=4, kv_heads=2).groups == 2
     assert DecoderConfig(width=96, heads=4).head_dim == 24
@@ -108,13 +96,3 @@ def test_unknown_names_point_to_the_nearest() -> None:
         preset("nano", layer=3)
     with pytest.raises(ConfigError, match="unknown scheme 'geonrom'"):
         Decoder(preset("nano", scheme="geonrom"))
-
-
-@pytest.mark.parametrize("changes", [{"mlp": "swigul"}, {"qk_norm": "heads"}, {"norm": "rsm"}, {"positions": "learnt"}])
-def test_words_outside_their_list(changes: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match="did you mean"):
-        preset("nano", **changes)
-
-
-def test_an_odd_head_needs_no_rotary_pairs() -> None:
-    assert DecoderConfig(width=12, heads=4, positions="learned").head_dim == 3

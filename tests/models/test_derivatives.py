@@ -173,14 +173,3 @@ def test_compiled_gradients_of_functions(scheme: str) -> None:
         expected = transform(weights, x)
         found = torch.compile(transform, backend="aot_eager", fullgraph=True)(weights, x)
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_the_compiler_refuses_to_differentiate_twice(compiler: str) -> None:
-    module = residual("geonorm")
-    x = stream(module, 2).requires_grad_()
-    torch.compiler.reset()
-    loss = torch.compile(module, backend=compiler)(x).pow(3).sum()
-    (first,) = torch.autograd.grad(loss, x, create_graph=True)
-    with pytest.raises(RuntimeError, match="double backward"):
-        torch.autograd.grad(first.sum(), x)

@@ -71,11 +71,6 @@ def test_a_model_of_ones_own() -> None:
     assert parameter_roles(nn.Linear(2, 2)) == {"weight": "hidden", "bias": "gain"}
 
 
-def test_without_rates_there_are_two_groups() -> None:
-    decayed, plain = parameter_groups(Decoder(DecoderConfig("pre", **SHAPE)), 1e-3)
-    assert (decayed["weight_decay"], plain["weight_decay"], decayed["lr"], plain["lr"]) == (0.1, 0.0, 1e-3, 1e-3)
-
-
 def test_words_of_the_command_line() -> None:
     assert Optim(rates=["embed=16", "head=.5"]).multipliers == {"embed": 16.0, "head": 0.5}
     assert set(RATED) <= {*ROLES, *SHARED_ROLES} and {r for r in ROLES if ROLES[r].hidden} < set(RATED)

@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from geonorm import Decoder, DecoderConfig
-from geonorm.errors import ConfigError
 from geonorm.hf.export import adapt
-from geonorm.hf.layouts import layout_of
 
 SHAPE: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "hidden": 24, "vocab_size": 11, "context": 8}
 IDS = torch.arange(8).view(1, 8) % 11
@@ -61,18 +59,3 @@ def test_the_model_in_transformers_is_the_same(changes: dict[str, Any]) -> None:
     ours = model(**changes)
     theirs = adapt(ours)
     torch.testing.assert_close(theirs(input_ids=IDS).logits, ours(IDS))
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"soft_cap": 15.0}, "model.soft_cap=15.0, not None"),
-        ({"attn_gate": True}, "model.attn_gate=True, not False"),
-        ({"mlp": "relu2"}, "model.mlp=relu2"),
-    ],
-)
-def test_stock_architectures_without_them_are_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        layout_of(DecoderConfig(scheme="pre(entry=embedding)", **(SHAPE | changes)), "llama")
-    with pytest.raises(ConfigError, match="soft_cap"):
-        DecoderConfig(soft_cap=0.0)

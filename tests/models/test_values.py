@@ -112,17 +112,6 @@ def test_what_cannot_be_says_so() -> None:
             layout_of(DecoderConfig("pre(entry=embedding)", **changes), "llama")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning")
-@pytest.mark.parametrize("values", KINDS)
-def test_compiled_blocks_are_the_eager_ones(values: str) -> None:
-    plain = model(values)
-    expected = plain.loss(IDS, IDS.roll(-1, 1)).item()
-    torch.compiler.reset()
-    for block in plain.blocks:
-        block.compile(backend="aot_eager")
-    assert plain.loss(IDS, IDS.roll(-1, 1)).item() == pytest.approx(expected, rel=1e-12)
-
-
 def test_attention_is_sharper_by_the_square_of_its_scale() -> None:
     plain, sharp = model("own", qk_norm="head"), model("own", qk_norm="head", qk_scale=1.2)
     for p, q in zip(

@@ -81,28 +81,6 @@ def test_rotary_turns_are_of_rows_and_columns() -> None:
     assert torch.allclose(torch.atan2(sin, cos)[:, 2], torch.tensor([0.0, 1, 2, 1, 2]))  # columns
 
 
-def test_weights_name_every_matrix_once_and_are_drawn_from_the_seed() -> None:
-    model = tiny()
-    roles = [role for role, *_ in model.weights()]
-    assert roles == ["patch", *["q", "k", "v", "o", "up", "down"] * 2, "head", "position", "class_token"]
-    assert set(roles) < set(ROLES)
-    named_weights = {id(weight) for _, weight, _, _ in model.weights()}
-    assert {id(p) for p in model.parameters() if p.dim() == 2} == named_weights
-    assert all(torch.equal(a, b) for a, b in zip(tiny().parameters(), model.parameters(), strict=True))
-    first = [tiny(scheme=scheme).blocks[0].attn.branch.parameters() for scheme in ("pre", "post")]
-    assert all(torch.equal(a, b) for a, b in zip(*first, strict=True))
-    lengths = tiny(scheme="ngpt").patch.weight.norm(dim=0)
-    assert torch.allclose(
-        lengths, torch.ones_like(lengths)
-    )  # along the model's dimension, as what writes to the stream
-
-
-def test_parameters_are_counted_by_hand() -> None:
-    assert VisionConfig(image_size=224, patch=16).context == 197
-    counted = sum(p.numel() for p in VisionTransformer(VisionConfig(scheme="pre", hidden=512, **VIT)).parameters())
-    assert counted == 809_354 == 4 * 198_272 + 6_272 + 128 + 65 * 128 + 256 + 1_290
-
-
 @each(
     "changes, message",
     [

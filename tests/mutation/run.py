@@ -35,7 +35,7 @@ TESTS = {
     "norms.py": "tests/test_norms.py tests/ops",
     "residual.py": "tests/test_residual.py tests/schemes",
     "ops": "tests/ops",
-    "schemes": "tests/schemes tests/test_residual.py",
+    "schemes": "tests/schemes tests/test_residual.py tests/parity/test_recorded.py",
     "lab/statistics/comparison.py": "tests/lab/statistics/test_comparison.py tests/lab/statistics",
     "lab/statistics/moderated.py": "tests/lab/statistics/test_moderated.py tests/lab/statistics",
     "lab/statistics/speedup.py": "tests/lab/statistics/test_speedup.py tests/lab/statistics",

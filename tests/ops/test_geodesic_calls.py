@@ -41,15 +41,6 @@ def test_shapes(shape: tuple[int, ...], backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_decay_of_several_dimensions_adds_none(backend: str) -> None:
-    x, u = (t.detach() for t in pair(count=2))
-    wanted = geodesic_update(x, u, decay=0.5, backend=backend)
-    for shape in ((), (1,), (1, 1, 1)):
-        found = geodesic_update(x, u, decay=torch.full(shape, 0.5, dtype=torch.float64), backend=backend)
-        torch.testing.assert_close(found, wanted, rtol=1e-14, atol=0)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_layout_of_memory_does_not_matter(backend: str) -> None:
     base = torch.randn(2, 3, 16, 5, dtype=torch.float64)
     x, u = base.transpose(-1, -2)

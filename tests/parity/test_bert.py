@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,14 +15,14 @@ from geonorm.models import Decoder, preset
 from geonorm.models.decoder import IGNORED
 from geonorm.norms import LayerNorm
 
-from .conftest import streams
+from .conftest import Pairs, compare_models, draw_and_copy
 
 transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.usefixtures("stay_wide")
 
 
-def pairs(ours: Decoder, theirs: nn.Module) -> list[tuple[Tensor, Tensor, str]]:
+def pairs(ours: Decoder, theirs: nn.Module) -> Pairs:
     """(our parameter, theirs, what it is), but for the table of kinds of token."""
     start, end = theirs.bert.embeddings, theirs.cls.predictions
     modules = [
@@ -62,32 +63,16 @@ def test_streams_logits_loss_and_gradients(agree: Callable[..., None]) -> None:
     ours, theirs = Decoder(shape).double(), transformers.BertForMaskedLM(settings).double()
     kinds = theirs.bert.embeddings.token_type_embeddings.weight
     assert ours.parameter_count() == sum(p.numel() for p in theirs.parameters()) - kinds.numel()
-    torch.manual_seed(0)
-    for p in ours.parameters():  # norms and biases, too, away from where they start
-        nn.init.normal_(p, 0.0, 0.3)
-    for module in ours.modules():  # with small gains tokens become alike, and gradients of attention the noise of that
-        if isinstance(module, LayerNorm):
-            module.weight.data += 1
+    draw_and_copy(ours, pairs(ours, theirs))
     with torch.no_grad():
-        for mine, their, _ in pairs(ours, theirs):
-            their.copy_(mine)
         theirs.bert.embeddings.position_embeddings.weight -= kinds[0]
     ids, chosen = torch.randint(61, (2, 12)), torch.arange(12) % 5 == 2
     targets = torch.where(chosen, torch.randint(61, (2, 12)), IGNORED)
-    layers = streams(ours.blocks), streams(theirs.bert.encoder.layer)
-    logits, answer = ours(ids), theirs(input_ids=ids, labels=targets)
-    assert len(layers[0]) == len(layers[1]) == 3
-    for number, (mine, their) in enumerate(zip(*layers, strict=True)):
-        agree(mine, their, f"stream behind block {number}")
-    agree(logits, answer.logits, "logits")
-    loss = Decoder.cross_entropy(logits.flatten(0, 1), targets.flatten())
-    agree(loss, answer.loss, "loss")
-    names = [what for _, _, what in pairs(ours, theirs)]
-    slopes = torch.autograd.grad(loss, [mine for mine, _, _ in pairs(ours, theirs)])
-    answer.loss.backward()
-    for what, slope, (_, their, _) in zip(names, slopes, pairs(ours, theirs), strict=True):
-        if what == "k, bias":  # adds the same to all scores of a query: its gradient is rounding on both sides
-            assert slope.abs().max() < 1e-12 and their.grad.abs().max() < 1e-12
-            continue
-        agree(slope, their.grad, f"gradient of {what}")
-    agree(slopes[names.index("positions")].sum(0), kinds.grad[0], "gradient of the one kind of token")
+
+    def run() -> tuple[Tensor, Tensor, Any]:
+        logits = ours(ids)
+        loss = Decoder.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return logits, loss, theirs(input_ids=ids, labels=targets)
+
+    slopes = compare_models(agree, pairs(ours, theirs), (ours.blocks, theirs.bert.encoder.layer), run)
+    agree(slopes["positions"].sum(0), kinds.grad[0], "gradient of the one kind of token")

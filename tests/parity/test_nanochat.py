@@ -24,15 +24,11 @@ from geonorm.models.init import base_std
 from geonorm.schemes import Site, parse
 
 from ..rows import each
+from .test_recorded import wave
 
 CASE = json.loads(Path(__file__).with_name("recorded.json").read_text(encoding="utf-8"))["models"][0]
 IDS = torch.arange(12).view(2, 6) * 7 % 11
 MATRICES = {"c_q": "q", "c_k": "k", "c_v": "v", "c_proj": "o", "ve_gate": "mix.gate"}
-
-
-def wave(*shape: int, phase: float = 0.0) -> Tensor:
-    k = torch.arange(torch.Size(shape).numel(), dtype=torch.float64)
-    return torch.sin(phase + k + k * k / 10).view(shape)
 
 
 def places(theirs: str, model: Decoder) -> list[str]:
@@ -89,16 +85,12 @@ def same_weights() -> Decoder:
             found = [own.pop(name) for name in places(theirs, model)]
             rows = len(found) > 1 or theirs == "backout_lambda"
             shape = (len(found),) if rows else found[0].shape
-            values = (
-                turned(theirs, 0.3 * wave(*shape, phase=float(n)), model)
-                if not rows
-                else 0.3 * wave(*shape, phase=float(n))
-            )
+            values = 0.3 * wave(*shape, phase=float(n))
             if rows:
                 for parameter, value in zip(found, values, strict=True):
                     parameter.add_(value)
             else:
-                found[0].copy_(values)
+                found[0].copy_(turned(theirs, values, model))
     assert not own, f"nothing of theirs is {sorted(own)}"
     return model
 

@@ -93,21 +93,3 @@ def test_the_rule_of_a_shipped_layer(scheme: str) -> None:
         for name, (path, _) in weights.items():
             gradient = residual.own.get_parameter(name).grad
             torch.testing.assert_close(gradient, attrgetter(path)(theirs).grad, **tolerance)
-
-
-def test_beam_is_peri_in_other_coordinates() -> None:
-    """sqrt(n + 1) times Beam's stream after n updates is Peri-LN's: 104 sub-layers with random gains, without eps."""
-    depth = 52
-    beam = torch.randn(3, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    peri = beam.clone()
-    for layer in range(depth):
-        for kind in ("attn", "mlp"):
-            site = Site(layer, kind, depth)
-            torch.manual_seed(site.number)
-            branch = Known().double()
-            one, other = (Residual(branch, rule, site, WIDTH, eps=0.0).double() for rule in ("beam", "peri"))
-            for p in one.own.parameters():
-                nn.init.normal_(p, 1.0, 0.3)
-            other.own.load_state_dict(one.own.state_dict())
-            beam, peri = one(beam), other(peri)
-            torch.testing.assert_close((site.number + 2) ** 0.5 * beam, peri, rtol=1e-12, atol=1e-12)

@@ -4,6 +4,7 @@ transformers' ViTForImageClassification with the same weights."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,14 +13,14 @@ from torch import Tensor, nn
 from geonorm.models import VisionConfig, VisionTransformer
 from geonorm.norms import LayerNorm
 
-from .conftest import streams
+from .conftest import Pairs, compare_models, draw_and_copy
 
 transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.usefixtures("stay_wide")
 
 
-def pairs(ours: VisionTransformer, theirs: nn.Module) -> list[tuple[Tensor, Tensor, str]]:
+def pairs(ours: VisionTransformer, theirs: nn.Module) -> Pairs:
     """(our parameter, theirs in our shape, what it is)."""
     start = theirs.vit.embeddings
     modules = [(ours.head, theirs.classifier, "head"), (ours.exit.own["norm"], theirs.vit.layernorm, "last norm")]
@@ -58,29 +59,11 @@ def test_streams_logits_loss_and_gradients(agree: Callable[..., None]) -> None:
     assert settings.layer_norm_eps == shape.eps and settings.hidden_act == shape.mlp and settings.qkv_bias == shape.bias
     ours, theirs = VisionTransformer(shape).double(), transformers.ViTForImageClassification(settings).double()
     assert ours.parameter_count() == sum(p.numel() for p in theirs.parameters())
-    torch.manual_seed(0)
-    for p in ours.parameters():  # norms and biases, too, away from where they start
-        nn.init.normal_(p, 0.0, 0.3)
-    for module in ours.modules():
-        if isinstance(module, LayerNorm):
-            module.weight.data += 1
-    with torch.no_grad():
-        for mine, their, _ in pairs(ours, theirs):
-            their.copy_(mine.view(their.shape))
+    draw_and_copy(ours, pairs(ours, theirs))
     images, targets = torch.randn(2, 3, 16, 16, dtype=torch.float64), torch.tensor([3, 6])
-    layers = streams(ours.blocks), streams(theirs.vit.layers)
-    logits, answer = ours(images), theirs(pixel_values=images, labels=targets)
-    assert len(layers[0]) == len(layers[1]) == 3
-    for number, (mine, their) in enumerate(zip(*layers, strict=True)):
-        agree(mine, their, f"stream behind block {number}")
-    agree(logits, answer.logits, "logits")
-    loss = VisionTransformer.cross_entropy(logits, targets)
-    agree(loss, answer.loss, "loss")
-    found = pairs(ours, theirs)
-    slopes = torch.autograd.grad(loss, [mine for mine, _, _ in found])
-    answer.loss.backward()
-    for slope, (_, their, what) in zip(slopes, found, strict=True):
-        if what == "k, bias":  # adds the same to all scores of a query: its gradient is rounding on both sides
-            assert slope.abs().max() < 1e-12 and their.grad.abs().max() < 1e-12
-            continue
-        agree(slope, their.grad.view(slope.shape), f"gradient of {what}")
+
+    def run() -> tuple[Tensor, Tensor, Any]:
+        logits = ours(images)
+        return logits, VisionTransformer.cross_entropy(logits, targets), theirs(pixel_values=images, labels=targets)
+
+    compare_models(agree, pairs(ours, theirs), (ours.blocks, theirs.vit.layers), run)

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from geonorm import Decoder, DecoderConfig, Residual, Site, parse
+from geonorm import Decoder, DecoderConfig, Site, parse
 from geonorm.errors import ConfigError
-from geonorm.norms import RMSNorm
 from geonorm.schemes import First, Mix, PerKind, Pre, Scheme, state_of
 
 DEPTH = 4
@@ -90,22 +89,6 @@ def test_every_part_initialises_and_constrains_its_own_weights() -> None:
         assert str(scheme) == ("ngpt" if on_sphere else "sandwich")
     (down,) = {round(w.std().item() * 40**0.5 * 8**0.5, 1) for role, w, _, _ in model.weights() if role == "down"}
     assert down == 1.0
-
-
-def test_hybridnorm_star_is_data() -> None:
-    """Block 0: Pre-Norm attention and MLP; the others as HybridNorm; norms on q, k, v everywhere."""
-    model = Decoder(DecoderConfig("first(hybrid(input=norm), hybrid)", **SMALL))
-    for site, residual in model.residuals():
-        assert isinstance(residual, Residual)
-        names = [name for name, _ in residual.own.named_parameters()]
-        if site.layer == 0:
-            assert names == ["input.weight"]
-        else:
-            assert names == {"attn": [], "mlp": ["stream.weight"]}[site.kind]
-        slots = residual.branch.slots
-        assert set(slots) == ({"q", "k", "v"} if site.kind == "attn" else set())
-        for slot in slots.values():
-            assert isinstance(slot, RMSNorm) and slot.weight is not None and slot.weight.shape == (12,)
 
 
 def test_what_a_combination_says_of_itself() -> None:

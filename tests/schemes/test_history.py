@@ -16,35 +16,6 @@ from .test_streams import DEPTH, DIM, SITES, branch, embedding, network, norm, o
 from .textbook import same
 
 
-def attention_residuals(text: str, starts: set[int]) -> Tensor:
-    """The paper's lists: blocks that are done, the sum of the one at work; h = attention over both; a last one over
-    all before the head."""
-    scheme = parse(text)
-    done, now = [norm(embedding())], None
-    for number, site in enumerate(SITES):
-        if number in starts:
-            done, now = [*done, now], None
-        p = weights(own(scheme, site))
-        h = mean_by_attention([*done, *([] if now is None else [now])], p) if number else done[0]
-        u = branch(site.layer, site.kind)(norm(h, p["input.weight"]))
-        now = u if now is None else now + u
-    p = weights(own(scheme, Site(DEPTH - 1, "exit", DEPTH)))
-    return norm(mean_by_attention([*done, now], p), p["norm.weight"])
-
-
-def mean_by_attention(sources: list[Tensor], p: dict[str, Tensor]) -> Tensor:
-    scores = [(p["recall.query"] * norm(v, p["recall.key.weight"])).sum(-1, keepdim=True).exp() for v in sources]
-    return sum(s * v for s, v in zip(scores, sources, strict=True)) / sum(scores)
-
-
-@each(
-    "blocks, starts",
-    [(8, {1, 2, 3, 4, 5}), (6, {1, 2, 3, 4, 5}), (5, {2, 3, 4, 5}), (4, {2, 3, 5}), (3, {2, 4}), (2, {3}), (1, set())],
-)  # of 6 sub-layers; two of the 8 slots are left over
-def test_the_stack_is_that_of_the_paper(blocks: int, starts: set[int]) -> None:
-    same(network(f"attnres(blocks={blocks})"), attention_residuals(f"attnres(blocks={blocks})", starts))
-
-
 @each("depth", [4, 5, 6, 7, 9, 10, 11, 36])
 def test_there_are_as_many_blocks_as_asked_for(depth: int) -> None:
     sites = [Site(layer, kind, depth) for layer in range(depth) for kind in ("attn", "mlp")]
@@ -126,29 +97,7 @@ def test_twenty_rounds_leave_columns_that_do_not_sum_to_1_where_scores_lie_far_a
     assert 0.01 < (m.sum(-2) - 1).abs().max() < 1
 
 
-def test_streams_that_are_alike_stay_alike_only_until_they_are_written_to() -> None:
-    scheme = parse("mhc")
-    for number, site in enumerate(SITES):
-        p = own(scheme, site, 0.0)
-        x = embedding()[..., None, :].repeat(1, 1, 4, 1)
-        y, (rest, share) = read_at(scheme, x, p(), site)
-        torch.testing.assert_close(y, norm(embedding()), rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(rest, x, rtol=1e-6, atol=1e-6)
-        assert share[0, 0].argmax().item() == number % 4 and share[0, 0].max().item() == pytest.approx(1.46, abs=0.01)
-
-
 def test_too_many_permutations_are_refused() -> None:
     with pytest.raises(ConfigError, match="use at most 6 streams"):
         parse("mhc(mix=permutation, n=7)")
     assert parse("mhc(n=7)").streams == 7
-
-
-@pytest.mark.parametrize("text", ["attnres(blocks=2)", "mhc", "lambdas"])
-def test_decoding_with_a_cache_is_the_whole_sequence(text: str) -> None:
-    """What a token remembers of its layers is its own: nothing of it is cached, and nothing is missing."""
-    torch.manual_seed(0)
-    model = Decoder(DecoderConfig(text, layers=2, width=16, heads=2, hidden=24, vocab_size=11, context=8)).double()
-    ids = torch.arange(8).view(1, 8) * 3 % 11
-    cache = model.new_cache(8)
-    parts = [model(ids[:, :5], cache), *(model(ids[:, i : i + 1], cache) for i in range(5, 8))]
-    torch.testing.assert_close(torch.cat(parts, 1), model(ids))

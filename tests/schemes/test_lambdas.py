@@ -13,31 +13,6 @@ from .test_streams import DEPTH, SITES, branch, embedding, network, norm, own, w
 from .textbook import same
 
 
-def nanochat(start: str, backout: float | None) -> Tensor:
-    """x = a x + b x0 before each block, x_mid behind block L // 2, the last norm of x - c x_mid."""
-    fields = f"start={start}" + ("" if backout is not None else ", backout=none")
-    scheme = parse(f"lambdas({fields})")
-    x = x0 = norm(embedding())
-    middle = torch.zeros_like(x)
-    for site in SITES:
-        p = weights(own(scheme, site))
-        if site.kind == "attn":
-            x = p["scale"] * x + p["again"] * x0
-        x = x + branch(site.layer, site.kind)(norm(x, p["input.weight"]))
-        if site.kind == "mlp" and site.layer == DEPTH // 2:
-            middle = x
-    p = weights(own(scheme, Site(DEPTH - 1, "exit", DEPTH)))
-    return norm(x - p.get("backout", 0.0) * middle, p["norm.weight"])
-
-
-@pytest.mark.parametrize("start", ["depth", "neutral"])
-@pytest.mark.parametrize("backout", [0.2, None])
-def test_the_stack_is_that_of_nanochat(start: str, backout: float | None) -> None:
-    text = f"lambdas(start={start}" + (")" if backout is not None else ", backout=none)")
-    same(network(text), nanochat(start, backout))
-    assert parse(text).streams == (2 if backout is None else 3)
-
-
 def test_neutral_scales_without_backout_are_pre_norm() -> None:
     same(network("lambdas(start=neutral, backout=none)", moved=0.0), network("pre", moved=0.0))
     assert not torch.allclose(network("lambdas(backout=none)", moved=0.0), network("pre", moved=0.0))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from geonorm import Decoder, DecoderConfig, Site, parse
 from geonorm.norms import NormSpec
-from geonorm.schemes import Parts, polar, read_at, state_of
+from geonorm.schemes import Parts, polar, read_at
 
 from ..rows import each
 
@@ -74,19 +74,6 @@ def test_what_is_seen_is_the_stream_of_pre_while_the_state_stays_on_the_sphere()
         torch.testing.assert_close(state[..., -1], x.square().mean(-1).log() / 2, rtol=1e-11, atol=1e-11)
 
 
-# torch's own compiler makes an instance of autograd functions
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@torch.no_grad()
-def test_cache_and_compiled_blocks() -> None:
-    plain, scaled = pair()
-    cache = scaled.new_cache(13)
-    parts = torch.cat([scaled(text()[:, a:b], cache) for a, b in ((0, 6), (6, 7), (7, 13))], 1)
-    torch.testing.assert_close(parts, plain(text()), rtol=1e-11, atol=1e-11)
-    for block in scaled.blocks:
-        block.compile(backend="eager", fullgraph=True)
-    torch.testing.assert_close(scaled(text()), plain(text()), rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_the_state_keeps_its_dtype_and_stays_near_pre(dtype: torch.dtype) -> None:
     plain, scaled = pair()
@@ -121,10 +108,3 @@ def test_zero_tokens_and_steps_that_cancel() -> None:
     one = polar.to_polar(torch.tensor([3.0, 4.0], dtype=torch.float64))
     gone = polar.from_polar(polar.add_polar(one, torch.tensor([-3.0, -4.0], dtype=torch.float64)))
     torch.testing.assert_close(gone, torch.zeros(2, dtype=torch.float64), rtol=0, atol=1e-15)
-
-
-def test_it_says_what_it_is() -> None:
-    scaled = parse("polar")
-    assert scaled.streams == 1 and not scaled.planar and "law is that of pre" in scaled.about.lawless
-    assert parse("pre").planar and parse("pre").about.lawless == ""
-    assert state_of(scaled) != state_of(parse("pre")) == "one stream"

@@ -11,7 +11,7 @@ import torch
 from geonorm import Decoder, DecoderConfig, Residual, Site, parse
 from geonorm.errors import ConfigError
 from geonorm.ops import geodesic_step
-from geonorm.schemes import advance, read_at, write_at
+from geonorm.schemes import advance, write_at
 from geonorm.schemes.base import normalise_update
 
 from ..rows import each
@@ -48,18 +48,6 @@ def test_a_step_is_that_share_of_the_step_inside(inside: str) -> None:
             same(residual(x), written(bare, own, site, x, residual.branch, h=torch.tensor(h, dtype=torch.float64)))
             if h == 1:
                 same(residual(x), written(bare, own, site, x, residual.branch))
-
-
-def test_of_geonorm_it_is_the_angle_that_grows() -> None:
-    site = Site(0, "attn", DEPTH)
-    residual = Residual(torch.nn.Identity(), "prores(geonorm, steps=4)", site, 2)
-    x, u = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 9.0]])
-    for n in range(6):
-        y = write_at(
-            residual.scheme, x, u, residual.own(), site, carry=read_at(residual.scheme, x, residual.own(), site)[1]
-        )
-        assert torch.atan2(y[0, 1], y[0, 0]).item() == pytest.approx(min(n / 4, 1) * torch.pi / 4, abs=1e-6)
-        advance(residual)
 
 
 @each("fields", ["", "alpha=0.5, decay=sqrt", "decay_on=update, alpha=3", "update=unit", "update=norm, input=norm",

@@ -44,14 +44,6 @@ def test_every_registered_scheme_has_an_equation_here() -> None:
 
 @each("site", SITES)
 @each("name", EQUATIONS)
-def test_one_layer_equals_the_textbook(name: str, site: Site) -> None:
-    scheme, own = placed(name, site)
-    x, branch = stream(scheme), Bend()
-    same(written(scheme, own, site, x, branch), EQUATIONS[name](x, branch, dict(own.named_parameters()), site))
-
-
-@each("site", SITES)
-@each("name", EQUATIONS)
 def test_residual_is_the_same_layer(name: str, site: Site) -> None:
     residual = Residual(Bend(), name, site, DIM, eps=EPS)
     perturbed(residual.own)
