@@ -67,7 +67,7 @@ class Residual(nn.Module):
             raise ConfigError(f"dim must be at least 1 and eps at least 0, got dim {dim} and eps {eps}")
         self.branch = branch
         self.scheme = parse(scheme).resolve(site)
-        self.dim, self.width = dim, self.scheme.width(dim)
+        self.dim = dim
         self.index, self.kind, self.depth = int(site.layer), site.kind, site.depth
         self.sublayers = site.sublayers
         self.own = Parts(self.scheme, site, NormSpec(norm, dim, gains, eps, norm_bias))
@@ -107,8 +107,8 @@ class Residual(nn.Module):
     def forward(self, x: Tensor, *, reading: Reading | None = None, then: Residual | None = None, **kwargs: Any) -> Any:
         """The stream after the site, x like x. `reading` is what the residual before this one handed over; with `then`,
         the residual that comes next, the result is (x, its reading)."""
-        if x.shape[-1:] != (self.width,) or not x.is_floating_point():
-            raise ConfigError(f"the stream must be floats (..., {self.width}), got {tuple(x.shape)} of {x.dtype}")
+        if not x.is_floating_point():
+            raise ConfigError(f"the stream must be floats (..., {self.dim}), got {tuple(x.shape)} of {x.dtype}")
         streams = self.scheme.streams
         if streams > 1 and (x.dim() < 2 or x.shape[-2] != streams):
             raise ConfigError(

@@ -25,14 +25,7 @@ COARSER = 2.0**16
 """Unit roundoff of bf16 over that of fp32."""
 NORMS = ("derf", "gated")
 """Inside `pre`."""
-CASES = [
-    *names(),
-    "geonorm(update=unit)",
-    "mhc(mix=permutation, n=3)",
-    "mhc(mix=identity)",
-    "prores(geonorm)",
-    "modern",
-]
+OTHERS = ["geonorm(update=unit)", "mhc(mix=permutation, n=3)", "mhc(mix=identity)", "prores(geonorm)", "modern"]
 IDS = torch.arange(32).view(2, 16) * 7 % 61
 
 

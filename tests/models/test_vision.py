@@ -10,7 +10,6 @@ import torch.nn.functional as F
 
 from geonorm.errors import ConfigError
 from geonorm.models import VisionConfig, VisionTransformer
-from geonorm.models.init import ROLES
 from geonorm.models.vision import cut_patches, turns_of_places
 
 from ..rows import each

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from geonorm.models import Decoder, preset
 from geonorm.models.decoder import IGNORED
-from geonorm.norms import LayerNorm
 
 from .conftest import Pairs, compare_models, draw_and_copy
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from geonorm.models import VisionConfig, VisionTransformer
-from geonorm.norms import LayerNorm
 
 from .conftest import Pairs, compare_models, draw_and_copy
 

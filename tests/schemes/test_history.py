@@ -12,7 +12,7 @@ from geonorm.schemes import read_at, write_at
 
 from ..rows import each
 from . import textbook
-from .test_streams import DEPTH, DIM, SITES, branch, embedding, network, norm, own, weights
+from .test_streams import DIM, SITES, norm, own, weights
 from .textbook import same
 
 

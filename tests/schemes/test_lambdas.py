@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
-from geonorm import Decoder, DecoderConfig, Site, parse
+from geonorm import Decoder, DecoderConfig, parse
 from geonorm.errors import ConfigError
 
-from .test_streams import DEPTH, SITES, branch, embedding, network, norm, own, weights
+from .test_streams import SITES, embedding, network, own, weights
 from .textbook import same
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -134,18 +134,15 @@ def weights_of(model: nn.Module, strict: bool = False) -> list[Weight]:
 DRAWN_LAST = {role: place for place, role in enumerate(("head", "position", "class_token", "transform", "values"), 2)}
 
 
-class InitSettings(Protocol):
-    """What the base standard deviation of weights rests on; a `DecoderConfig` has it."""
+class InitSettings(NamedTuple):
+    """What the base standard deviation of weights rests on, in any model."""
 
-    @property
-    def init(self) -> str: ...
-    @property
-    def width(self) -> int: ...
-    @property
-    def init_depth(self) -> int | None: ...
+    init: str
+    width: int
+    init_depth: int | None = None
 
 
-def base_std(role: str, fan_in: int, settings: InitSettings, scheme: Scheme, site: Site) -> float:
+def base_std(role: str, fan_in: int, settings: InitSettings | TransformerConfig, scheme: Scheme, site: Site) -> float:
     """The base standard deviation of a weight under `init`, against which the scheme states its own.
 
     fan_in  1/sqrt(fan_in), for the embedding 1/sqrt(width): a matrix keeps the mean square of what it reads
@@ -170,7 +167,9 @@ def base_std(role: str, fan_in: int, settings: InitSettings, scheme: Scheme, sit
     return (0.4 if settings.init == "nanochat" and role == "up" else 1.0) * float(fan_in) ** -0.5
 
 
-def draw_weight(weight: Tensor, role: str, scheme: Scheme, site: Site, settings: InitSettings) -> Tensor:
+def draw_weight(
+    weight: Tensor, role: str, scheme: Scheme, site: Site, settings: InitSettings | TransformerConfig
+) -> Tensor:
     """Draws a weight (out, in) in place as its scheme starts it, and returns it."""
     fan_out, fan_in = weight.shape
     weight.normal_(0.0, scheme.init_std(role, fan_in, fan_out, site, base_std(role, fan_in, settings, scheme, site)))
@@ -186,14 +185,6 @@ def check_start(scheme: Scheme, config: TransformerConfig) -> None:
             site = Site(layer, kind if config.block == "sequential" else "parallel", config.layers)
             rule = scheme.resolve(site)
             rule.init_std(role, 1, 1, site, base_std(role, 1, config, rule, site))
-
-
-class BaseInit(NamedTuple):
-    """The `InitSettings` of any model."""
-
-    init: str
-    width: int
-    init_depth: int | None = None
 
 
 INITS = ("fan_in", "neox", "gpt2", "zero", "nanochat")
@@ -223,11 +214,11 @@ def initialize(model: nn.Module, init: str = "fan_in") -> None:
     if init not in INITS:
         raise ConfigError(unknown("init", init, INITS))
     width = next((part.dim for part in model.modules() if isinstance(part, Residual)), 1)
-    draw_all(model, BaseInit(init, width))
+    draw_all(model, InitSettings(init, width))
 
 
 @torch.no_grad()
-def draw_all(model: nn.Module, settings: InitSettings) -> None:
+def draw_all(model: nn.Module, settings: InitSettings | TransformerConfig) -> None:
     """As `initialize`, by the settings of a model of this package."""
     weights = weights_of(model, strict=True)
     restore_scalars(model)

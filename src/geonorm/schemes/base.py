@@ -162,8 +162,6 @@ class Scheme:
     depth_init: ClassVar[bool] = False
     """Whether its own initial values fall with depth, or ask for ones that do not: what `init` itself takes off output
     matrices for depth (gpt2, neox) is left out then, so that depth counts once."""
-    planar = True
-    """One stream that stays in span{x, u}: with unit norms, write is a law of two numbers (rho, tau)."""
 
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)
@@ -178,9 +176,10 @@ class Scheme:
                 f"{name}: {type(attributes[name]).__name__} = {attributes[name]!r}"
             )
 
-    def width(self, dim: int) -> int:
-        """How many numbers the stream has along its last axis."""
-        return dim
+    @property
+    def planar(self) -> bool:
+        """One stream that stays in span{x, u}: with unit norms, write is a law of two numbers (rho, tau)."""
+        return self.streams == 1 and not self.about.lawless
 
     def end_parts(self, site: Site, norm: NormSpec) -> Mapping[str, Any]:
         """As `parts`, for the entry to the stream and the exit from it."""
@@ -297,8 +296,6 @@ class Placement(Scheme):
 @dataclass(frozen=True)
 class Copied(Placement):
     """A scheme of several streams that start as copies of one."""
-
-    planar = False
 
     def enter(self, x: Tensor, p: Any, site: Site) -> Tensor:
         start = super().enter(x, p, site)

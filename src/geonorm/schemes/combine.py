@@ -70,10 +70,6 @@ class Combined(Nested):
         lawless = next((part.about.lawless for part in self.inside() if not part.planar), "")
         object.__setattr__(self, "about", replace(self.about, lawless=lawless))
 
-    @property
-    def planar(self) -> bool:  # type: ignore[override]
-        return all(part.planar for part in self.inside())
-
     def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Any = 1.0) -> Tensor:
         raise TypeError(f"{self} stands for other schemes: call resolve(site) and use what it returns")
 

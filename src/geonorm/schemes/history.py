@@ -38,7 +38,6 @@ class AttentionResiduals(Placement):
         "(fla-org/flash-linear-attention bc3b101, naive), to rounding; no official code is published",
         lawless="a sub-layer reads its way through the history, not one stream",
     )
-    planar = False
 
     blocks: Count = field(default=8, kw_only=True)
     """Blocks of sub-layers, as even as can be, each with a slot of the stream beside that of the embedding. Where there

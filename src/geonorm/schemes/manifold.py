@@ -96,27 +96,18 @@ class Mapping(nn.Module):
 
     def __init__(self, n: int, dim: int, first: int, mix: str) -> None:
         super().__init__()
-        self.n, self.first = n, first
+        self.n = n
         self.mixed = {"sinkhorn": (n, n), "permutation": (factorial(n),), "identity": (0,)}[mix]
-        outputs = 2 * n + torch.Size(self.mixed).numel()
-        self.weight = nn.Parameter(torch.empty(outputs, n * dim))
-        self.bias = nn.Parameter(torch.empty(outputs))
-        self.scale = nn.Parameter(torch.empty(3))
-        self.draw()
-
-    @torch.no_grad()
-    def draw(self) -> None:
-        """Initial values."""
-        self.weight.zero_()
-        self.scale.fill_(0.01)
-        self.bias.fill_(-1.0)
-        self.bias[[self.first, self.n + self.first]] = 1.0
-        mixing = self.bias[2 * self.n :].view(self.mixed)
-        mixing.fill_(-8.0)
-        if len(self.mixed) == 2:
-            mixing.fill_diagonal_(0.0)
+        bias = torch.full((2 * n + torch.Size(self.mixed).numel(),), -8.0)
+        bias[: 2 * n] = -1.0
+        bias[[first, n + first]] = 1.0
+        if mix == "sinkhorn":
+            bias[2 * n :].view(n, n).fill_diagonal_(0.0)
         else:
-            mixing[:1] = 0.0  # the first permutation is the identity
+            bias[2 * n : 2 * n + 1] = 0.0  # the first permutation is the identity
+        self.weight = nn.Parameter(torch.zeros(len(bias), n * dim))
+        self.bias = nn.Parameter(bias)
+        self.scale = nn.Parameter(torch.full((3,), 0.01))
 
     def forward(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         sizes = (self.n, self.n, self.bias.shape[0] - 2 * self.n)

@@ -58,7 +58,6 @@ class NAG(Placement):
     """Sharpness of the gate."""
 
     carries = True
-    planar = False
 
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
         number = int(site.number) + 1
@@ -87,20 +86,11 @@ class Modulator(nn.Module):
 
     def __init__(self, directions: int, dim: int, number: int) -> None:
         super().__init__()
-        self.number = number
-        self.weight = nn.Parameter(torch.empty(directions, dim))
-        self.bias = nn.Parameter(torch.empty(directions))
-        self.share = nn.Parameter(torch.empty(directions))
-        self.draw()
-
-    @torch.no_grad()
-    def draw(self) -> None:
-        """Initial values."""
-        generator = torch.Generator().manual_seed(self.number)
-        drawn = torch.randn(self.weight.shape, generator=generator, device="cpu", dtype=torch.float32)
-        self.weight.copy_(0.02 * drawn)
-        self.bias.zero_()
-        self.share.zero_()
+        generator = torch.Generator().manual_seed(number)
+        drawn = torch.randn(directions, dim, generator=generator, device="cpu", dtype=torch.float32)
+        self.weight = nn.Parameter((0.02 * drawn).to(torch.get_default_device(), torch.get_default_dtype()))
+        self.bias = nn.Parameter(torch.zeros(directions))
+        self.share = nn.Parameter(torch.zeros(directions))
 
     def forward(self, y: Tensor) -> Tensor:
         with torch.autocast(y.device.type, enabled=False):  # a number per token stays wide

@@ -58,8 +58,9 @@ class Polar(Pre):
     a decay of its own making; and no number of the state grows with depth. Outputs and gradients are those of `pre` to
     rounding; keep the state fp32, because bf16 would lose the small increments of the log-radius.
 
-    >>> geonorm.schemes.Polar().width(8)  # direction and log-radius
-    9
+    >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "polar", geonorm.Site(0, "mlp", 4), dim=8)
+    >>> layer(torch.randn(2, 9)).shape  # direction and log-radius
+    torch.Size([2, 9])
     """
 
     about = About(
@@ -70,10 +71,6 @@ class Polar(Pre):
         lawless="its state carries the log-radius as one more number; its law is that of pre",
         state="direction and log-radius",
     )
-    planar = False
-
-    def width(self, dim: int) -> int:
-        return dim + 1
 
     def enter(self, x: Tensor, p: Any, site: Site) -> Tensor:
         return to_polar(super().enter(x, p, site))

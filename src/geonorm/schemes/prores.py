@@ -49,7 +49,6 @@ class ProRes(Nested):
         fresh="its steps begin at 0 and grow with those of the optimizer",
         moment=2.0,
     )
-    planar = False
 
     scheme: Scheme = field(default_factory=Pre)
     """Whose steps grow."""
@@ -63,9 +62,6 @@ class ProRes(Nested):
     @property
     def depth_init(self) -> bool:  # type: ignore[override]
         return self.scheme.depth_init
-
-    def width(self, dim: int) -> int:
-        return self.scheme.width(dim)
 
     def resolve(self, site: Site) -> Scheme:
         inner = self.scheme.resolve(site)

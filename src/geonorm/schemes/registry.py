@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import MISSING, fields
+from fractions import Fraction
 from functools import cache
 from importlib.metadata import entry_points
 from math import pi
@@ -76,11 +77,10 @@ def format_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
-        for denominator in range(1, 65):
-            for numerator in (1, 3, 5, 7):
-                text = ("pi" if numerator == 1 else f"{numerator}*pi") + (f"/{denominator}" if denominator > 1 else "")
-                if value == numerator * pi / denominator:
-                    return text
+        share = Fraction(value / pi if abs(value) < 100 else 0).limit_denominator(64)
+        if share.numerator in (1, 3, 5, 7) and value == share.numerator * pi / share.denominator:
+            text = "pi" if share.numerator == 1 else f"{share.numerator}*pi"
+            return text if share.denominator == 1 else f"{text}/{share.denominator}"
         return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
     if isinstance(value, str) and (value in RESERVED or not re.fullmatch(r"[A-Za-z_]\w*", value)):
         return f'"{value}"' if "'" in value else f"'{value}'"

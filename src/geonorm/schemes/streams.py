@@ -163,28 +163,16 @@ class Connection(nn.Module):
 
     def __init__(self, n: int, dim: int, first: int, dynamic: bool) -> None:
         super().__init__()
-        self.n, self.first, self.dynamic = n, first, dynamic
-        self.mix = nn.Parameter(torch.empty(n, n + 1))
-        self.share = nn.Parameter(torch.empty(n))
+        mix = torch.zeros(n, n + 1)
+        mix[:, 1:].fill_diagonal_(1.0)
+        mix[first, 0] = 1.0
+        self.mix = nn.Parameter(mix)
+        self.share = nn.Parameter(torch.ones(n))
         if dynamic:
-            self.mix_weight = nn.Parameter(torch.empty(dim, n + 1))
-            self.share_weight = nn.Parameter(torch.empty(dim))
-            self.mix_scale = nn.Parameter(torch.empty(1))
-            self.share_scale = nn.Parameter(torch.empty(1))
-        self.draw()
-
-    @torch.no_grad()
-    def draw(self) -> None:
-        """Initial values."""
-        self.mix.zero_()
-        self.mix[:, 1:].fill_diagonal_(1.0)
-        self.mix[self.first, 0] = 1.0
-        self.share.fill_(1.0)
-        if self.dynamic:
-            self.mix_weight.zero_()
-            self.share_weight.zero_()
-            self.mix_scale.fill_(0.01)
-            self.share_scale.fill_(0.01)
+            self.mix_weight = nn.Parameter(torch.zeros(dim, n + 1))
+            self.share_weight = nn.Parameter(torch.zeros(dim))
+            self.mix_scale = nn.Parameter(torch.full((1,), 0.01))
+            self.share_scale = nn.Parameter(torch.full((1,), 0.01))
 
     def forward(self, normed: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """normed: N(H), (..., n, dim), or None without a dynamic part."""
