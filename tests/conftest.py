@@ -143,11 +143,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def no_file_of_settings() -> None:
-    """A test that reads a command line in its own context, as no command does, leaves none to the next."""
+def nothing_from_elsewhere() -> None:
+    """A test begins as a process does: no file of settings was read, no scheme from elsewhere is loaded."""
     from geonorm import elsewhere
 
     elsewhere.SETTINGS.set(("", ""))
+    elsewhere.MODULES.clear()
 
 
 @pytest.fixture
