@@ -62,6 +62,12 @@ def same_size(a: Any, b: Tensor) -> bool:
     return isinstance(a, Tensor) and a.is_floating_point() and a.shape[-1:] == b.shape[-1:] and a.numel() == b.numel()
 
 
+def same_object(a: Any, b: Any) -> bool:
+    """True for one object, or tuples of the same objects: accelerate makes tuples anew."""
+    tuples = isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b)
+    return a is b or (tuples and all(one is other for one, other in zip(a, b, strict=True)))
+
+
 def close(a: Tensor, b: Tensor) -> bool:
     wide = b.double().flatten()
     return float((a.double().flatten() - wide).norm()) <= tolerance(b) * float(wide.norm())
@@ -252,7 +258,7 @@ class LayerReader:
         names: dict[str, str] = {}
         block = self.run.arguments
         for name, value in call.arguments.items():
-            same = [theirs for theirs, other in block.items() if other is value]
+            same = [theirs for theirs, other in block.items() if same_object(other, value)]
             if value is None or isinstance(value, bool | int | float | str):
                 same = [name] if name in block and block[name] == value else []
                 if not same and value is not None and value is not False:
