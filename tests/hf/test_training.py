@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -101,16 +99,9 @@ def test_constraints_hold_after_every_step_of_trainer(kind: str, build: Any, tmp
     assert off_the_sphere(hf.GeoNormForCausalLM.from_pretrained(tmp_path / "checkpoint-2")) < 1e-5
 
 
-def test_a_scheme_that_counts_steps_says_when_none_was_counted(build: Any, tmp_path: Path) -> None:
-    """Under the stock trainer its blocks stay as they begin; with the callback they train."""
-    model = build("prores(pre, steps=2)").train()
-    with pytest.warns(UserWarning, match="has counted no step: train with geonorm.hf.ConstrainCallback"):
-        trainer(model, tmp_path / "stock", transformers.Trainer, weight_decay=0.0).train()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model.eval().save_pretrained(tmp_path / "not trained on")
-    callbacks = [hf.ConstrainCallback()]
-    trainer(model, tmp_path / "told", transformers.Trainer, callbacks=callbacks, weight_decay=0.0).train()
+def test_a_scheme_that_counts_steps_counts_those_of_trainer(build: Any, tmp_path: Path) -> None:
+    model = build("prores(pre, steps=2)")
+    trainer(model, tmp_path).train()
     assert {int(p) for name, p in model.state_dict().items() if name.endswith(".done")} == {4}
 
 
@@ -128,7 +119,7 @@ def test_what_decays_is_what_our_own_optimizer_decays(scheme: str) -> None:
         assert {name for name, _ in model.named_parameters()} - undecayed(model) == expected
 
 
-def test_trainers_optimizer_has_these_groups_and_the_stock_one_is_warned_of(build: Any, tmp_path: Path) -> None:
+def test_trainers_optimizer_has_these_groups(build: Any, tmp_path: Path) -> None:
     model = build("pre")
     own = trainer(model, tmp_path).create_optimizer()
     groups = geonorm.parameter_groups(model, 5e-5)
@@ -136,11 +127,6 @@ def test_trainers_optimizer_has_these_groups_and_the_stock_one_is_warned_of(buil
         assert made["weight_decay"] == expected["weight_decay"]
         assert [id(p) for p in made["params"]] == [id(p) for p in expected["params"]]
     assert {p.dim() for p in groups[0]["params"]} == {2}
-    settings: dict[str, Any] = {"callbacks": [hf.ConstrainCallback()], "max_steps": 1, "save_strategy": "no"}
-    with pytest.warns(UserWarning, match=r"applies to 5 gains, scalars or embeddings \(model.embed_tokens.weight, "):
-        trainer(model, tmp_path, transformers.Trainer, **settings).train()
-    made = (torch.optim.AdamW, {"params": geonorm.parameter_groups(model, 1e-3)})
-    trainer(model, tmp_path, transformers.Trainer, optimizer_cls_and_kwargs=made, **settings).train()
 
 
 def test_accelerate_changes_no_bit_of_a_step(build: Any, ids: Any) -> None:
@@ -192,8 +178,7 @@ def test_lora_trains_saves_loads_and_merges(scheme: str, targets: Any, build: An
     merged = again.merge_and_unload()
     assert type(merged) is hf.GeoNormForCausalLM
     torch.testing.assert_close(merged(ids).logits, after, rtol=1e-4, atol=1e-5)
-    with contextlib.nullcontext() if scheme != "ngpt" else pytest.warns(UserWarning, match="where ngpt keeps them"):
-        merged.save_pretrained(tmp_path / "merged")
+    merged.save_pretrained(tmp_path / "merged")
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert torch.equal(loaded(ids).logits, merged(ids).logits)
 
@@ -224,29 +209,3 @@ def test_lora_on_a_model_under_a_scheme(tmp_path: Path) -> None:
     tuned.save_pretrained(tmp_path)
     again = peft.PeftModel.from_pretrained(applied(), tmp_path)
     torch.testing.assert_close(again(ids).logits, after, rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["SequenceClassification", "TokenClassification", "QuestionAnswering"])
-def test_accumulation_changes_no_step_of_a_classifier(kind: str, build: Any, tmp_path: Path) -> None:
-    """transformers divides by the number of items, of which heads have to know, or by that of steps."""
-    torch.manual_seed(0)
-    labels = torch.randint(0, 5, (4,))
-    config = build("pre").config
-    config.update({"pad_token_id": 0, "num_labels": 5})
-    ids = torch.randint(1, 61, (4, 6))
-    each = ids % 5 if kind.startswith("Token") else labels
-    data = [{"input_ids": x, "labels": y} for x, y in zip(ids, each, strict=True)]
-    if kind == "QuestionAnswering":
-        data = [{"input_ids": x, "start_positions": y, "end_positions": y} for x, y in zip(ids, labels, strict=True)]
-    steps = []
-    for size in (4, 1):
-        torch.manual_seed(1)
-        model = getattr(hf, f"GeoNormFor{kind}")(config)
-        before = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-        run = trainer(model, tmp_path / str(size), max_steps=1, save_strategy="no", learning_rate=0.1,
-                      lr_scheduler_type="constant", max_grad_norm=0.0, weight_decay=0.0, optim="sgd",
-                      batch=size, gradient_accumulation_steps=4 // size, data=data)  # fmt: skip
-        run.train()
-        steps.append(torch.nn.utils.parameters_to_vector(model.parameters()).detach() - before)
-    assert steps[0].norm() > 1e-3
-    torch.testing.assert_close(steps[1], steps[0], rtol=1e-3, atol=1e-6)

@@ -22,6 +22,7 @@ from geonorm.measure.capture import Capture
 from geonorm.measure.metrics import likeness
 from geonorm.measure.norms import examine, norms_of
 from geonorm.measure.observe import sites_of, watch, watch_calls
+from geonorm.measure.probe import ProbedModel
 
 from ..conftest import CASES
 from ..rows import each
@@ -197,7 +198,7 @@ def test_our_own_models(scheme: str, norm: str) -> None:
         assert row["norm_kind"] in (norm, "rms")
         assert row["tokens"] == 14 or not scheme.startswith(("peri", "geonorm", "prores"))
     for row in rows:
-        assert row["tokens"] == 14 and row["radius"] > 0 and (row["attn_first"] is None) == (row["kind"] == "mlp")
+        assert row["tokens"] == 14 and row["radius"] > 0
         assert row["clamped"] is None or 0 <= row["clamped"] <= 1
         assert scheme != "geonorm" or row["radius_after"] == pytest.approx(row["radius"], rel=1e-6)
     assert [(row["first"], row["second"]) for row in capture.layer_rows()][-1] == (2, 3)
@@ -427,3 +428,31 @@ def test_depths_are_compared_on_the_same_tokens(tiny_model: Tiny) -> None:
     for row, wanted in zip(rows, whole, strict=True):
         assert row["cos"] == pytest.approx(wanted["cos"], abs=1e-5)
         assert row["cka"] == pytest.approx(wanted["cka"], abs=1e-4)
+
+
+EIGHT: Any = {"layers": 2, "width": 32, "heads": 4, "vocab_size": 32, "context": 16}
+
+
+def rows_of(model: Any, *batches: Any) -> list[dict[str, Any]]:
+    probed = ProbedModel(model)
+    probed.measure(batches)
+    return probed.capture.rows()
+
+
+@each("batch", [3, 1])
+def test_half_of_the_tokens_are_clamped_by_construction(batch: int) -> None:
+    """MLPs answer tokens with a positive first entry by a long update and all others by none."""
+    torch.manual_seed(0)
+    model = Decoder(DecoderConfig("geonorm", mlp="gelu", positions="none", **EIGHT))
+    with torch.no_grad():
+        model.embed.weight[:, 0] = torch.tensor([4.0, -4.0]).repeat(16)  # by the parity of the token
+        for block in model.blocks:
+            block.attn.branch.o.weight.zero_(), block.mlp.branch.up.weight.zero_(), block.mlp.branch.down.weight.zero_()
+            block.mlp.branch.up.weight[:, 0] = 100.0
+            block.mlp.branch.down.weight[1] = 1.0
+    ids = torch.arange(36).reshape(3, 12) % 32
+    assert [row["clamped"] for row in rows_of(model, *ids.split(batch))] == [0.0, 0.5, 0.0, 0.5]
+    uneven = torch.tensor([[0, 2, 4, 1], [1, 3, 5, 7]])
+    assert [row["clamped"] for row in rows_of(model, uneven)] == [0.0, 0.375, 0.0, 0.375]
+    without_clamp = rows_of(Decoder(DecoderConfig("pre", **EIGHT)), ids)
+    assert [row["clamped"] for row in without_clamp] == [None] * 4

@@ -19,9 +19,6 @@ from .layouts import layout_of
 from .modeling import (
     GeoNormForCausalLM,
     GeoNormForMaskedLM,
-    GeoNormForQuestionAnswering,
-    GeoNormForSequenceClassification,
-    GeoNormForTokenClassification,
     GeoNormModel,
     GeoNormPreTrainedModel,
 )
@@ -35,9 +32,6 @@ __all__ = [
     "GeoNormConfig",
     "GeoNormForCausalLM",
     "GeoNormForMaskedLM",
-    "GeoNormForQuestionAnswering",
-    "GeoNormForSequenceClassification",
-    "GeoNormForTokenClassification",
     "GeoNormModel",
     "GeoNormPreTrainedModel",
     "Report",
@@ -56,9 +50,6 @@ transformers.AutoConfig.register("geonorm", GeoNormConfig, exist_ok=True)
 transformers.AutoModel.register(GeoNormConfig, GeoNormModel, exist_ok=True)
 transformers.AutoModelForCausalLM.register(GeoNormConfig, GeoNormForCausalLM, exist_ok=True)
 transformers.AutoModelForMaskedLM.register(GeoNormConfig, GeoNormForMaskedLM, exist_ok=True)
-transformers.AutoModelForSequenceClassification.register(GeoNormConfig, GeoNormForSequenceClassification, exist_ok=True)
-transformers.AutoModelForTokenClassification.register(GeoNormConfig, GeoNormForTokenClassification, exist_ok=True)
-transformers.AutoModelForQuestionAnswering.register(GeoNormConfig, GeoNormForQuestionAnswering, exist_ok=True)
 
 
 def __getattr__(name: str) -> Any:

@@ -98,7 +98,6 @@ def apply(model: Any, scheme: str | Scheme) -> Report:
     check_blocks(model, stacks)
     check_scheme(scheme, max(len(blocks_of(model, stack, base)) for stack, base in stacks))
     family, stock = model.config.model_type, {id(p) for p in model.parameters()}
-    frozen = not any(p.requires_grad for p in model.parameters())
     removed = list(stock_norms(model, stacks))
     vars(model)[RECORD] = prepare_undo(model)
     try:
@@ -110,8 +109,7 @@ def apply(model: Any, scheme: str | Scheme) -> Report:
     added = {name: p.numel() for name, p in model.named_parameters() if id(p) not in stock}
     sites = sum(isinstance(module, Residual) for module in model.modules())
     took_over = [path for path, p in model.named_parameters() if id(p) in carried]
-    notes = notes_on(scheme) + (note_trained(model) if frozen else [])
-    return Report(model, str(scheme), family, sites, removed, added, took_over, notes)
+    return Report(model, str(scheme), family, sites, removed, added, took_over, notes_on(scheme))
 
 
 def scheme_of(model: Any) -> Scheme:
@@ -140,7 +138,7 @@ def scheme_of(model: Any) -> Scheme:
 
 def restore(model: Any) -> None:
     """Gives a model back its residual scheme, its norms and its type. Weights that were trained meanwhile, and what was
-    set in the configuration, stay. ConfigError, one line, for a model that holds adapters.
+    set in the configuration, stay. ConfigError, one line, for a model that nothing was done to.
 
         >>> import transformers
         >>> from geonorm import hf
@@ -151,12 +149,9 @@ def restore(model: Any) -> None:
         >>> type(model).__name__
         'LlamaForCausalLM'
     """
-    undo = getattr(model, "__dict__", {}).get(RECORD)
+    undo = vars(model).get(RECORD)
     if undo is None:
-        what = "was loaded from a folder, which holds no stock norms" if is_applied(model) else "has what it came with"
-        raise ConfigError(f"nothing to restore: this {type(model).__name__} {what}")
-    if any(type(module).__module__.partition(".")[0] == "peft" for module in model.modules()):
-        raise ConfigError("this model has PEFT adapters: merge them or take them out first, then undo the scheme")
+        raise ConfigError(f"nothing to restore: this {type(model).__name__} has what it came with, or from its folder")
     undo()
     del vars(model)[RECORD]
 
@@ -211,9 +206,6 @@ def check_model(model: Any) -> None:
     name = type(model).__name__
     if hasattr(model, "peft_config") or getattr(model, "_hf_peft_config_loaded", False):
         raise ConfigError("this model has PEFT adapters: apply the scheme first, then add them")
-    inside = next((at for at in ("_orig_mod", "module") if isinstance(getattr(model, at, None), PreTrainedModel)), None)
-    if inside is not None:
-        raise ConfigError(f"this model is wrapped ({name}): apply to the one inside, model.{inside}, and wrap it again")
     if not isinstance(model, PreTrainedModel):
         raise ConfigError(f"apply changes transformers models, not {name}; geonorm.Residual is for models of your own")
     if is_applied(model):
@@ -262,13 +254,6 @@ def notes_on(scheme: Scheme) -> list[str]:
     if scheme.recipe():
         notes.append(f"its paper trains with {scheme.recipe()}")
     return notes
-
-
-def note_trained(model: nn.Module) -> list[str]:
-    """What trains of a model that was frozen, for whoever did that may not expect it."""
-    trained = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
-    new = f"{sum(trained.values()):,} new parameters train: {list_paths(list(trained))}"
-    return [f"your weights stay frozen; {new}"] if trained else []
 
 
 def stock_norms(model: Any, stacks: Stacks) -> Iterator[str]:

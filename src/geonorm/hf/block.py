@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,25 +21,6 @@ from ..schemes.scales import Times
 
 Stacks = Sequence[tuple[Stack, str]]
 """Stacks of a model, each with the path that its paths start from."""
-
-
-class Derived:
-    """Mixed into a class that is made from a stock one and stands in no module under its name, so that its objects are
-    pickled and copied by the function that makes the class."""
-
-    made_by: ClassVar[tuple[Any, ...]]
-    """A function, by its module and name, and the stock classes from which it makes the class."""
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        if "made_by" not in vars(type(self)):  # of somebody's subclass, which Python finds by its name
-            return super().__reduce_ex__(protocol)
-        return make_bare, self.made_by, self.__getstate__()
-
-
-def make_bare(make: Any, *stock: Any) -> Any:
-    """An object without its state yet."""
-    kind = make(*stock)
-    return kind.__new__(kind)
 
 
 class Affine(nn.Module):
@@ -141,7 +122,7 @@ class Call:
     tupled: bool
 
 
-class AppliedBlock(Derived):
+class AppliedBlock:
     """Mixed into a stock block's class: the same call, the same results, our residuals."""
 
     call: Call
@@ -172,8 +153,7 @@ class AppliedBlock(Derived):
 @cache
 def block_class(stock: Any) -> Any:
     """The class of a stock block with our residuals, under its own name, by which transformers splits models."""
-    body = {"__module__": __name__, "made_by": (block_class, stock)}
-    return type(stock.__name__, (AppliedBlock, stock), body)
+    return type(stock.__name__, (AppliedBlock, stock), {"__module__": __name__})
 
 
 def site_of(block: nn.Module, sublayer: Sublayer, stack: Stack, scheme: Scheme, site: Site, dim: int) -> Residual:

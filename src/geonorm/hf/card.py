@@ -8,9 +8,6 @@ from typing import Any
 from ..models.config import DecoderConfig
 from ..schemes import parse
 
-POINTS = 12
-"""Rows of the loss table."""
-
 
 def task_of(shape: DecoderConfig) -> tuple[str, str]:
     """The task by the hub's name, and what its losses are of."""
@@ -22,12 +19,11 @@ def card(
     settings: dict[str, Any],
     summary: dict[str, Any],
     environment: dict[str, Any],
-    rows: list[dict[str, Any]],
     model_type: str = "geonorm",
     remote_code: bool = False,
 ) -> str:
-    """Markdown with the header that the hub reads. settings, summary, environment, rows: what the run directory holds
-    in config.yaml, summary.json, environment.json and metrics.jsonl; model_type: the architecture of the folder."""
+    """Markdown with the header that the hub reads. settings, summary, environment: what the run directory holds in
+    config.yaml, summary.json and environment.json; model_type: the architecture of the folder."""
     scheme = parse(shape.scheme)
     task, predicted = task_of(shape)
     parts = [
@@ -37,11 +33,8 @@ def card(
         f"`{scheme.about.equation}`  \n({scheme.about.source})" if scheme.about.equation else "",
         "## Load it\n\n```python\n" + usage(model_type, remote_code, shape) + "\n```",
         "## How it was trained\n\n" + facts(shape, settings, summary, environment),
-        "## Loss\n\n" + loss_table(rows),
-        f"Loss in nats per {predicted}; the last value on held-out text is {number(summary['val_loss'])}, which is "
-        f"{number(summary['val_bpb'])} bits per byte. Spikes of the loss: {summary['spikes']}, of the gradient norm: "
-        f"{summary['grad_spikes']}. One run with one seed: it says nothing about "
-        "the noise between seeds.",
+        f"Loss on held-out text in nats per {predicted}: {known(summary['val_loss'])}; in bits per byte: "
+        f"{known(summary['val_bpb'])}. One run with one seed: it says nothing about the noise between seeds.",
         f"## Data and licence\n\nTrained on `{Path(settings['data']).name}` alone. The run states no licence: whoever "
         "publishes the model chooses one that the licence of these data allows, here and in the header of this page.",
         "## What it is not\n\nA research model from a comparison of normalization placements. Nobody has examined it "
@@ -87,21 +80,5 @@ def facts(shape: DecoderConfig, settings: dict[str, Any], summary: dict[str, Any
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in table.items())])
 
 
-def loss_table(rows: list[dict[str, Any]]) -> str:
-    """A table of at most POINTS rows: training loss as the mean since the row before, held-out loss where measured."""
-    rows = [row for row in rows if row.get("loss") is not None]
-    marks = sorted({round((i + 1) * len(rows) / POINTS) for i in range(POINTS)} - {0})
-    lines = ["| step | tokens | training | held out |", "|---|---|---|---|"]
-    for before, mark in zip([0, *marks], marks, strict=False):
-        part = rows[before:mark]
-        held_out = [row["val_loss"] for row in part if row.get("val_loss") is not None]
-        mean = sum(row["loss"] for row in part) / len(part)
-        last = part[-1]
-        lines.append(
-            f"| {last['step']:,} | {last['tokens']:,} | {mean:.4f} | {f'{held_out[-1]:.4f}' if held_out else ''} |"
-        )
-    return "\n".join(lines)
-
-
-def number(value: float | None) -> str:
+def known(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.4f}"

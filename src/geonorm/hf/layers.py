@@ -3,7 +3,6 @@ and records of hidden states."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +14,7 @@ from ..models.attention import SelfAttention
 from ..models.config import TransformerConfig
 from ..models.decoder import Block, ParallelBlock
 from ..norms import upcast
-from ..residual import StreamEnd
-from ..schemes import Scheme, Site, enter_as
+from ..schemes import Scheme, Site
 from .config import GeoNormConfig
 from .versions import CACHE
 
@@ -82,45 +80,24 @@ class GeoNormAttention(SelfAttention):
         return out if out.dim() == 4 else out.reshape(q.shape[0], q.shape[2], -1, self.head_dim)
 
 
-class View:
-    """Hidden states, (batch, tokens, width) for every scheme: of a stream of another shape, what sub-layers see.
+class HiddenState(nn.Module):
+    """What transformers records of the stream behind a block: (batch, tokens, width) for every scheme. Of a stream of
+    another shape it is what sub-layers see, beside the way from the stream to the loss."""
 
-    A hidden state is part of the way from the stream to the loss, so that it has a gradient: that of a change which
-    reaches the stream as an embedding would, with several streams each of them.
-    """
+    def __init__(self, scheme: Scheme) -> None:
+        super().__init__()
+        self.scheme = scheme
 
-    def __init__(self, entry: StreamEnd) -> None:
-        self.entry, self.scheme = entry, enter_as(entry.scheme, "embedding")
-
-    def seen(self, x: Tensor) -> Tensor:
+    def forward(self, entry: Tensor, x: Tensor) -> Tensor:
+        """entry: the state in front of the blocks, which is recorded first."""
         return self.scheme.seen(x)
-
-    def through(self, seen: Tensor, x: Tensor) -> Tensor:
-        """The stream x, to the bit, for the gradient moved by its hidden state."""
-        moved, still = (self.scheme.enter(state, self.entry.own(), self.entry.site) for state in (seen, self.seen(x)))
-        return x + (moved - still).to(x.dtype)
 
 
 class Layer(GradientCheckpointingLayer):
-    """In front of a block: where hidden states are asked for and the stream is of another shape, it takes and returns
-    both, the hidden state first, which is what transformers records. By position what may have a gradient, for
-    reentrant checkpointing."""
+    """In front of a block: what may have a gradient by position, for reentrant checkpointing."""
 
-    def forward(
-        self,
-        x: Tensor,
-        stream: Tensor | None = None,
-        view: View | None = None,
-        values: Tensor | None = None,
-        mask: Any = None,
-        **attention: Any,
-    ) -> Any:
-        attention.update(values=values, mask=mask)
-        if stream is None or view is None:
-            return super().forward(x, **attention)
-        out = super().forward(view.through(x, stream), **attention)
-        stream, *beside = out if isinstance(out, tuple) else (out,)
-        return (view.seen(stream), stream, *beside)
+    def forward(self, x: Tensor, values: Tensor | None = None, mask: Any = None, **attention: Any) -> Any:
+        return super().forward(x, values=values, mask=mask, **attention)
 
 
 class GeoNormLayer(Layer, Block):
@@ -132,30 +109,3 @@ class GeoNormParallelLayer(Layer, ParallelBlock):
 
 
 LAYERS = {"sequential": GeoNormLayer, "parallel": GeoNormParallelLayer}
-
-
-def run_layers(
-    blocks: nn.ModuleList,
-    entry: StreamEnd,
-    x: Tensor,
-    values: Callable[[int, Tensor | None], Tensor | None],
-    masks: Sequence[Any],
-    whole: bool,
-    **kwargs: Any,
-) -> Tensor:
-    """The stream after all layers. values: what attention of a layer gets beside its own values, by its number and the
-    first layer's values; masks: one for each; whole: the stream is itself the hidden states, or nobody asks for
-    these."""
-    first: Tensor | None = None
-    if whole:
-        for layer, block in enumerate(blocks):
-            x = block(x, None, None, values(layer, first), masks[layer], **kwargs)
-            if isinstance(x, tuple):
-                x, first = x
-        return x
-    view = View(entry)
-    seen = view.seen(x)
-    for layer, block in enumerate(blocks):
-        seen, x, *rest = block(seen, x, view, values(layer, first), masks[layer], **kwargs)
-        first = rest[0] if rest else first
-    return x

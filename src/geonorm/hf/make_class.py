@@ -1,17 +1,16 @@
 """The type of a stock model under one of our schemes, so that it is saved, and loaded again, as what it is.
 
-`GeonormLlamaForCausalLM` is a Llama whose configuration says `geonorm_applied`. Its config.json holds the stock fields
-in a part of their own: transformers without geonorm does not know the type, and a stock class that is pointed at the
-folder stops at a sentence where a number should be. Classes are made when they are needed; after `import geonorm.hf`
-the Auto classes load such folders.
+`GeonormLlamaForCausalLM` is a Llama whose configuration says `geonorm_applied`, a type that transformers without
+geonorm does not know. Classes are made when they are needed; after `import geonorm.hf` the Auto classes load such
+folders.
 """
 
 from __future__ import annotations
 
 import copy
 from dataclasses import asdict, replace
-from functools import cache, wraps
-from typing import Any, ClassVar
+from functools import cache
+from typing import Any
 
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
@@ -24,18 +23,13 @@ from ..errors import ConfigError
 from ..measure.observe import stacks_of
 from ..residual import Residual, StreamEnd
 from ..schemes import parse, sources_of
-from .block import Affine, Derived, StockBranch, replace_sites
+from .block import Affine, StockBranch, replace_sites
 from .config import from_folder
 from .loading import ReadsFolders, loaded_kept
 
 TYPE = "geonorm_applied"
 OURS = ("scheme", "scheme_source", "stock_type", "stock_stacks", "geonorm_version")
 """What a configuration has beside the stock fields."""
-GUARD = "num_hidden_layers"
-"""A field of every stock configuration; in config.json it holds a sentence, at which a stock class stops. It stands
-under the family's own name of that field, too, whose type is checked when the configuration is read."""
-ABOVE = ("architectures", "dtype", "transformers_version", "model_type")
-"""Fields that stay where every config.json has them."""
 
 
 class AppliedConfig(PreTrainedConfig):
@@ -52,37 +46,24 @@ class AppliedConfig(PreTrainedConfig):
         return config_class(stock).from_dict(config_dict, **kwargs)
 
 
-class AppliedFields(Derived):
+class AppliedFields:
     """Mixed into a stock configuration: `scheme`, `stock_type`."""
 
     scheme: str
     stock_type: str
-    attribute_map: ClassVar[dict[str, str]]
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        flat = from_folder(config_dict, kwargs)
-        if "stock" in flat:
-            stock = flat["stock"]
-            flat = {key: value for key, value in flat.items() if key not in {"stock", *cls.guarded()}} | stock
-        return super().from_dict({"auto_map": {}, **flat, "model_type": TYPE}, **kwargs)  # type: ignore[misc]
-
-    @classmethod
-    def guarded(cls) -> set[str]:
-        return {GUARD, cls.attribute_map.get(GUARD, GUARD)}
+        config_dict = from_folder(config_dict, kwargs)
+        return super().from_dict({"auto_map": {}, **config_dict, "model_type": TYPE}, **kwargs)  # type: ignore[misc]
 
     def to_diff_dict(self) -> dict[str, Any]:
         """What config.json holds."""
-        flat = {**super().to_diff_dict(), "geonorm_version": __version__}  # type: ignore[misc]
-        if not flat.get("auto_map"):
-            flat.pop("auto_map", None)
-        top = {key: flat[key] for key in (*ABOVE, *OURS) if key in flat}
-        guard = f"no stock {self.stock_type} but one under {self.scheme}: import geonorm.hf, then use an Auto class"
-        rest = {key: value for key, value in flat.items() if key not in top}
-        return {**top, **dict.fromkeys(sorted(self.guarded()), guard), "stock": rest}
+        saved = {**super().to_diff_dict(), "geonorm_version": __version__}  # type: ignore[misc]
+        return {key: value for key, value in saved.items() if value or key != "auto_map"}
 
 
-class AppliedModel(Derived, ReadsFolders):
+class AppliedModel(ReadsFolders):
     """Mixed into every stock model class inside a model that a scheme was applied to."""
 
     def __init__(self, config: Any, *inputs: Any, **kwargs: Any) -> None:
@@ -102,36 +83,26 @@ class AppliedModel(Derived, ReadsFolders):
         else:
             super()._init_weights(module)  # type: ignore[misc]
 
-    def __setstate__(self, state: Any) -> None:
-        super().__setstate__(state)  # type: ignore[misc]
-        record_outputs(self)  # transformers forgets them with the process
-
 
 @cache
 def config_class(stock: Any) -> Any:
     """The configuration of a family under a scheme; the family's models under a scheme become known to Auto classes."""
-    body = {"model_type": TYPE, "__module__": __name__, "made_by": (config_class, stock)}
-    made: Any = type(f"Geonorm{stock.__name__}", (AppliedFields, stock), body)
+    body = {"model_type": TYPE, "__module__": __name__}
+    applied: Any = type(f"Geonorm{stock.__name__}", (AppliedFields, stock), body)
     for name in dir(modeling_auto):
         auto: Any = getattr(modeling_auto, name)
         models = getattr(auto, "_model_mapping", None)
         if name.startswith("Auto") and models is not None and stock in models:
-            found = models[stock]
-            first = found[0] if isinstance(found, tuple) else found
-            auto.register(made, applied_class(first, made), exist_ok=True)
-    return made
+            kinds = models[stock]
+            kind = kinds[0] if isinstance(kinds, tuple) else kinds
+            auto.register(applied, applied_class(kind, applied), exist_ok=True)
+    return applied
 
 
 @cache
 def applied_class(stock: Any, config: Any) -> Any:
     """The class of a stock model under a scheme."""
-    body = {"config_class": config, "__module__": __name__, "made_by": (model_class, stock, config.made_by[-1])}
-    return type(f"Geonorm{stock.__name__}", (AppliedModel, stock), body)
-
-
-def model_class(stock: Any, config: Any) -> Any:
-    """The same, from the stock configuration."""
-    return applied_class(stock, config_class(config))
+    return type(f"Geonorm{stock.__name__}", (AppliedModel, stock), {"config_class": config, "__module__": __name__})
 
 
 def is_applied(model: Any) -> bool:
@@ -141,72 +112,52 @@ def is_applied(model: Any) -> bool:
 def make_class(model: Any, scheme: str, family: str, stacks: Any) -> None:
     """Makes the model, and every model inside it, of the type that says what it is; configurations are copied first,
     because other models may share them."""
-    guard_saving()
     forget_hooks(model)
     copies: dict[int, Any] = {}
     stock: Any = type(model.config)
-    made = stock if is_applied(model) else config_class(stock)
+    kind = stock if is_applied(model) else config_class(stock)
     says: dict[str, Any] = {"scheme": scheme, "stock_type": family, "model_type": TYPE}
     says["stock_stacks"] = [asdict(stack) for stack, _ in stacks]
     if source := sources_of(parse(scheme)):
         says["scheme_source"] = source
     for module in model.modules():
         old = getattr(module, "config", None)
-        if old is not None and type(old) is stock and stock is not made:
+        if old is not None and type(old) is stock and stock is not kind:
             if id(old) not in copies:
                 copies[id(old)] = new = copy.deepcopy(old)
-                new.__class__ = made
+                new.__class__ = kind
                 for key, value in says.items():
                     setattr(new, key, value)
             module.config = copies[id(old)]
     for module in [module for module in model.modules() if isinstance(module, PreTrainedModel)]:
         if not is_applied(module):
-            kind: Any = type(module)
-            module.__class__ = applied_class(kind, made)
+            stock_class: Any = type(module)
+            module.__class__ = applied_class(stock_class, kind)
         record_outputs(module)
         vars(module).update(_tp_plan={}, _pp_plan={}, _weight_conversions=[])  # they name the stock paths
-
-
-@cache
-def guard_saving() -> None:
-    """From now on a stock model that holds an applied one refuses to be saved as what it no longer is. The inner model
-    does not know its owner, and transformers has no hook before a save, so the method itself gets a check."""
-    save = PreTrainedModel.save_pretrained
-
-    @wraps(save)
-    def save_pretrained(self: Any, *args: Any, **settings: Any) -> None:
-        if not is_applied(self) and not getattr(self, "_hf_peft_config_loaded", False):  # adapters are saved alone
-            for path, module in self.named_modules():
-                if is_applied(module):
-                    raise ConfigError(
-                        f"the folder would say that this is a stock {type(self).__name__}, but {path} in it is under "
-                        f"{module.config.scheme}: save that part alone, or apply the scheme to the whole model"
-                    )
-        save(self, *args, **settings)
-
-    PreTrainedModel.save_pretrained = save_pretrained
 
 
 def stock_config(worn: Any, before: Any) -> Any:
     """The stock configuration of one under a scheme, with what was set in it since; `before`, which it was made from,
     where that is nothing."""
-    found = copy.deepcopy(worn)
-    found.__class__ = type(before)
+    config = copy.deepcopy(worn)
+    config.__class__ = type(before)
     for key in (*OURS, "model_type"):
-        vars(found).pop(key, None)
-    found.architectures = before.architectures  # saving writes the applied class there
-    return before if vars(found) == vars(before) else found
+        vars(config).pop(key, None)
+    config.architectures = before.architectures  # saving writes the applied class there
+    return before if vars(config) == vars(before) else config
 
 
 def record_outputs(module: Any) -> None:
     """Enters what transformers records of a model, where it is now: it looks this up by the class's name, and there is
     no public way to enter a class of one's own. T5 finds attentions by layers that are gone, GPT-2 those
     to an encoder by a path. A branch returns what its attention does."""
-    found = module._can_record_outputs
+    recorded = module._can_record_outputs
     for key, kind in (("attentions", "attn"), ("cross_attentions", "cross")):
-        if found and isinstance(found.get(key), output_capturing.OutputRecorder):
-            found = {**found, key: replace(found[key], target_class=StockBranch, layer_name=f"residuals.{kind}")}
-    output_capturing._CAN_RECORD_REGISTRY[module] = found
+        if recorded and isinstance(recorded.get(key), output_capturing.OutputRecorder):
+            recorder = replace(recorded[key], target_class=StockBranch, layer_name=f"residuals.{kind}")
+            recorded = {**recorded, key: recorder}
+    output_capturing._CAN_RECORD_REGISTRY[module] = recorded
 
 
 def forget_hooks(model: nn.Module) -> None:

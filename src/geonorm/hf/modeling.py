@@ -7,8 +7,6 @@ where weights are in half precision.
 
 from __future__ import annotations
 
-import warnings
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,12 +14,6 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel, initialization as init
 from transformers.cache_utils import DynamicCache
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
-from transformers.modeling_layers import (
-    GenericForQuestionAnswering,
-    GenericForSequenceClassification,
-    GenericForTokenClassification,
-    GradientCheckpointingLayer,
-)
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast, MaskedLMOutput
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
@@ -33,11 +25,11 @@ from ..models.decoder import Transform, model_norm, slot_on_logits
 from ..models.init import base_std, linear, matrices, undrawn_table, weights_of
 from ..norms import upcast
 from ..residual import Residual, StreamEnd
-from ..schemes import Progress, Scheme, Site, belongs_to_scheme, restore, state_of
+from ..schemes import Scheme, Site, belongs_to_scheme, restore
 from .config import SLIDING, GeoNormConfig, layer_types
-from .layers import LAYERS, Attend, run_layers
+from .layers import LAYERS, Attend, HiddenState
 from .loading import LOADED, ReadsFolders, loaded_kept
-from .versions import CACHE, check_arguments, check_cache, one_cache, warn_if_untested
+from .versions import CACHE, one_cache
 
 
 class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
@@ -56,13 +48,9 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
     # vLLM takes no buffers from files and stops at them: it leaves these out, and keeps the index built into a residual
     _keys_to_ignore_on_load_unexpected = [r"\.layer$"]  # noqa: RUF012
     _can_record_outputs = {  # noqa: RUF012
-        "hidden_states": GradientCheckpointingLayer,
+        "hidden_states": HiddenState,
         "attentions": OutputRecorder(Attend, index=1),
     }
-
-    def __init__(self, config: GeoNormConfig, *inputs: Any, **settings: Any) -> None:
-        super().__init__(config, *inputs, **settings)
-        warn_if_untested()
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -81,10 +69,6 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
         elif belongs_to_scheme(module):
             with loaded_kept(module):
                 restore(module, alone=True)  # what it lies in is passed over where it has nothing of its own
-        elif isinstance(module, nn.Linear) and not hasattr(module, "role"):  # a classifier
-            init.normal_(module.weight, 0.0, module.in_features**-0.5)
-            if module.bias is not None:
-                init.zeros_(module.bias)
         elif not isinstance(module, nn.Linear) and (reset := getattr(module, "reset_parameters", None)):
             with loaded_kept(module):
                 reset()
@@ -107,10 +91,7 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
 
     @torch.no_grad()
     def resize_token_embeddings(self, *args: Any, **settings: Any) -> nn.Embedding:
-        """As transformers does it; new weights meet the scheme's constraints. ConfigError where blocks have tables of
-        token vectors, which would not grow."""
-        if self.config.values == "token" and (args or settings):
-            raise ConfigError("values=token: tables of token vectors in the blocks do not grow with the vocabulary")
+        """As transformers does it; new weights meet the scheme's constraints."""
         embedding: nn.Embedding = super().resize_token_embeddings(*args, **settings)
         self.constrain()
         return embedding
@@ -120,31 +101,6 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
         """Applies the constraints that schemes such as nGPT put on weights: call it after every optimizer step."""
         for role, weight, scheme, _ in weights_of(self):
             scheme.constrain({role: [weight]})
-
-    @torch.no_grad()
-    def save_pretrained(self, *args: Any, **settings: Any) -> None:
-        """As transformers does it; warns where weights are further from their constraint than half precision explains,
-        as after training without it, and where a model in training mode has counted no step though its scheme changes
-        over training. Quantised weights are as near as they can be."""
-        for role, weight, scheme, _ in () if getattr(self, "is_quantized", False) else weights_of(self):
-            if scheme.constrains and not weight.is_meta:
-                kept = weight.clone()
-                scheme.constrain({role: [kept]})
-                if (kept - weight).norm() > 0.01 * weight.norm():
-                    warnings.warn(
-                        f"weights ({role}) are not where {scheme} keeps them: train with geonorm.hf.ConstrainCallback "
-                        "or call model.constrain() after every optimizer step",
-                        stacklevel=2,
-                    )
-                    break
-        counts = [module.done for module in self.modules() if isinstance(module, Progress)]
-        if self.training and any(not done.is_meta and done == 0 for done in counts):
-            warnings.warn(
-                f"{self.config.scheme} changes over training and has counted no step: train with "
-                "geonorm.hf.ConstrainCallback or call geonorm.schemes.advance(model) after every optimizer step",
-                stacklevel=2,
-            )
-        super().save_pretrained(*args, **settings)
 
 
 def like(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -175,7 +131,7 @@ class GeoNormModel(GeoNormPreTrainedModel):
         self.entry = StreamEnd(scheme, Site(0, "entry", c.layers, c.sublayers), norm)
         self.blocks = nn.ModuleList(LAYERS[c.block](c, scheme, number) for number in range(c.layers))
         self.exit = StreamEnd(scheme, Site(c.layers - 1, "exit", c.layers, c.sublayers), norm)
-        self.one_stream = state_of(self.entry.scheme) == "one stream"
+        self.hidden_state = HiddenState(self.entry.scheme)
         self.gradient_checkpointing = False
         for module in self.modules():
             if isinstance(module, Attend):
@@ -212,10 +168,8 @@ class GeoNormModel(GeoNormPreTrainedModel):
         cache: Any = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        check_arguments(kwargs)
         cache = one_cache(past_key_values, cache, kwargs)
         x, position_ids, dtype = self.begin(input_ids, inputs_embeds, position_ids, cache)
-        check_cache(cache, attention_mask, x.shape[1])
         if input_ids is None and self.values:
             raise ConfigError("this model adds a vector of each token to its values (values=token): give input_ids")
         before = cache  # of a cache that begins here transformers would not look for texts in one row
@@ -235,10 +189,13 @@ class GeoNormModel(GeoNormPreTrainedModel):
             }
         turns = None if self.rotary is None else self.rotary(position_ids.unsqueeze(1))
         kwargs.update({"positions": turns, CACHE: cache})
-        seen = [masks[kind] for kind in self.layer_types]
-        whole = self.one_stream or not kwargs.get("output_hidden_states", self.config.output_hidden_states)
-        values = partial(values_for_block, self.values, input_ids)
-        x = run_layers(self.blocks, self.entry, self.entry(x), values, seen, whole, **kwargs)
+        x = self.entry(x)
+        start, first = self.hidden_state.scheme.seen(x), None
+        for layer, block in enumerate(self.blocks):
+            values = values_for_block(self.values, input_ids, layer, first)
+            out = block(x, values, masks[self.layer_types[layer]], **kwargs)
+            x, first = out if isinstance(out, tuple) else (out, first)
+            self.hidden_state(start, x)
         return BaseModelOutputWithPast(last_hidden_state=self.exit(x).to(dtype), **{CACHE: cache})
 
 
@@ -267,8 +224,8 @@ class GeoNormLanguageModel(GeoNormPreTrainedModel):
 
     @property
     def blocks(self) -> nn.ModuleList:
-        found: nn.ModuleList = self.model.blocks
-        return found
+        blocks: nn.ModuleList = self.model.blocks
+        return blocks
 
     def slot_on_logits(self) -> nn.Module | None:
         c = self.config
@@ -287,13 +244,11 @@ class GeoNormLanguageModel(GeoNormPreTrainedModel):
         embedding = super().resize_token_embeddings(*args, **settings)
         old, new = self.logits_slot, self.slot_on_logits()
         if old is not None and new is not None:
-            pairs = list(zip(old.parameters(), new.parameters(), strict=True))
-            if any(was.shape != becomes.shape for was, becomes in pairs):
-                for was, becomes in pairs:
-                    kept = min(len(was), len(becomes))
-                    becomes[:kept] = was[:kept]
-                    becomes.requires_grad_(was.requires_grad)
-                self.logits_slot = new.to(self.lm_head.weight)
+            for was, becomes in zip(old.parameters(), new.parameters(), strict=True):
+                rows = min(len(was), len(becomes))
+                becomes[:rows] = was[:rows]
+                becomes.requires_grad_(was.requires_grad)
+            self.logits_slot = new.to(self.lm_head.weight)
         return embedding
 
 
@@ -391,67 +346,3 @@ def language_model(model: object) -> GeoNormForCausalLM:
     if not isinstance(model, GeoNormForCausalLM):
         raise ConfigError(f"expected a GeoNormForCausalLM, got {type(model).__name__}")
     return model
-
-
-class Classifier(GeoNormPreTrainedModel):
-    """transformers' heads for labels take the mean over a batch whatever the number of items that its trainer names, so
-    that it has to divide by the steps that it accumulates over."""
-
-    accepts_loss_kwargs = False
-
-
-class GeoNormForSequenceClassification(GenericForSequenceClassification, Classifier):
-    """A linear classifier on the last token that is not padding.
-
-    >>> import torch
-    >>> from geonorm import hf
-    >>> size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 16}
-    >>> model = hf.GeoNormForSequenceClassification(hf.GeoNormConfig(num_labels=3, pad_token_id=0, **size))
-    >>> model(torch.arange(1, 7)[None]).logits.shape
-    torch.Size([1, 3])
-    """
-
-    def __init__(self, config: GeoNormConfig) -> None:
-        GeoNormPreTrainedModel.__init__(self, config)
-        self.num_labels = config.num_labels
-        self.model = GeoNormModel(config)
-        self.score = nn.Linear(config.hidden_size, self.num_labels, bias=False)
-        self.post_init()
-
-
-class GeoNormForTokenClassification(GenericForTokenClassification, Classifier):
-    """A linear classifier, with a bias, on every token. Of a model that sees one side (`is_causal`), a label is told by
-    the tokens up to its own.
-
-        >>> import torch
-        >>> from geonorm import hf
-        >>> size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 16}
-        >>> model = hf.GeoNormForTokenClassification(hf.GeoNormConfig(num_labels=3, pad_token_id=0, **size))
-        >>> model(torch.arange(1, 7)[None]).logits.shape
-        torch.Size([1, 6, 3])
-    """
-
-    def __init__(self, config: GeoNormConfig) -> None:
-        GeoNormPreTrainedModel.__init__(self, config)
-        self.num_labels = config.num_labels
-        self.model = GeoNormModel(config)
-        self.dropout = nn.Identity()
-        self.score = nn.Linear(config.hidden_size, self.num_labels)
-        self.post_init()
-
-
-class GeoNormForQuestionAnswering(GenericForQuestionAnswering, GeoNormPreTrainedModel):
-    """Where an answer begins and ends in a text: two logits for every token.
-
-    >>> import torch
-    >>> from geonorm import hf
-    >>> size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 16}
-    >>> hf.GeoNormForQuestionAnswering(hf.GeoNormConfig(**size))(torch.arange(6)[None]).start_logits.shape
-    torch.Size([1, 6])
-    """
-
-    def __init__(self, config: GeoNormConfig) -> None:
-        GeoNormPreTrainedModel.__init__(self, config)
-        self.model = GeoNormModel(config)
-        self.qa_outputs = nn.Linear(config.hidden_size, 2)
-        self.post_init()

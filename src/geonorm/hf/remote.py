@@ -73,8 +73,7 @@ def free_names(code: CodeType, eager: bool = True) -> Iterator[Use]:
 
 
 PACKAGE = Path(__file__).parent.parent
-HEADS = ("CausalLM", "MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering")
-KINDS = {"Config": "hf.config", "Model": "hf.modeling", **{f"For{head}": "hf.modeling" for head in HEADS}}
+KINDS = {"Config": "hf.config", "Model": "hf.modeling", "ForCausalLM": "hf.modeling", "ForMaskedLM": "hf.modeling"}
 """What of ours an Auto class may ask for, and where it is."""
 FILE = "modeling_geonorm.py"
 LAYERS = " errors settings decay elsewhere sphere norms ops schemes theirs residual models hf".split(" ")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import transformers
@@ -21,30 +20,15 @@ def undecayed(model: nn.Module) -> set[str]:
 class ConstrainCallback(transformers.TrainerCallback):
     """For `transformers.Trainer(callbacks=[ConstrainCallback()])` and trainers built on it: the constraints that
     schemes such as nGPT put on weights hold before the first step and after every one, and schemes that change over
-    training (`prores`) hear of every step.
+    training (`prores`) hear of every step."""
 
-    Warns where the optimizer decays what should not decay.
-    """
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **found: Any) -> None:
-        model, optimizer = found["model"], found.get("optimizer")
+    def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         if not state.global_step:  # from a checkpoint they hold, and to divide by 1 once more moves the last bit
-            self.constrain(model)
-        left_out = undecayed(model)
-        kept = {id(p): name for name, p in model.named_parameters() if name in left_out}
-        for group in getattr(optimizer, "param_groups", ()):
-            names = [kept[id(p)] for p in group["params"] if id(p) in kept]
-            if names and group.get("weight_decay"):
-                warnings.warn(
-                    f"weight decay {group['weight_decay']} applies to {len(names)} gains, scalars or embeddings "
-                    f"({names[0]}, ...): use geonorm.hf.Trainer, or an optimizer on "
-                    "geonorm.parameter_groups(model, lr, weight_decay)",
-                    stacklevel=2,
-                )
+            self.constrain(more["model"])
 
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **found: Any) -> None:
-        self.constrain(found["model"])
-        advance(found["model"])
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self.constrain(more["model"])
+        advance(more["model"])
 
     @staticmethod
     def constrain(model: nn.Module) -> None:

@@ -20,11 +20,11 @@ def export_run(options: ExportConfig) -> list[str]:
     check_target(to)
     check_layout(options.layout)
     path = Path(run_of(options.run, options.scheme))
-    record = read_finished(path)
+    summary, environment, _ = read_finished(path)
     run = open_run(path)
     shape = run.model.config
     model_type = architecture(shape, options.layout)
-    text = hf.card(shape, to_dict(run.config), *record, model_type, options.remote_code)
+    text = hf.card(shape, to_dict(run.config), summary, environment, model_type, options.remote_code)
     export(run.model, run.tokenizer.json, run.tokenizer.eos, to, options.layout, options.remote_code, text,
            mask=None if shape.causal else run.tokenizer.mask,
            trained_on=" ".join(sorted(seen_data(path))))  # fmt: skip

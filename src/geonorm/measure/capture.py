@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from .accumulate import NormMeasure, Sample, SiteMeasure, filled, flat
 from .anatomy import Stack, blocks_of, join_path
-from .attention import AttentionMeasure, WatchAttention, counted_queries, first_places
 from .metrics import SAMPLE, likeness
 from .norms import NormFacts, channels_first, examine, norms_of
 from .observe import ModelSite, end_kind, sites_of, stacks_of, watch, watch_calls
@@ -46,14 +45,14 @@ class SiteRecord:
     """Everything that is measured of one sub-layer."""
 
     def __init__(self) -> None:
-        self.measure, self.attention = SiteMeasure(), AttentionMeasure()
+        self.measure = SiteMeasure()
         self.clamped, self.tokens = 0.0, 0
         self.end = Sample(SAMPLE)
         """The stream behind it: the same tokens as the measure's sample in front of it."""
 
     def row(self) -> dict[str, Any]:
         clamped = self.clamped / self.tokens if self.tokens else None
-        return {**self.measure.row(), **self.attention.row(), "clamped": clamped}
+        return {**self.measure.row(), "clamped": clamped}
 
 
 class NormRecord:
@@ -102,8 +101,6 @@ class Capture:
         if not sites and not self.norms:
             raise ConfigError(f"no LayerNorm or RMSNorm in {type(model).__name__}")
         self.masks: Mapping[str, Tensor | None] = {}
-        self.place: ModelSite | None = None
-        """The sub-layer that runs, or ran last."""
         self.at_clamp = False
         """True while norms run for the question which tokens are clamped: those calls are not the model's."""
 
@@ -133,25 +130,9 @@ class Capture:
         norms = {name: record.module for name, record in self.norms.items()}
         with ExitStack() as hooks:
             if self.records:
-                hooks.enter_context(watch(self.model, self.see_site, self.records, begin=self.begin_site))
-                hooks.enter_context(WatchAttention(self.see_attention, self.first_tokens))
+                hooks.enter_context(watch(self.model, self.see_site, self.records))
             hooks.enter_context(watch_calls(norms, self.see_norm))
             yield
-
-    def begin_site(self, place: ModelSite) -> None:
-        self.place = place
-
-    def first_tokens(self, batch: int, keys: int) -> Tensor:
-        """Index of the first token of each sequence of the stack that runs, (batch,)."""
-        mask = None if self.place is None else self.masks.get(self.place.stack)
-        return first_places(mask, batch, keys)
-
-    def see_attention(self, mass: Tensor, seen: Tensor, peak: Tensor) -> None:
-        place = self.place
-        if place is not None and place.site.kind in ("attn", "parallel"):
-            mask = self.masks.get(place.stack)
-            counted = counted_queries(mask, first_places(mask, *seen.shape), seen)
-            self.records[place].attention.add(mass, seen, peak, counted, mask)
 
     def see_site(self, place: ModelSite, x: Tensor, u: Tensor | None, after: Tensor) -> None:
         record = self.records[place]

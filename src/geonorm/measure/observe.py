@@ -114,13 +114,11 @@ def watch(
     model: nn.Module,
     look: Look,
     places: Iterable[ModelSite] | None = None,
-    begin: Callable[[ModelSite], None] | None = None,
 ) -> Iterator[None]:
-    """Calls begin(place) before and look(place, x, u, x') after every sub-layer of every forward pass inside, or those
-    at `places` alone."""
+    """Calls look(place, x, u, x') after every sub-layer of every forward pass inside, or those at `places` alone."""
     with ExitStack() as hooks:
         for home, inside in groupby(sites_of(model) if places is None else places, lambda place: place.home):
-            running = Running(look, begin or (lambda place: None))
+            running = Running(look)
             hooks.callback(home.register_forward_pre_hook(running.enter, with_kwargs=True).remove)
             for place in inside:
                 hooks.callback(place.reader.register_forward_pre_hook(running.begin(place), with_kwargs=True).remove)
@@ -148,8 +146,8 @@ def watch_calls(modules: Mapping[Key, nn.Module], look: Callable[[Key, Tensor, T
 class Running:
     """The sub-layer that runs inside a home: begun by its reader, ended by the next one or by the end of the home."""
 
-    def __init__(self, look: Look, on_begin: Callable[[ModelSite], None]) -> None:
-        self.look, self.on_begin = look, on_begin
+    def __init__(self, look: Look) -> None:
+        self.look = look
         self.shape = torch.Size()
         self.place: ModelSite | None = None
         self.x: Any = None
@@ -163,7 +161,6 @@ class Running:
             x = self.shaped(stream_of(args, kwargs))
             self.end(x)
             self.place, self.x, self.u = place, x, None
-            self.on_begin(place)
 
         return hook
 

@@ -24,7 +24,7 @@ NOTE = (
     "the same for 64 random directions (5 to 95 % of them) and for the direction that tokens share most; spread: "
     "standard deviation of |x| over tokens before and after the norms of the blocks, geometric means"
 )
-MEANS = ("ratio", "cos_pair", "effective_rank", "attn_first", "attn_first_null", "clamped")
+MEANS = ("ratio", "cos_pair", "effective_rank", "clamped")
 """Columns of the trace with a mean over sub-layers."""
 NORM_MEANS = ("rotation", "cos_ones_before", "cos_null_before", "cos_principal_before")
 Rows = dict[str, list[Record]]
@@ -143,7 +143,7 @@ class SavedProbe(Study):
         """Means over the sub-layers, and over the norms in blocks, of each series."""
         titles = ["model", "|x| first", "|x| last", "step", "rotation", "spread of |x| by norms", "|cos| to 1",
                   "its null", "principal", "cos of pairs", "effective rank", "massive",
-                  "attention to the first token", "even attention", "share of clamped updates"]  # fmt: skip
+                  "share of clamped updates"]  # fmt: skip
         rows = []
         for name in self.names:
             m = self.means(name)
@@ -153,8 +153,7 @@ class SavedProbe(Study):
                 "–" if m["rotation"] is None else f"{math.degrees(m['rotation']):.1f}°",
                 "–" if m["norm_spread_before"] is None else f"{before} to {after} (÷ {factor})",
                 *(figures(m[f"cos_{key}"]) for key in ("ones_before", "null_before", "principal_before", "pair")),
-                figures(m["effective_rank"]), f"{m['massive']} of {m['sites']}",
-                *(figures(m[key]) for key in ("attn_first", "attn_first_null", "clamped")),
+                figures(m["effective_rank"]), f"{m['massive']} of {m['sites']}", figures(m["clamped"]),
             ])  # fmt: skip
         return titles, rows
 
@@ -273,16 +272,6 @@ def trace_column(
 ) -> list[Chart]:
     """A column of the trace over depth."""
     return over_depth(study, title, unit, [middle_half(key)], lambda name: study.trace.get(name, []), note, log)
-
-
-def attention_sink(study: SavedProbe) -> list[Chart]:
-    """Attention to the first token, with the head that gives most, and what even attention would give."""
-    lines = [Line("attn_first"), Line("attn_first_head", kind="thin"), Line("attn_first_null", kind="dotted")]
-    note = "Mean over heads; thin: the head that gives most; dotted: even attention to all visible tokens."
-    return over_depth(
-        study, "Attention to the first token", "share of attention", lines,
-        lambda name: [row for row in study.trace.get(name, []) if row.get("attn_first") is not None], note,
-    )  # fmt: skip
 
 
 def layer_likeness(study: SavedProbe) -> list[Chart]:
@@ -411,11 +400,6 @@ FIGURES: dict[str, tuple[str, Sequence[Callable[[SavedProbe], list[Chart]]]]] = 
             partial(trace_column, "radius_cv", "Spread of lengths", "spread of |x| / mean", log=True),
             partial(trace_column, "resultant", "Resultant length of directions", "resultant length"),
         ),
-    ),
-    "first_token": ("The first token", (attention_sink,)),
-    "attention": (
-        "Attention scores",
-        (partial(trace_column, "attn_logit", "Largest attention score", "largest input of the softmax", note=""),),
     ),
     "layers": ("Likeness of depths", (layer_likeness,)),
     "clamped": ("The clamp", (partial(trace_column, "clamped", "Share of clamped updates", "share", note=""),)),
