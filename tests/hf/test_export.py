@@ -283,6 +283,7 @@ def test_the_modeling_file_carries_a_scheme_from_elsewhere(elsewhere_model: Any,
 )
 def test_what_the_modeling_file_cannot_carry(old: str, new: str, said: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
+    elsewhere.MODULES.clear()
     (tmp_path / "beside_it.py").touch()
     (tmp_path / "odd_rule.py").write_text(HALF.replace(old, new, 1))
     monkeypatch.syspath_prepend(tmp_path)
