@@ -85,7 +85,7 @@ def test_surface_is_frozen() -> None:
     assert set(options(ReportConfig)) == {"dirs", "out", "format", "schemes", "figures"}, CHANGED
     assert set(options(OpsBench)) == set("shapes dtypes modes only pairs threads device out".split()), CHANGED
     assert set(options(TrainBench)) == set(
-        "schemes baseline preset batch_size context modes dtype llama pairs threads device out".split()
+        "schemes baseline preset batch_size context modes dtype pairs threads device out".split()
     ), CHANGED
     assert set(options(DataConfig)) == {"action", "source", "tokenizer", "vocab_size"}, CHANGED
     assert set(options(SchemesConfig)) == {"name", "json", "markdown", "out"}, CHANGED

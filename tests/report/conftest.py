@@ -128,9 +128,8 @@ def write_comparison(root: Path, seeds: int = 5) -> Path:
             write_run(root / "runs" / f"{scheme}-seed{seed}", run_summary(scheme, seed, best_lr, phase="final"))
     broken = run_summary("peri", seeds, 3e-3, phase="final", status="interrupted", val_loss=None)
     write_run(root / "runs" / f"peri-seed{seeds}", broken, cut=True, trace=False)
-    order = [{"scheme": scheme, "baseline": "pre"} for scheme in BEST]
     command = "geonorm compare --schemes pre geonorm post peri --data books-small --steps 400 --seeds 5"
-    (root / "results.json").write_text(json.dumps({"schemes": order, "command": command.split()}))
+    (root / "results.json").write_text(json.dumps({"order": list(BEST), "command": command.split()}))
     return root
 
 

@@ -23,7 +23,7 @@ def test_each_panel_names_the_series_that_it_has() -> None:
         {"t": t, "grad_norm": 0.1 * t, "grad_w1": 0.04 * t, "grad_w2": 0.05 * t} for t in (1, 2, 3)
     ]
     trace = {"llama": rows, "neox": [{"t": t, "grad_norm": 2.0} for t in (1, 2, 3)]}
-    charts = SavedProbe(Path("probe"), {"models": []}, trace, {}, {}, {}).charts()["gradients"]
+    charts = SavedProbe(Path("probe"), {"models": []}, trace, {}, {}).charts()["gradients"]
     assert [chart.drawn for chart in charts] == [["llama", "neox"], ["llama"], ["llama"]]
     layer = charts[0].spec()["layer"][0]
     assert layer["encoding"]["color"]["legend"]["values"] == ["llama", "neox"]

@@ -56,7 +56,7 @@ def build(
 def write_figures(dirs: Sequence[AnyPath] | AnyPath, out_dir: AnyPath) -> list[Path]:
     """Write every figure as PNG, SVG and PDF; return what was written.
 
-    Of a comparison: final_loss, loss_curves, geometry, law, learning_rates, uniform; of a ladder: speedup, loss,
+    Of a comparison: final_loss, loss_curves, geometry, learning_rates; of a ladder: speedup, loss,
     difference; of a simulation: cosine, collapse, speed, sphere; of a probe: those of `report.probe_charts`. A figure
     with nothing to show (no trace, one learning rate) is left out. Each of several sources has a folder with its name,
     numbered where two have the same.
@@ -95,10 +95,10 @@ def _read(dirs: Sequence[AnyPath] | AnyPath, schemes: Sequence[str] = ()) -> tup
     """All runs as one comparison, then each ladder, simulation and probe; with the look of each name, so that a scheme
     has one colour everywhere."""
     from ..errors import GeonormError, unknown
+    from ..lab.load import study_kind
     from .comparison import load_comparison
     from .ladder import SavedLadder
     from .probe import SavedProbe
-    from .runs import study_kind
     from .simulation import SavedSimulation
     from .style import looks
 

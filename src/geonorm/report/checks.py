@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from ..lab.load import Run
 from ..lab.runs.folder import VOLATILE, flatten
 from ..lab.runs.records import Summary
 from ..lab.statistics.comparison import ending, find_scattered, usable
 from .page import plain_text
-from .runs import ComparedRuns, Run
+from .runs import ComparedRuns
 from .style import rate, si
 from .tables import count
 

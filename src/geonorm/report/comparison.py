@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ..lab.runs.folder import flatten
+from ..lab.load import is_run, list_runs, listed, read_run
+from ..lab.runs.folder import flatten, read_object
 from ..lab.runs.records import ComparisonRow
 from ..lab.statistics.comparison import SEED_CAP, aggregate, significant
 from . import checks, comparison_charts as draw
 from .charts import Chart
 from .page import bullets, details, html_table, pairs, plain_text
-from .runs import AnyPath, ComparedRuns, is_run, list_runs, read_run, study_kind
-from .study import Section, read_object_strictly, refuse_damaged
+from .runs import AnyPath, ComparedRuns
+from .study import Section
 from .style import si, signed
 from .tables import (
     COLUMNS,
@@ -126,10 +127,11 @@ class SavedComparison(ComparedRuns):
         shared = {key: first.get(key) for key in keys if all(config.get(key) == first.get(key) for config in others)}
         parts = [details(f"Shared by all runs: {count(len(shared), 'setting')}", pairs(shared.items()))]
         if differing := [key for key in keys if key not in shared]:
-            configs = {scheme: [flat[id(run)] for run in self.runs_of(scheme)] for scheme in self.names}
-            rows = [[key, *(list_values(key, each) for each in configs.values())] for key in differing]
+            configs = [[flat[id(run)] for run in self.runs_of(scheme)] for scheme in self.names]
+            values = [[dict.fromkeys(plain_text(c.get(key)) for c in each) for each in configs] for key in differing]
+            rows = [[key, *map(", ".join, cells)] for key, cells in zip(differing, values, strict=True)]
             parts.append("<p>Where the runs differ, besides scheme, seed and learning rate:</p>")
-            parts.append(html_table(["setting", *configs], rows))
+            parts.append(html_table(["setting", *self.names], rows))
         else:
             parts.append("<p>The runs differ in nothing but scheme, seed and learning rate.</p>")
         recipes = []
@@ -162,11 +164,6 @@ class SavedComparison(ComparedRuns):
         rows = [[run.path.name, *(plain_text(run.summary.get(key)) for key in STATUS)] for run in self.runs]
         title = f"All {count(len(rows), 'run')} and how they ended"
         return "".join([*parts, details(title, html_table(("run", *STATUS), rows))])
-
-
-def list_values(key: str, configs: Iterable[Mapping[str, Any]]) -> str:
-    """The values that configurations have for a setting, each once."""
-    return ", ".join(dict.fromkeys(plain_text(config.get(key)) for config in configs))
 
 
 def tabulate(rows: Sequence[ComparisonRow]) -> Table:
@@ -214,35 +211,27 @@ def headline(row: ComparisonRow) -> str:
 
 
 def load_comparison(dirs: Sequence[AnyPath] | AnyPath) -> SavedComparison:
-    """Every run under these directories as one comparison. FileNotFoundError where there is none, or a directory is
-    missing; GeonormError where results.json is damaged."""
+    """Every run under these directories as one comparison, its baseline first. FileNotFoundError where there is none,
+    or a directory is missing."""
     roots = [Path(dirs)] if isinstance(dirs, (str, PathLike)) else [Path(d) for d in dirs]
     paths = list(dict.fromkeys(path for root in roots for path in list_runs(root)))
     absent = [root for root in roots if not root.exists()]
     if absent or not paths:
         raise FileNotFoundError(f"no run directory in {', '.join(map(str, absent or roots))}")
-    baselines: dict[str, Any] = {}
-    commands = []
     studies = [path.resolve().parents[1] for path in paths]  # of runs named one by one
-    for folder in dict.fromkeys([*roots, *studies]):
-        kind = study_kind(folder)
-        if not (folder / "results.json").is_file() or not (folder in roots or kind in ("comparison", "ladder")):
-            continue
-        with refuse_damaged(folder, "ladder" if kind == "ladder" else "compare"):
-            results = read_object_strictly(folder / "results.json")
-            baselines |= {scheme: name for scheme, name in _baselines(results).items() if scheme not in baselines}
-            commands += [results["command"]] if folder in roots and results.get("command") else []
-    order = [*baselines, "pre"]  # the usual baseline leads where nothing else is on record
-    runs = sorted(map(read_run, paths), key=lambda run: _rank(run.scheme, order))
-    schemes = {run.scheme for run in runs}
-    baseline = next((name for name in baselines.values() if name in schemes), None)
-    places = [root.resolve() for root in roots]
-    sources = [places[0].name] if len(paths) == 1 else dict.fromkeys(map(_source, places))
+    results = [read_object(folder / "results.json") for folder in dict.fromkeys([*roots, *studies])]
+    commands = [command for each in results[: len(roots)] if (command := listed(each, "command"))]
+    # the usual baseline leads where nothing else is on record
+    order = [*(name for each in results for name in listed(each, "order")), "pre"]
+    runs = [read_run(path) for path in paths]
+    runs.sort(key=lambda run: (order.index(run.scheme), "") if run.scheme in order else (len(order), run.scheme))
+    names = [root.parent if is_run(root) else root for root in map(Path.resolve, roots)]
+    sources = dict.fromkeys((name.parent if name.name == "runs" else name).name for name in names)
     return SavedComparison(
         path=roots[0],
         all_runs=runs,
-        all_rows=aggregate([run.summary for run in runs], baseline),
-        folders=", ".join(sources),
+        all_rows=aggregate([run.summary for run in runs]),
+        folders=roots[0].resolve().name if len(paths) == 1 else ", ".join(sources),
         command=repeat_elsewhere(commands[0]) if commands else None,
     )
 
@@ -256,20 +245,3 @@ def repeat_elsewhere(command: list[str]) -> str:
     words = [part for word in command for part in (word.split("=", 1) if word.startswith("--out=") else [word])]
     at = words.index("--out") if "--out" in words else len(words)
     return shlex.join([*words[:at], "--out", "NEW", *words[at + 2 :]])
-
-
-def _baselines(results: Mapping[str, Any]) -> dict[str, Any]:
-    """The schemes of a comparison or a ladder, in order, and the baseline of each."""
-    rows = results["schemes"] if "schemes" in results else results.get("points", [])
-    ordered = sorted(rows, key=lambda row: _rank(str(row["scheme"]), results.get("order", []))[0])
-    return {str(row["scheme"]): row.get("baseline") for row in ordered}
-
-
-def _source(root: Path) -> str:
-    """The name of a comparison; for a run that of the directory it lies in."""
-    parent = root.parent if is_run(root) else root
-    return (parent.parent if parent.name == "runs" else parent).name
-
-
-def _rank(scheme: str, order: Sequence[str]) -> tuple[int, str]:
-    return (order.index(scheme), "") if scheme in order else (len(order), scheme)

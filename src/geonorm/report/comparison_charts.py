@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
 from ..lab.runs.records import ComparisonRow
 from ..lab.statistics.comparison import usable
+from ..lab.statistics.spikes import spikes
 from . import curves
 from .charts import RATE, TOKENS, Axis, Chart, Point, Strip, strip_chart
 from .runs import ComparedRuns
@@ -67,74 +68,89 @@ def difference_strip(row: ComparisonRow, dots: Sequence[tuple[float, str]]) -> S
 
 def losses(comparison: ComparedRuns) -> list[Chart]:
     """Validation loss over tokens, with markers, and training loss, thin."""
-    train, valid = (
-        {s: curve for s in comparison.names if (curve := curves.metric_curve(comparison.drawn(s), key))}
-        for key in ("loss", "val_loss")
-    )
+    train, valid = (metric_curves(comparison, key) for key in ("loss", "val_loss"))
     known = [*train.items(), *valid.items()]
-    if not known:
-        return []
-    framed = [c for scheme, c in known if comparison.counted(scheme)] or [c for _, c in known]
-    late = [float(loss) for curve in framed for loss in curve.mean[curve.x >= EARLY * curve.x[-1]]]
-    y = Axis.around(late, margin=0.04, title="loss (nats per token)")
+    framed = [curve for scheme, curve in known if comparison.counted(scheme)] or [curve for _, curve in known]
     note = (
         "Validation loss, on what every evaluation reads, with markers and the range of seeds; training loss thin. "
         "The start leaves the frame, as may what diverged."
     )
-    chart = Chart("Loss during training", token_axis([curve for _, curve in known]), y, comparison.looks, note)
-    for scheme, curve in train.items():
+    charts = over_tokens(comparison, "Loss during training", "loss (nats per token)", valid, note, framed, early=EARLY)
+    for scheme, curve in train.items() if charts else ():
         thin = curve.thinned(120)
-        chart.line(scheme, zip(thin.x, thin.mean, strict=True), "thin")
-    for scheme, curve in valid.items():
-        chart.curve(scheme, label_points(scheme, curve))
-    return [chart]
+        charts[0].line(scheme, zip(thin.x, thin.mean, strict=True), "thin")
+    return charts
 
 
-def label_points(scheme: str, curve: curves.Curve, band: str = "seeds") -> list[Point]:
-    """The points of a curve; `band` names its interval in their labels."""
-    points = []
-    for x, mean, low, high in zip(*(column.tolist() for column in curve), strict=True):
-        within = "" if low == high else f" ({band} {figures(low)} to {figures(high)})"
-        points.append(Point(x, mean, low, high, f"{scheme} · {si(x)} tokens: {figures(mean)}{within}"))
-    return points
+def metric_curves(comparison: ComparedRuns, key: str) -> dict[str, curves.Curve]:
+    """By scheme, a column of the metrics over tokens, where it has one."""
+    drawn = {scheme: curves.metric_curve(comparison.drawn(scheme), key) for scheme in comparison.names}
+    return {scheme: curve for scheme, curve in drawn.items() if curve}
 
 
 def gaps(comparison: ComparedRuns) -> list[Chart]:
     """The paired difference to the baseline during training."""
     base = comparison.counted(comparison.baseline)
     others = [scheme for scheme in comparison.names if scheme != comparison.baseline]
-    by_scheme = {scheme: curves.paired_gap(comparison.counted(scheme), base) for scheme in others}
+    paired = {scheme: curves.paired_gap(comparison.counted(scheme), base) for scheme in others}
+    known = {scheme: curve for scheme, curve in paired.items() if curve and len(curve.x) > 1}
     note = (
         f"Validation loss − that of {comparison.baseline}, paired by seed; the band is the 95 % interval at each point."
     )
-    title, unit = "Difference during training", "difference (nats per token)"
-    return over_tokens(comparison, title, unit, by_scheme, note, "95 %", rules=[0.0], early=EARLY)
+    charts = over_tokens(
+        comparison, "Difference during training", "difference (nats per token)", known, note, [*known.values()],
+        band="95 %", rules=[0.0], early=EARLY,
+    )  # fmt: skip
+    ends = [end for curve in known.values() for end in (*curve.low, *curve.high)]
+    for chart in charts:
+        chart.note += "" if chart.y and all(map(chart.y.holds, ends)) else " The start leaves the frame."
+    return charts
+
+
+def gradient_course(comparison: ComparedRuns) -> list[Chart]:
+    """Gradient norm during training, with the spikes of the gradient."""
+    known = {scheme: curve.thinned(120) for scheme, curve in metric_curves(comparison, "grad_norm").items()}
+    note = (
+        "Mean over seeds, before clipping. A cross is a spike of one of these runs among the logged steps; the table "
+        "counts those of every step, and those of the loss."
+    )
+    title, framed = "Gradient norm during training", [*known.values()]
+    charts = over_tokens(comparison, title, "gradient norm", known, note, framed, band="")
+    for chart in charts:
+        for run in [run for scheme in known for run in comparison.drawn(scheme)]:
+            for index in spikes(row.grad_norm for row in run.metrics):
+                row = run.metrics[index]
+                label = f"{run.label} · {si(row.tokens)} tokens: the gradient norm spikes to {figures(row.grad_norm)}"
+                top = chart.y.high if chart.y else math.inf
+                chart.mark(run.scheme, row.tokens, row.grad_norm if row.grad_norm <= top else top, label, "fail")
+    return charts
 
 
 def over_tokens(
-    comparison: ComparedRuns, title: str, unit: str, by_scheme: Mapping[str, curves.Curve | None], note: str,
-    band: str = "seeds", rules: Sequence[float] = (), early: float = 0.0,
+    comparison: ComparedRuns, title: str, unit: str, known: Mapping[str, curves.Curve], note: str,
+    framed: Sequence[curves.Curve], band: str = "seeds", rules: Sequence[float] = (), early: float = 0.0,
 ) -> list[Chart]:  # fmt: skip
-    """A curve per scheme over tokens, and level lines; nothing where no curve has two points. The axis need not hold
-    the `early` share of training: then the note says so."""
-    known = {scheme: curve for scheme, curve in by_scheme.items() if curve}
-    if not any(len(curve.x) > 1 for curve in known.values()):
+    """A curve per scheme over tokens, and level lines; nothing without a curve. The axis holds the curves of `framed`,
+    but for the `early` share of training. band: its name in the labels of points; without one a curve is a line."""
+    if not framed:
         return []
-    ends = [end for curve in known.values() for end in (*curve.low, *curve.high)]
-    late = [end for c in known.values() for column in (c.low, c.high) for end in column[c.x >= early * c.x[-1]]]
+    late = [end for c in framed for column in (c.low, c.high) for end in column[c.x >= early * c.x[-1]].tolist()]
     y = Axis.around([*rules, *late], log=curves.spans_decades([*rules, *late]), title=unit)
-    if early and not all(map(y.holds, ends)):
-        note += " The start leaves the frame."
-    chart = Chart(title, token_axis(known.values()), y, comparison.looks, note + (LOG if y.log else ""))
+    x = Axis(0.0, max(float(curve.x[-1]) for curve in framed) * 1.02, form=TOKENS, title="tokens")
+    chart = Chart(title, x, y, comparison.looks, note + (LOG if y.log else ""))
     for level in rules:
         chart.rule(y=level)
     for scheme, curve in known.items():
-        chart.curve(scheme, label_points(scheme, curve, band))
+        points = []
+        for at, mean, low, high in zip(*(column.tolist() for column in curve), strict=True):
+            within = "" if low == high else f" ({band} {figures(low)} to {figures(high)})"
+            label = f"{scheme} · {si(at)} tokens: {figures(mean)}{within}"
+            points.append(Point(at, mean, low, high, label))
+        if band:
+            chart.curve(scheme, points)
+        else:
+            chart.line(scheme, [point[:2] for point in points])
     return [chart]
-
-
-def token_axis(known: Iterable[curves.Curve]) -> Axis:
-    return Axis(0.0, max(float(curve.x[-1]) for curve in known) * 1.02, form=TOKENS, title="tokens")
 
 
 def learning_rates(comparison: ComparedRuns) -> list[Chart]:
@@ -191,8 +207,6 @@ class Measure(NamedTuple):
 PROFILES = {
     "radius": Measure("Radius of the stream", "|x|", "Mean norm |x| of the tokens before each sub-layer."),
     "angle": Measure("Angle of each write", "radians", "Mean angle by which a sub-layer turns a token.", "law_angle"),
-    "radius_after": Measure("Radius after each sub-layer", "|x'|", "Mean norm |x'| of the tokens.", "law_radius"),
-    "1/speed": Measure("Turning per update", "1/s", "From the definition, theta' = P(u) / s, with this x and u."),
     "clamped": Measure("Share of clamped updates", "share", "Updates whose angle reached the scheme's clamp."),
     "cos_pair": Measure("Likeness of tokens", "cosine", "Mean between tokens of one sequence; 1 is collapse."),
     "grad_norm": Measure("Gradient per sub-layer", "gradient norm", "Norm of the gradient of its weights."),
@@ -200,19 +214,9 @@ PROFILES = {
 
 
 def geometry(comparison: ComparedRuns) -> list[Chart]:
-    """What each sub-layer does to the stream at the last evaluation, and during training."""
-    during = []
-    for key, title in (("radius", "Radius during training"), ("angle", "Angle during training")):
-        by_scheme = {s: curves.trace_curve(comparison.drawn(s), key, lambda run: run.trace) for s in comparison.names}
-        during += over_tokens(comparison, title, PROFILES[key].unit, by_scheme, "Mean over all sub-layers.")
-    first, others = list(PROFILES)[:2], list(PROFILES)[2:]
-    return [*profiles(comparison, first), *during, *profiles(comparison, others), *towards_uniform(comparison)]
-
-
-def profiles(comparison: ComparedRuns, keys: Sequence[str]) -> list[Chart]:
-    """A column of the trace over depth at the last evaluation. Marks: measured; lines: predicted, where there is a
+    """Columns of the trace over depth at the last evaluation. Marks: measured; lines: predicted, where there is a
     law."""
-    return [chart for key in keys if (chart := _profile(comparison, key, PROFILES[key])) is not None]
+    return [chart for key in PROFILES if (chart := _profile(comparison, key, PROFILES[key])) is not None]
 
 
 def _profile(comparison: ComparedRuns, key: str, measure: Measure) -> Chart | None:
@@ -247,59 +251,10 @@ def _profile(comparison: ComparedRuns, key: str, measure: Measure) -> Chart | No
     return chart
 
 
-def towards_uniform(comparison: ComparedRuns) -> list[Chart]:
-    """Mean |cos| of the input of all norms to the vector of ones during training, and of random directions to it."""
-    cosines, nulls = (
-        {s: curves.trace_curve(comparison.drawn(s), f"{key}_before", lambda run: run.norms) for s in comparison.names}
-        for key in ("cos_ones", "cos_null")
-    )
-    random = [float(curve.mean.mean()) for curve in nulls.values() if curve]
-    note = "Mean |cos| between the input of a norm and the vector of ones, over all norms. "
-    if random:
-        note += f"Level lines: random directions, {figures(min(random))} to {figures(max(random))} by scheme. "
-    note += "Below them a stream avoids the uniform vector, above them it has a component along it."
-    levels = sorted({min(random), max(random)}) if random else []
-    return over_tokens(comparison, "Towards the uniform vector", "mean |cos| to ones", cosines, note, rules=levels)
-
-
-def gradient_course(comparison: ComparedRuns) -> list[Chart]:
-    """Gradient norm during training, with the spikes of loss and gradient."""
-    by_scheme = {scheme: curves.metric_curve(comparison.drawn(scheme), "grad_norm") for scheme in comparison.names}
-    known = {scheme: curve.thinned(120) for scheme, curve in by_scheme.items() if curve}
-    if not known:
-        return []
-    events = {scheme: curves.spike_events(comparison.drawn(scheme), "grad_norm") for scheme in known}
-    heights = [float(value) for curve in known.values() for value in curve.mean]
-    heights += [value for each in events.values() for *_, value in each if math.isfinite(value)]
-    y = Axis.around(heights, log=curves.spans_decades(heights, 10.0), title="gradient norm")
-    note = (
-        "Mean over seeds, before clipping. A cross is a spike of one of these runs among the logged steps; the table "
-        "counts those of every step, and those of the loss."
-    )
-    looks = comparison.looks
-    chart = Chart("Gradient norm during training", token_axis(known.values()), y, looks, note + (LOG if y.log else ""))
-    for scheme, curve in known.items():
-        chart.line(scheme, zip(curve.x, curve.mean, strict=True))
-        for run, tokens, value in events[scheme]:
-            label = f"{run.label} · {si(tokens)} tokens: the gradient norm spikes to {figures(value)}"
-            chart.mark(scheme, tokens, value if math.isfinite(value) else y.high, label, "fail")
-    return [chart]
-
-
-def law(comparison: ComparedRuns) -> list[Chart]:
-    """Measured over what the definition predicts to first order; nothing where no run recorded that."""
-    keys = [*(measure.law for measure in PROFILES.values() if measure.law), "1/speed"]
-    if not any(curves.profile(comparison.drawn(scheme), key) for scheme in comparison.names for key in keys):
-        return []
-    return profiles(comparison, ("radius_after", "angle", "1/speed", "cos_pair"))
-
-
 FIGURES = {
     "final_loss": final_loss,
     "loss_curves": losses,
-    "geometry": lambda comparison: profiles(comparison, ("radius", "angle")),
-    "law": law,
+    "geometry": geometry,
     "learning_rates": learning_rates,
-    "uniform": towards_uniform,
 }
 """Figures for a README or a paper, by the names of their files."""

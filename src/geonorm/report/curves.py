@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..lab.load import Run
 from ..lab.runs.records import Record
 from ..lab.statistics.comparison import paired_interval
-from ..lab.statistics.spikes import spikes
-from .runs import Run
 
 Array = NDArray[np.float64]
 Measured = tuple[float, float, float]
@@ -38,9 +37,7 @@ class Curve(NamedTuple):
 
 
 def value_of(record: Record, key: str) -> float:
-    """A column as a float, NaN where it is missing or null; `1/speed` is the inverse of a column."""
-    if key.startswith("1/"):
-        return 1 / (value_of(record, key[2:]) or math.nan)
+    """A column as a float, NaN where it is missing or null."""
     value = record.get(key)
     return float(value) if isinstance(value, (int, float)) else math.nan
 
@@ -78,19 +75,6 @@ def paired_gap(runs: Sequence[Run], base: Sequence[Run]) -> Curve | None:
     return mean._replace(low=np.array(low), high=np.array(high))
 
 
-def trace_curve(runs: Sequence[Run], key: str, rows: Callable[[Run], Sequence[Record]]) -> Curve | None:
-    """The mean of a column over all rows of a step (sub-layers of the trace, or norms), over tokens."""
-    points: list[Measured] = []
-    for run in runs:
-        steps: dict[float, list[float]] = {}
-        for record in rows(run):
-            value = value_of(record, key)
-            if math.isfinite(value):
-                steps.setdefault(value_of(record, "step"), []).append(value)
-        points += [(step, step * _tokens_per_step(run), float(np.mean(values))) for step, values in steps.items()]
-    return _summarise(_groups(points))
-
-
 Profile = dict[tuple[float, str], tuple[float, float, float]]
 """By layer and kind of sub-layer: mean, lowest and highest value over seeds."""
 
@@ -117,26 +101,10 @@ def spread_evenly(layers: Sequence[float]) -> list[float]:
     return places
 
 
-def spike_events(runs: Sequence[Run], key: str) -> list[tuple[Run, float, float]]:
-    """Logged spikes of a column: the run, the tokens so far, and the value."""
-    events = []
-    for run in runs:
-        for index in spikes(value_of(record, key) for record in run.metrics):
-            events.append((run, float(run.metrics[index].tokens), value_of(run.metrics[index], key)))
-    return events
-
-
 def spans_decades(values: Iterable[float], factor: float = 30.0) -> bool:
     """True if positive values span more than `factor`, so that a logarithmic scale reads better."""
     finite = [value for value in values if math.isfinite(value)]
     return bool(finite) and min(finite) > 0 and max(finite) / min(finite) > factor
-
-
-def _tokens_per_step(run: Run) -> float:
-    last = run.metrics[-1] if run.metrics else run.summary
-    steps = value_of(last, "step") if run.metrics else value_of(last, "steps")
-    tokens = value_of(last, "tokens")
-    return tokens / steps if steps and math.isfinite(tokens / steps) else 1.0
 
 
 def _groups(points: Iterable[Measured]) -> list[Array]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
@@ -40,7 +39,6 @@ class SavedProbe(Study):
     trace: Rows
     all_norms: Rows
     ablation: Rows
-    layers: Rows
 
     what = "Geometry"
     columns = 3
@@ -51,10 +49,10 @@ class SavedProbe(Study):
         with refuse_damaged(path, "probe"):
             summary = read_object_strictly(path / "summary.json")
             stacks = {model["model"]: model["schedule"] for model in summary["models"]}
-            files: dict[str, Rows] = {name: {} for name in ("trace", "norms", "ablation", "layers")}
+            files: dict[str, Rows] = {name: {} for name in ("trace", "norms", "ablation")}
             for name, series in files.items():
                 file = path / f"{name}.jsonl"
-                for row in read_rows_strictly(file) if name in ("trace", "norms") or file.exists() else ():
+                for row in read_rows_strictly(file) if name != "ablation" or file.exists() else ():
                     series.setdefault(series_name(row["model"], row["stack"], stacks[row["model"]]), []).append(row)
             study = cls(path, summary, *files.values())
             study.text_lines()
@@ -92,6 +90,10 @@ class SavedProbe(Study):
         """Norms of a series inside blocks that read the whole stream or update, in the order of the blocks."""
         rows = [row for row in self.all_norms.get(name, []) if row["layer"] is not None and row["kind"] is not None]
         return sorted(({**row, "t": row["layer"] + 1} for row in rows), key=lambda row: row["t"])
+
+    def single_blocks(self, name: str) -> list[Record]:
+        """What leaving out one block costs, block by block."""
+        return [{**row, "t": row["first"] + 1} for row in self.ablation.get(name, []) if row["blocks"] == 1]
 
     def caption(self) -> str:
         tokens = " / ".join(dict.fromkeys(si(model["tokens"]) for model in self.summary["models"]))
@@ -142,8 +144,7 @@ class SavedProbe(Study):
     def _means(self) -> Table:
         """Means over the sub-layers, and over the norms in blocks, of each series."""
         titles = ["model", "|x| first", "|x| last", "step", "rotation", "spread of |x| by norms", "|cos| to 1",
-                  "its null", "principal", "cos of pairs", "effective rank", "massive",
-                  "share of clamped updates"]  # fmt: skip
+                  "its null", "cos of pairs", "effective rank", "share of clamped updates"]  # fmt: skip
         rows = []
         for name in self.names:
             m = self.means(name)
@@ -152,8 +153,8 @@ class SavedProbe(Study):
                 name, *(figures(m[key]) for key in ("radius_first", "radius_last", "ratio")),
                 "–" if m["rotation"] is None else f"{math.degrees(m['rotation']):.1f}°",
                 "–" if m["norm_spread_before"] is None else f"{before} to {after} (÷ {factor})",
-                *(figures(m[f"cos_{key}"]) for key in ("ones_before", "null_before", "principal_before", "pair")),
-                figures(m["effective_rank"]), f"{m['massive']} of {m['sites']}", figures(m["clamped"]),
+                *(figures(m[key]) for key in ("cos_ones_before", "cos_null_before", "cos_pair", "effective_rank",
+                                              "clamped")),
             ])  # fmt: skip
         return titles, rows
 
@@ -173,15 +174,15 @@ class SavedProbe(Study):
         }
 
     def charts(self) -> dict[str, list[Chart]]:
-        return {name: [chart for one in each for chart in one(self)] for name, (_, each) in FIGURES.items()}
+        drawn = {name: [chart for panel in panels for chart in over_depth(self, panel)] for name, _, panels in FIGURES}
+        return {"steps": implied_steps(self), **drawn}
 
     def sections(self, place: Mapping[str, int]) -> list[Section]:
         tables = [html_table(*table, place) for table in self.tables().values()]
-        drawn = [(FIGURES[name][0], charts) for name, charts in self.charts().items() if charts]
-        return [
-            Section("Tables", [*tables, f"<p>{escape(NOTE)}</p>"]),
-            *(Section(title, [charts]) for title, charts in drawn),
-        ]
+        charts = self.charts()
+        titles = {"steps": "Implied step size", **{name: title for name, title, _ in FIGURES}}
+        drawn = [Section(title, [charts[name]]) for name, title in titles.items() if charts[name]]
+        return [Section("Tables", [*tables, f"<p>{escape(NOTE)}</p>"]), *drawn]
 
     def records(self) -> list[Record]:
         rows = []
@@ -234,29 +235,39 @@ class Line(NamedTuple):
     kind: str = "line"
 
 
-def middle_half(key: str) -> Line:
-    return Line(key, f"{key}_p25", f"{key}_p75")
+class Panel(NamedTuple):
+    """A chart over depth: its lines, of the rows that `rows` gives for a series."""
+
+    title: str
+    unit: str
+    lines: Sequence[Line]
+    note: str = ""
+    log: bool = False
+    rows: Callable[[SavedProbe, str], Sequence[Record]] = lambda study, name: study.trace.get(name, [])
 
 
-def over_depth(
-    study: SavedProbe, title: str, unit: str, lines: Sequence[Line], rows: Callable[[str], Sequence[Record]],
-    note: str = "", log: bool = False,
-) -> list[Chart]:  # fmt: skip
+def middle_half(key: str) -> tuple[Line]:
+    return (Line(key, f"{key}_p25", f"{key}_p75"),)
+
+
+def over_depth(study: SavedProbe, panel: Panel) -> list[Chart]:
     """Columns of rows over the block they stand in, for each series; nothing where no series has the first column."""
-    placed = {name: rows(name) for name in study.names}
-    points = {name: list(zip(spread_evenly([row["t"] for row in each]), each, strict=True))
-              for name, each in placed.items()}  # fmt: skip
-    columns = [column for line in lines for column in (line.key, line.low, line.high) if column]
-    values = [row[c] for each in placed.values() for row in each for c in columns if row.get(c) is not None]
-    places = [t for each in points.values() for t, row in each if row.get(lines[0].key) is not None]
-    if not places or (log and not any(value > 0 for value in values)):
+    placed = {}
+    for name in study.names:
+        rows = panel.rows(study, name)
+        placed[name] = list(zip(spread_evenly([row["t"] for row in rows]), rows, strict=True))
+    every = [(t, row) for each in placed.values() for t, row in each]
+    columns = [column for line in panel.lines for column in (line.key, line.low, line.high) if column]
+    values = [row[column] for _, row in every for column in columns if row.get(column) is not None]
+    places = [t for t, row in every if row.get(panel.lines[0].key) is not None]
+    if not places or (panel.log and not any(value > 0 for value in values)):
         return []
-    y = Axis.around(values, log=log, margin=0.06, title=unit + (", logarithmic" if log else ""))
+    y = Axis.around(values, log=panel.log, margin=0.06, title=panel.unit + ", logarithmic" * panel.log)
     blocks = range(math.floor(min(places)), math.floor(max(places)) + 1)
-    labels = blocks[:: math.ceil(len(blocks) / 12)]
-    chart = Chart(title, Axis(blocks[0] - 0.25, blocks[-1] + 1, title="block t", labels=labels), y, study.looks, note)
-    for name, each in points.items():
-        for line in lines:
+    x = Axis(blocks[0] - 0.25, blocks[-1] + 1, title="block t", labels=blocks[:: math.ceil(len(blocks) / 12)])
+    chart = Chart(panel.title, x, y, study.looks, panel.note)
+    for name, each in placed.items():
+        for line in panel.lines:
             known = [(t, row) for t, row in each if row.get(line.key) is not None]
             ends = [(t, row.get(line.low), row.get(line.high)) for t, row in each]
             chart.band(name, [(t, low, high) for t, low, high in ends if low is not None and high is not None])
@@ -265,28 +276,6 @@ def over_depth(
                 place = f"block {math.floor(t)} {row.get('kind') or ''}".strip()
                 chart.mark(name, t, row[line.key], f"{name} · {place}: {figures(row[line.key])}")
     return [chart]
-
-
-def trace_column(
-    key: str, title: str, unit: str, study: SavedProbe, *, log: bool = False, note: str = SHADED
-) -> list[Chart]:
-    """A column of the trace over depth."""
-    return over_depth(study, title, unit, [middle_half(key)], lambda name: study.trace.get(name, []), note, log)
-
-
-def layer_likeness(study: SavedProbe) -> list[Chart]:
-    """Cosine and CKA of the stream before each block to the stream at the end."""
-
-    def to_the_end(name: str) -> list[Record]:
-        rows = study.layers.get(name, [])
-        end = max((row["second"] for row in rows), default=None)
-        return [{**row, "t": row["first"] + 1} for row in rows if row["second"] == end]
-
-    note = "Before block t; 0: nothing in common."
-    return [
-        *over_depth(study, "Cosine to the last stream", "mean cosine", [Line("cos")], to_the_end, note),
-        *over_depth(study, "Likeness to the last stream", "linear CKA, unbiased", [Line("cka")], to_the_end, note),
-    ]
 
 
 def implied_steps(study: SavedProbe) -> list[Chart]:
@@ -327,93 +316,38 @@ def evaluate_law(law: Record, t: float, depth: int) -> float:
     return float(schedule(kind, alpha, t, depth))
 
 
-def norm_rotation(study: SavedProbe) -> list[Chart]:
-    """Degrees that each norm turns tokens by, as it is and without gain and bias."""
-
-    def in_degrees(name: str) -> list[Record]:
-        return [
-            {k: math.degrees(v) if k.startswith("rotation") and isinstance(v, float) else v for k, v in row.items()}
-            for row in study.norms(name)
-        ]
-
-    charts = []
-    for key, which in (("rotation", "with"), ("rotation_plain", "without")):
-        title = f"Rotation by each norm, {which} gain and bias"
-        charts += over_depth(study, title, "degrees", [middle_half(key)], in_degrees, SHADED)
-    return charts
-
-
-def norm_alignment(study: SavedProbe) -> list[Chart]:
-    """|cos| to the uniform vector before and after each norm, with random directions."""
-    note = "Band: 5 to 95 % of 64 random directions; thin: the direction that tokens share most."
-    charts = []
-    for end in ("before", "after"):
-        lines = [
-            Line(f"cos_ones_{end}", f"cos_null_low_{end}", f"cos_null_high_{end}"),
-            Line(f"cos_principal_{end}", kind="thin"),
-        ]
-        title = f"Towards the uniform vector {end} each norm"
-        charts += over_depth(study, title, "|cos| to (1, ..., 1)", lines, study.norms, note)
-    return charts
-
-
-def depth_use(study: SavedProbe) -> list[Chart]:
-    """Loss without one block, and against the angle between the ends of what is left out."""
-    rows = [(name, row) for name in study.names for row in study.ablation.get(name, [])]
-    if not rows:
-        return []
-
-    def single(name: str) -> list[Record]:
-        return [{**row, "t": row["first"] + 1} for row in study.ablation.get(name, []) if row["blocks"] == 1]
-
-    x = Axis.around([row["angle"] for _, row in rows], title="angle from x before to x after (radians)")
-    y = Axis.around([row["increase"] for _, row in rows], title=ADDED)
-    chart = Chart("Loss without blocks in a row", x, y, study.looks, "By how far these blocks turn the stream.")
-    for name, row in rows:
-        blocks = f"{row['blocks']} from block {row['first'] + 1}"
-        chart.mark(name, row["angle"], row["increase"], f"{name} · without {blocks}: {figures(row['increase'])} nats")
-    return [*over_depth(study, "Loss without block t", ADDED, [middle_half("increase")], single), chart]
-
-
-FIGURES: dict[str, tuple[str, Sequence[Callable[[SavedProbe], list[Chart]]]]] = {
-    "norms": (
-        "Length of stream and update",
-        (
-            partial(trace_column, "radius", "Length of the stream", "|x|", log=True),
-            partial(trace_column, "update_norm", "Length of the update", "|u|", log=True),
-        ),
-    ),
-    "steps": ("Implied step size", (implied_steps,)),
-    "rotation": ("Rotation by each norm", (norm_rotation,)),
-    "uniform": ("The uniform vector", (norm_alignment,)),
-    "tokens": (
-        "Tokens among themselves",
-        (
-            partial(trace_column, "cos_pair", "Likeness of tokens", "cosine between tokens", note=""),
-            partial(trace_column, "effective_rank", "Effective rank of tokens", "effective rank", log=True, note=""),
-        ),
-    ),
-    "massive": (
-        "Large activations and the sphere",
-        (
-            partial(trace_column, "peak", "Large activations", "max |x_i| / rms", log=True),
-            partial(trace_column, "radius_cv", "Spread of lengths", "spread of |x| / mean", log=True),
-            partial(trace_column, "resultant", "Resultant length of directions", "resultant length"),
-        ),
-    ),
-    "layers": ("Likeness of depths", (layer_likeness,)),
-    "clamped": ("The clamp", (partial(trace_column, "clamped", "Share of clamped updates", "share", note=""),)),
-    "gradients": (
-        "Gradient norms",
-        tuple(
-            partial(trace_column, key, title, "gradient norm", log=True, note="One batch.")
-            for key, title in (
-                ("grad_norm", "Gradient of all weights of a sub-layer"),
-                ("grad_w1", "Gradient of matrices before the last (W1)"),
-                ("grad_w2", "Gradient of the last matrix (W2)"),
-            )
-        ),
-    ),
-    "depth_use": ("What blocks are worth", (depth_use,)),
-}
-"""Of each figure its section on the page, and what draws its charts."""
+ONE_BATCH = "One batch."
+RANDOM = "Band: 5 to 95 % of 64 random directions; thin: the direction that tokens share most."
+FIGURES: Sequence[tuple[str, str, Sequence[Panel]]] = (
+    ("norms", "Length of stream and update", (
+        Panel("Length of the stream", "|x|", middle_half("radius"), SHADED, log=True),
+        Panel("Length of the update", "|u|", middle_half("update_norm"), SHADED, log=True),
+    )),
+    ("rotation", "Rotation by each norm", (
+        Panel("Rotation by each norm", "radians", middle_half("rotation"), SHADED, rows=SavedProbe.norms),
+    )),
+    ("uniform", "The uniform vector", (
+        Panel("Towards the uniform vector before each norm", "|cos| to (1, ..., 1)",
+              (Line("cos_ones_before", "cos_null_low_before", "cos_null_high_before"),
+               Line("cos_principal_before", kind="thin")), RANDOM, rows=SavedProbe.norms),
+    )),
+    ("tokens", "Tokens among themselves", (
+        Panel("Likeness of tokens", "cosine between tokens", middle_half("cos_pair")),
+        Panel("Effective rank of tokens", "effective rank", middle_half("effective_rank"), log=True),
+    )),
+    ("massive", "Large activations and the sphere", (
+        Panel("Large activations", "max |x_i| / rms", middle_half("peak"), SHADED, log=True),
+        Panel("Spread of lengths", "spread of |x| / mean", middle_half("radius_cv"), SHADED, log=True),
+    )),
+    ("clamped", "The clamp", (Panel("Share of clamped updates", "share", middle_half("clamped")),)),
+    ("gradients", "Gradient norms", (
+        Panel("Gradient of all weights of a sub-layer", "gradient norm", middle_half("grad_norm"), ONE_BATCH, log=True),
+        Panel("Gradient of matrices before the last (W1)", "gradient norm", middle_half("grad_w1"), ONE_BATCH,
+              log=True),
+        Panel("Gradient of the last matrix (W2)", "gradient norm", middle_half("grad_w2"), ONE_BATCH, log=True),
+    )),
+    ("depth_use", "What blocks are worth", (
+        Panel("Loss without block t", ADDED, middle_half("increase"), rows=SavedProbe.single_blocks),
+    )),
+)  # fmt: skip
+"""Of each figure its name, the title of its section, and its charts."""

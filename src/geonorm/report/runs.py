@@ -1,4 +1,4 @@
-"""Read run directories as they are: complete, failed, or cut off in the middle of a line."""
+"""Runs of several schemes, compared, as the charts and sentences of a report read them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 
-from ..lab.load import (
-    Run as Run,
-    is_run as is_run,
-    list_runs as list_runs,
-    read_run as read_run,
-    study_kind as study_kind,
-)
+from ..lab.load import Run
 from ..lab.runs.folder import flatten
 from ..lab.runs.records import ComparisonRow
 from ..lab.statistics.comparison import Choice, choose
