@@ -31,7 +31,9 @@ from geonorm.settings import options
 
 from ..rows import each
 
-VERBS = set("compare ladder train eval generate export report bench simulate probe check-transfer schemes data".split())
+VERBS = set(
+    "compare ladder train eval generate export report bench simulate probe check-transfer schemes same data".split()
+)
 SHARED = set(
     """preset data steps batch_size objective recipe out
     model.layers model.width model.heads model.kv_heads model.head_width model.hidden model.vocab_size model.context
