@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from geonorm import dynamics
-from geonorm.dynamics.recorded_velocity import RECORD_AFTER
+from geonorm.dynamics.recorded import RECORD_AFTER
 
 Velocity = Callable[[Tensor, float], Tensor]
 STEPS, STEP = 25, 0.02

@@ -22,11 +22,7 @@ PACKAGES = ["", *"dynamics hf measure models ops report residual schemes sphere"
 """The package itself, and its rooms that people import from."""
 
 WITHOUT_EXAMPLE = """
-    simulate dynamics.Attention dynamics.Field dynamics.Flow dynamics.Fresh dynamics.Law dynamics.Mlp
-    dynamics.clusters dynamics.collapse_time dynamics.cone dynamics.cosine_rate dynamics.equiangular dynamics.gap
-    dynamics.gaussian dynamics.integrate dynamics.labels dynamics.load_trajectories dynamics.mean_cosine
-    dynamics.order_parameter dynamics.radial_rate dynamics.radius_cv dynamics.random_attention dynamics.random_mlp
-    dynamics.speed dynamics.terminal_law dynamics.uniform dynamics.variance hf.ConstrainCallback
+    hf.ConstrainCallback
     hf.GeoNormPreTrainedModel hf.Trainer hf.card hf.export
 """.split()
 """Public names still without an example. This list may only shrink."""

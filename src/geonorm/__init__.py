@@ -36,7 +36,7 @@ MODULES = {
     **{name: name for name in "dynamics errors hf lab measure models norms ops report residual schemes sphere".split()},
 }
 
-EXTRAS = {"compare": "train", "ladder": "train", "probe": "train", "load": "train", "hf": "hf"}
+EXTRAS = {**dict.fromkeys(("compare", "ladder", "simulate", "probe", "load"), "train"), "hf": "hf"}
 """What needs more than torch, numpy and safetensors: the extra that brings it."""
 
 __all__ = [name for name in (*PUBLIC, *MODULES) if name not in EXTRAS]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from geonorm import Decoder, Site, dynamics, parse
-from geonorm.dynamics.drawn import DrawnAttention, DrawnFlow, DrawnMlp, carry_back, shrink_gap
+from geonorm.dynamics.drawn import ACTIVATIONS, DrawnAttention, DrawnFlow, DrawnMlp, contrasts, pass_on, shrink_gap
 from geonorm.errors import ConfigError
 from geonorm.models import preset
 
@@ -32,7 +32,7 @@ def test_spread_of_an_activation(activation: str) -> None:
     site = Site(0, "mlp", 1)
     _, chi = DrawnMlp(activation).propose(1.0, parse("pre"), site)
     z = torch.linspace(-12, 12, 200_001, dtype=torch.float64, requires_grad=True)
-    f = dynamics.fields.ACTIVATIONS[activation](z)
+    f = ACTIVATIONS[activation](z)
     (slope,) = torch.autograd.grad(f.sum(), z)
     weight = torch.exp(-(z**2) / 2)
     wanted = ((weight * slope**2).sum() / (weight * f**2).sum()).item()
@@ -103,36 +103,6 @@ def agrees(logs: list[float], said: float) -> None:
     assert error < 0.05 * abs(said) + 0.12
 
 
-PARTICLES = ["pre", "post", "peri", "geonorm(decay=sqrt)", "deepnorm"]
-
-
-@each("scheme", PARTICLES)
-@each("causal", [False, True])
-def test_particles_with_attention_and_mlp_in_turn(scheme: str, causal: bool) -> None:
-    """Kaiming weights drawn anew in each of 10 layers: attention, then a ReLU MLP; weights of its own per start."""
-    d, layers, n, draws = 128, 10, 4, 10
-    shrunk, radii = [], []
-    for seed in range(draws):
-        make = dynamics.Fresh(lambda t, s=seed: dynamics.random_attention(d, seed=2 * s, layer=t, causal=causal))
-        mlp = dynamics.Fresh(lambda t, s=seed: dynamics.random_mlp(d, seed=2 * s + 1, layer=t, activation="relu"))
-        flow = dynamics.Flow(scheme, [("attn", make), ("mlp", mlp)], layers)
-        x = flow.start(dynamics.cone(n, d, 1e-6, seeds=(seed,)))
-        first = dynamics.gap(flow.tokens(x))
-        with torch.no_grad():
-            for layer in range(layers):
-                x = flow.layer(x, float(layer))
-        shrunk.append((dynamics.gap(flow.tokens(x)) / first).log().item())
-        radii.append(flow.radius(x).mean().item())
-    # the scheme's own factors on initial weights are the network's, not the simulator's
-    rule = parse(scheme)
-    own = [rule.init_std(role, 1, 1, Site(0, "attn", layers), 1.0) for role in ("v", "o", "up", "down")]
-    attention = DrawnAttention(sqrt(2) / (own[0] * own[1]), causal)
-    turns = DrawnFlow(scheme, layers, (attention, DrawnMlp("relu", sqrt(2) / own[3], sqrt(2) / own[2]))).turn_through()
-    said = log(shrink_gap(turns, n)[-1])
-    agrees(shrunk, said)
-    assert sum(radii) / draws == pytest.approx(turns[-1].after, rel=0.05)
-
-
 def decoder(scheme: str, layers: int, seed: int = 1, **settings: Any) -> Decoder:
     torch.manual_seed(seed)
     shape = {"layers": layers, "width": 128, "hidden": 512, "mlp": "gelu", "positions": "none", "eps": 0.0}
@@ -190,8 +160,12 @@ def test_gradients_go_back_through_the_transposed_averages() -> None:
     turns = DrawnFlow("post", layers, GELU).turn_through()
     one = torch.ones(n, n, dtype=torch.float64)
     centred = torch.eye(n - 1, dtype=torch.float64) - 1 / n
-    said = torch.stack([each.diagonal() for each in carry_back(turns, one)[::2]])
-    apart = [(each.trace() + each.sum()).item() for each in carry_back(turns, centred, relative=True)[::2]]
+    common, relative = [one], [centred]
+    for turn in reversed(turns):  # from behind the last turn; relative: without the first token's gradient
+        common.insert(0, pass_on(turn, common[0], turn.sub.averaging(n).mT))
+        relative.insert(0, pass_on(turn, relative[0], contrasts(turn, n - 1).mT))
+    said = torch.stack([each.diagonal() for each in common[::2]])
+    apart = [(each.trace() + each.sum()).item() for each in relative[::2]]
     shared_sizes: list[Tensor] = []
     apart_sizes: list[Tensor] = []
     for seed in range(draws):
@@ -265,7 +239,7 @@ def test_one_shared_draw_contracts_by_the_eigenvalue_that_the_common_direction_f
     d = 24
     field = dynamics.random_attention(d, seed=seed, beta=0.0, causal=causal)
     assert field.v is not None
-    eigenvalues = torch.linalg.eigvals(field.v[0])
+    eigenvalues = torch.linalg.eigvals(field.v)
     leading = (1 + eigenvalues).abs().argmax()
     assert (eigenvalues[leading].imag == 0) == stands
     rate = 2 * (1 + eigenvalues[leading]).abs().log().item()

@@ -55,24 +55,16 @@ def test_the_rate_of_the_mean_cosine_is_its_derivative(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("angle", [0.05, 0.2, 0.35, 0.6])
-def test_clusters_are_connected_components(angle: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clusters_are_connected_components(angle: float) -> None:
     theta = d.uniform(60, 3, seeds=(1, 2, 3))
     near = torch.acos((theta @ theta.mT).clamp(-1, 1)) <= angle
-    for links, count, label in zip(near, d.clusters(theta, angle), d.labels(theta, angle), strict=True):
-        expected, component = connected_components(links.numpy())
-        assert count == expected
-        assert {(int(a), int(b)) for a, b in zip(component, label, strict=True)}.__len__() == expected
+    assert d.clusters(theta, angle).tolist() == [connected_components(links.numpy())[0] for links in near]
 
 
-def test_a_chain_is_one_cluster_and_blocks_do_not_matter() -> None:
-    from geonorm.dynamics.observables import link
-
+def test_a_chain_is_one_cluster() -> None:
     turn = torch.linspace(0, 3, 40, dtype=F64)[torch.randperm(40, generator=torch.Generator().manual_seed(1))]
     chain = torch.stack((turn.cos(), turn.sin()), dim=-1)
     assert d.clusters(chain, 3 / 39 * 1.01) == 1 and d.clusters(chain, 3 / 39 * 0.99) == 40
-    assert torch.equal(link(chain, 0.08, rows=7), link(chain, 0.08))
-    two = torch.cat((chain, chain[:5] * torch.tensor([1.0, -1.0], dtype=F64) @ torch.eye(2, dtype=F64) * -1))
-    assert d.clusters(two, 1.0) in (1, 2)
     with pytest.raises(ConfigError, match="angle"):
         d.clusters(chain, 1e-9)
 
@@ -114,9 +106,9 @@ def test_cones_are_cones_and_the_rest_has_its_moments() -> None:
         (lambda: d.equiangular(4, 4, -0.5), "gamma must lie"),
         (lambda: d.equiangular(4, 4, 1.5), "gamma must lie"),
         (lambda: d.uniform(3, 1), "dim >= 2"),
-        (lambda: d.uniform(0, 3), "at least one particle"),
+        (lambda: d.uniform(0, 3), "n >= 1"),
         (lambda: d.cone(3, 3, 0.0), "delta"),
-        (lambda: d.uniform(3, 3, seeds=()), "no seeds"),
+        (lambda: d.uniform(3, 3, seeds=()), "0 seeds"),
     ],
 )
 def test_starts_that_do_not_exist(make: Any, message: str) -> None:
@@ -156,7 +148,7 @@ def test_no_law_where_there_is_none() -> None:
     # rounding after the collapse is not fitted
     fallen = np.maximum(np.exp(-3 * t), 1e-31)
     assert d.terminal_law(t, fallen).rate == pytest.approx(3.0)
-    with pytest.raises(ConfigError, match="one length"):
+    with pytest.raises(ConfigError, match="as many as"):
         d.terminal_law([1.0, 2.0], [1.0])
     with pytest.raises(ConfigError, match="ascend"):
         d.terminal_law([1.0, 1.0], [1.0, 2.0])

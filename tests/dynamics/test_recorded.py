@@ -1,4 +1,5 @@
-"""A recorded function is the function, with fewer operations."""
+"""A recorded function is the function, with fewer operations; the recorded motion of a scheme is its motion, whichever
+layer or flow calls it."""
 
 from __future__ import annotations
 
@@ -8,20 +9,22 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from geonorm import sphere
-from geonorm.dynamics import Attention, Flow, random_attention, recorded_velocity, uniform
-from geonorm.dynamics.rates import motion
-from geonorm.dynamics.recorded import Unrecordable, record_around
+from geonorm.dynamics import Attention, Flow, random_attention, recorded, uniform
+from geonorm.dynamics.rates import motion, unit_parts
+from geonorm.dynamics.recorded import RECORD_AFTER, Unrecordable, number, record_around, record_velocity, tensors
+from geonorm.norms import NormSpec
 from geonorm.schemes import Scheme, Site
 
 from ..rows import each
-from .test_recorded_velocity import Choosy
+from .conftest import VECTORIAL
 
 F64 = torch.float64
 X = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, -2.0]], dtype=F64)
 Y = torch.tensor([[1.0, 0.5], [2.0, 0.0], [0.0, 0.0]], dtype=F64)
+DEPTH, DIM = 8, 5
 
 
 def slope(write: Callable[[Tensor, Tensor, Tensor], Tensor], x: Tensor, u: Tensor) -> Tensor:
@@ -34,13 +37,16 @@ def slope(write: Callable[[Tensor, Tensor, Tensor], Tensor], x: Tensor, u: Tenso
     return torch.autograd.grad(backward, cotangent)[0]
 
 
+def count(graph: Any) -> int:
+    return sum(node.op == "call_function" for node in graph.graph.nodes)
+
+
 FUNCTIONS: list[tuple[Callable[[Tensor, Tensor], Sequence[Tensor]], int]] = [
     (lambda x, y: [x + 0.0 * torch.zeros_like(y), x * torch.ones_like(y), x], 0),  # nothing is done
-    (lambda x, y: [sphere.radius(x), sphere.safe_divide(sphere.radius(x), sphere.radius(y))], 9),
+    (lambda x, y: [sphere.radius(x), sphere.safe_divide(sphere.radius(x), sphere.radius(y))], 16),
     (lambda x, y: [x * y + x * y, (x * y).sum()], 3),  # what was done is not done again
     (lambda x, y: [torch.cat((x[..., :1], y), -1)[..., 1:2] * 2.0], 4),
-    (lambda x, y: [sphere.safe_divide(sphere.safe_divide(x, y) * y.square(), y)], 6),  # one guard is enough
-    (lambda x, y: [x * y.sum(-1, keepdim=True).expand_as(x), x * y[0].view(1, 2)], 5),  # broadcasting does it
+    (lambda x, y: [x * y.sum(-1, keepdim=True).expand_as(x), x * y[0].view(1, 2)], 6),
     (lambda x, y: [torch.where(torch.zeros_like(x) < 1, y, x), torch.zeros_like(x) + 2], 0),
     (lambda x, y: [slope(lambda x, u, h: x + h * u, x, y)], 0),
     (lambda x, y: [slope(lambda x, u, h: torch.cos(h * u) * x + torch.sin(h * u) * u, x, y)], 4),
@@ -52,15 +58,15 @@ FUNCTIONS: list[tuple[Callable[[Tensor, Tensor], Sequence[Tensor]], int]] = [
 def test_values_on_other_inputs(function: Any, most: int) -> None:
     graph = record_around(lambda ask, *inputs: function(*inputs), X, X, Y)
     for x, y in ((X, Y), (Y, X), (X * 1e-160, Y), (X.flip(0), torch.full_like(Y, float("nan")))):
-        for found, wanted in zip(graph(None, x, y), function(x, y), strict=True):
-            assert torch.equal(found.nan_to_num(7.0), wanted.nan_to_num(7.0)) and found.dtype == wanted.dtype
-    assert sum(node.op == "call_function" for node in graph.graph.nodes) <= most
+        for result, expected in zip(graph(None, x, y), function(x, y), strict=True):
+            assert torch.equal(result.nan_to_num(7.0), expected.nan_to_num(7.0)) and result.dtype == expected.dtype
+    assert count(graph) <= most
 
 
 OUTSIDE = torch.ones(2)
 
 
-@pytest.mark.parametrize(
+@each(
     "function",
     [
         lambda x: [x if x.sum() > 0 else -x],
@@ -74,41 +80,9 @@ def test_what_no_list_of_operations_says_is_refused(function: Any) -> None:
         record_around(lambda ask, x: function(x), X, X)
 
 
-@pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
-    monkeypatch.setattr(recorded_velocity, "GRAPHS", {})
-    return recorded_velocity.GRAPHS
-
-
-@each("scheme", ["pre", "post", "peri", "lns", "ngpt(alpha=1)", "geonorm", "siamese"])
-def test_a_flow_records_what_it_is_asked_for_often(scheme: str, graphs: dict[Any, Any]) -> None:
-    """The same velocities as the slow twin, `rates.motion`, at all times."""
-    graphs.clear()
-    flow = Flow(scheme, Attention(beta=2.0), 8)
-    x = flow.start(uniform(7, 5, seeds=(1, 2)))
-    for asked in range(recorded_velocity.RECORD_AFTER + 4):
-        tau = 0.1 * asked
-        rule, site = flow.rule(tau)
-        u = flow.update(x, tau)
-        slow = motion(rule, flow.own(rule, site, 2 if rule.planar else 5, x), x, u, site)[0]
-        assert bool(graphs) == (asked >= recorded_velocity.RECORD_AFTER)
-        torch.testing.assert_close(flow.velocity(x, tau), slow, rtol=1e-13, atol=1e-15)
-    assert len(graphs) == 1
-
-
-def test_numbers_do_not_depend_on_what_ran_before(graphs: dict[Any, Any]) -> None:
-    def run() -> list[Tensor]:
-        flow = Flow("post", Attention(beta=2.0), 8)
-        x = flow.start(uniform(7, 5))
-        return [flow.velocity(x, 0.1 * i) for i in range(recorded_velocity.RECORD_AFTER + 2)]
-
-    first, second = run(), run()
-    assert graphs and all(map(torch.equal, first, second))
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_another_function_may_be_asked_in_between(shared: bool) -> None:
-    """Whatever it does; also where what it said first is an input itself."""
+@each("shared", [False, True])
+def test_another_function_may_be_called_in_between(shared: bool) -> None:
+    """Whatever it does; also where its first answer is an input itself."""
 
     def function(ask: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> list[Tensor]:
         return [ask(x * y) * x + y]
@@ -118,7 +92,52 @@ def test_another_function_may_be_asked_in_between(shared: bool) -> None:
         assert torch.equal(graph(other, Y, X)[0], function(other, Y, X)[0])
 
 
-OPERATIONS = {"pre": 7, "post": 16, "peri": 13, "sqrt": 20, "ngpt(alpha=1)": 26, "geonorm": 30, "lns": 10}
+def states(flow: Flow, dtype: torch.dtype = F64) -> tuple[Tensor, Tensor]:
+    """Tokens of different radii; updates small, large, along the token, and none."""
+    generator = torch.Generator().manual_seed(2)
+    x = flow.enter(torch.randn(8, DIM, generator=generator, dtype=F64).to(dtype))
+    u = torch.randn(8, DIM, generator=generator, dtype=F64).to(dtype)
+    u = u * torch.tensor([1e-3, 1e-3, 0.3, 1.0, 3.0, 100.0, 1.0, 0.0], dtype=dtype).unsqueeze(-1)
+    if flow.streams == 1:
+        u[6] = -2 * x[6]
+    return x, u
+
+
+@each("vectorial", VECTORIAL)
+def test_the_graph_is_the_motion_at_every_layer(vectorial: str) -> None:
+    """Traced at one layer, called at others: values of the plain path, which takes the layer as a Python number."""
+    flow = Flow(vectorial, Attention(), DEPTH)
+    x, u = states(flow)
+    rule, site = flow.rule(3.0)
+    first = unit_parts(rule, site, DIM, x)
+    graph = record_velocity(rule, first, x, u, site)
+    checked = 0
+    for tau in (0.0, 2.5, 3.0, 6.75):
+        at, there = flow.rule(tau)
+        parts, flat = (unit_parts(at, there, dim, x) for dim in (DIM, 2 if at.planar else DIM))
+        shapes, others = ({name: value.shape for name, value in tensors(p).items()} for p in (first, parts))
+        # another scheme of a combinator, or other parts, have a graph of their own
+        if at == rule and shapes == others:
+            (velocity,) = graph(lambda y: u, x, number(tau, x), *tensors(parts).values())
+            torch.testing.assert_close(velocity, motion(rule, flat, x, u, there)[0], rtol=1e-12, atol=1e-14)
+            checked += 1
+    assert checked >= 2
+
+
+def test_a_graph_in_single_precision_and_a_token_that_is_no_number() -> None:
+    flow = Flow("geonorm", Attention(), DEPTH)
+    x, u = states(flow, torch.float32)
+    u[2, 1] = float("nan")
+    rule, site = flow.rule(1.0)
+    graph = record_velocity(rule, unit_parts(rule, site, DIM, x), x, u, site)
+    (velocity,) = graph(lambda y: u, x, number(4.5, x))
+    expected, _ = motion(rule, unit_parts(rule, site, 2, x), x, u, Site(4.5, "attn", DEPTH))
+    assert velocity.dtype == torch.float32
+    torch.testing.assert_close(velocity, expected, rtol=1e-6, atol=1e-7, equal_nan=True)
+    assert velocity.isnan().any(-1).tolist() == [row == 2 for row in range(8)]
+
+
+OPERATIONS = {"pre": 8, "post": 19, "peri": 15, "sqrt": 24, "ngpt(alpha=1)": 32, "geonorm": 34, "lns": 11}
 
 
 @each("scheme", OPERATIONS)
@@ -127,8 +146,58 @@ def test_few_operations_are_left(scheme: str) -> None:
     flow = Flow(scheme, Attention(), 8)
     x = flow.start(uniform(7, 5))
     rule, site = flow.rule(1.5)
-    graph = recorded_velocity.record_velocity(rule, flow.own(rule, site, 5, x), x, flow.update(x, 1.5), site)
-    assert sum(node.op == "call_function" for node in graph.graph.nodes) <= OPERATIONS[scheme]
+    assert (
+        count(record_velocity(rule, flow.parts_at(rule, site, 5, x), x, flow.update(x, 1.5), site))
+        <= OPERATIONS[scheme]
+    )
+
+
+def slow(flow: Flow, x: Tensor, tau: float) -> Tensor:
+    rule, site = flow.rule(tau)
+    return motion(rule, flow.plane_parts(rule, site, x), x, flow.update(x, tau), site)[0]
+
+
+def graphs(flow: Flow) -> int:
+    return sum(record.graph is not None for record in flow.records.values())
+
+
+@each("scheme", ["pre", "post", "peri", "lns", "ngpt(alpha=1)", "geonorm", "siamese"])
+def test_a_flow_records_what_it_often_computes(scheme: str) -> None:
+    """The same velocities as the slow twin, `rates.motion`, at all times; weights of a field get their gradient."""
+    field = random_attention(5, beta=2.0, seed=1)
+    flow = Flow(scheme, field, 8)
+    x = flow.start(uniform(7, 5, seeds=(1, 2)))
+    for calls in range(RECORD_AFTER + 4):
+        assert graphs(flow) == (calls >= RECORD_AFTER)
+        torch.testing.assert_close(flow.velocity(x, 0.1 * calls), slow(flow, x, 0.1 * calls), rtol=1e-13, atol=1e-15)
+    assert field.v is not None
+    field.v.requires_grad_()
+    assert torch.autograd.grad(flow.velocity(x, 0.5).pow(3).sum(), field.v)[0].norm() > 1e-3
+
+
+class Factor(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+
+@dataclass(frozen=True)
+class Counted(Scheme):
+    """A scheme from elsewhere that keeps a number of its layer as a number, where a trace would freeze it."""
+
+    def parts(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
+        return {"scale": Factor(1.0 + int(site.layer))}
+
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: float | Tensor = 1.0) -> Tensor:
+        return x + h * p.scale.factor * u
+
+
+@dataclass(frozen=True)
+class Choosy(Scheme):
+    """One that looks at its numbers before it decides: nothing that a graph can do."""
+
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: float | Tensor = 1.0) -> Tensor:
+        return x + h * u if u.sum() > 0 else x - h * u
 
 
 @dataclass(frozen=True)
@@ -139,27 +208,15 @@ class Stepped(Scheme):
         return x + h * (1.0 if float(site.layer) < 3 else 2.0) * u
 
 
-@pytest.mark.parametrize("scheme", [Choosy(), Stepped()], ids=["values", "layers"])
-def test_schemes_that_cannot_be_recorded_stay_as_they_are(scheme: Scheme, graphs: dict[Any, Any]) -> None:
-    flow = Flow(scheme, Attention(), 8)
-    x = flow.start(uniform(6, 5))
-    for asked in range(recorded_velocity.RECORD_AFTER + 40):
-        tau = 0.05 * asked
-        rule, site = flow.rule(tau)
-        u = flow.update(x, tau)
-        slow = motion(rule, flow.own(rule, site, 2, x), x, u, site)[0]
-        assert torch.equal(flow.velocity(x, tau), slow)
-    assert not graphs
-
-
-def test_weights_of_a_field_get_their_gradient_also_of_what_is_recorded(graphs: dict[Any, Any]) -> None:
-    field = random_attention(5, seed=1)
-    flow = Flow("post", field, 8)
-    x = flow.start(uniform(6, 5))
-    for _ in range(recorded_velocity.RECORD_AFTER + 1):
-        plain = flow.velocity(x, 0.5)
-    assert graphs
-    assert field.v is not None
-    field.v.requires_grad_()
-    (found,) = torch.autograd.grad(flow.velocity(x, 0.5).pow(3).sum(), field.v)
-    assert found.norm() > 0.1 and not plain.requires_grad
+@each("scheme, expected", [("mix(share=0.5)", 2), ("ngpt", 1), (Counted(), 3), (Choosy(), 0), (Stepped(), 0)])
+def test_parts_that_differ_have_graphs_of_their_own(
+    scheme: Any, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers of a combinator, and modules with a number of their own; layers that differ in tensors alone share one,
+    and schemes that cannot be recorded stay as they are."""
+    monkeypatch.setattr(recorded, "RECORD_AFTER", 2)
+    flow = Flow(scheme, Attention(), DEPTH)
+    x = flow.start(uniform(6, DIM, seeds=(1, 2)))
+    for tau in (1.0, 2.25, 4.0) * 4:
+        torch.testing.assert_close(flow.velocity(x, tau), slow(flow, x, tau), rtol=1e-12, atol=1e-14)
+    assert graphs(flow) == expected

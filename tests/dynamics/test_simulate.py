@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import geonorm
-from geonorm.dynamics import simulate as simulation
+from geonorm.dynamics import Attention, Flow, simulate as module, uniform
 from geonorm.dynamics.config import SimulateConfig
+from geonorm.dynamics.observables import gap
 from geonorm.errors import ConfigError
 from geonorm.report import summarize
 from geonorm.report.simulation import SavedSimulation, headline
@@ -20,9 +22,9 @@ from geonorm.schemes import parse
 from ..rows import each
 
 
-def text_of(found: Any) -> str:
+def text_of(simulation: Any) -> str:
     """The summary of the terminal, as one line."""
-    with found.folder() as place:
+    with simulation.folder() as place:
         return " ".join(" ".join(summarize(place)).split())
 
 
@@ -45,8 +47,8 @@ LAWS: dict[str, tuple[str, float, float]] = {
 def test_the_terminal_law_is_found(scheme: str) -> None:
     """Theorem 4.1 at its end (1 - cos is one power slower than its derivative), and GeoNorm's t^(-2 alpha)."""
     kind, exponent, time = LAWS[scheme]
-    found = geonorm.simulate(schemes=[scheme], tokens=8, dim=8, beta=1.0, time=time, seeds=1, points=24, depth=20)
-    (row,) = found.summary["schemes"]
+    simulation = geonorm.simulate(schemes=[scheme], tokens=8, dim=8, beta=1.0, time=time, seeds=1, points=24, depth=20)
+    (row,) = simulation.summary["schemes"]
     assert row["terminal_law"] == row["terminal_law_predicted"] == kind
     assert isclose(row["terminal_exponent"], exponent, rel_tol=0.01)
     assert isclose(row["terminal_exponent_predicted"], exponent, rel_tol=1e-6)
@@ -65,12 +67,11 @@ def small(**settings: Any) -> Any:
     return geonorm.simulate(**{**base, **settings})
 
 
-@pytest.mark.parametrize("mlp", [None, "gelu"])
-def test_slots_that_nobody_writes_change_nothing(mlp: str | None) -> None:
+def test_slots_that_nobody_writes_change_nothing() -> None:
     """Attention residuals begin with the mean of all that was written, whose direction is Pre-Norm's stream."""
     schemes = ["pre", *(f"attnres(blocks={blocks})" for blocks in (2, 5, 12, 20))]
-    found = small(schemes=schemes, mlp=mlp, method="layers", time=6.0, seeds=1)
-    gaps = [[row["gap"] for row in found.trace if row["scheme"] == scheme] for scheme in schemes]
+    simulation = small(schemes=schemes, method="layers", time=6.0, seeds=1)
+    gaps = [[row["gap"] for row in simulation.trace if row["scheme"] == scheme] for scheme in schemes]
     assert gaps[0][0] > 2 * gaps[0][-1]
     for of_scheme in gaps[1:]:
         assert of_scheme == pytest.approx(gaps[0], rel=1e-12)
@@ -80,14 +81,14 @@ def test_no_law_is_stated_before_the_end() -> None:
     """A run that has not come together has a slope, not a law."""
     schemes = ["post", "pre", "peri", "geonorm"]
     for time in (2.0, 20.0):
-        found = geonorm.simulate(schemes=schemes, time=time, seeds=1)
-        for row in found.summary["schemes"]:
+        simulation = geonorm.simulate(schemes=schemes, time=time, seeds=1)
+        for row in simulation.summary["schemes"]:
             if row["scheme"] == "post" and time > 2:
                 assert row["terminal_law"] == "exponential" and isclose(row["terminal_exponent"], 2.0, rel_tol=0.01)
             else:
                 assert (row["terminal_law"], row["terminal_exponent"]) == ("early", None), row
-        text = text_of(found)
-        for row in found.summary["schemes"]:
+        text = text_of(simulation)
+        for row in simulation.summary["schemes"]:
             said = f"not at its end (cos {row['cos_pair_final']:.4g})"
             assert (said in text) == (row["terminal_law"] == "early")
 
@@ -107,47 +108,46 @@ def test_predictions_are_of_this_system_or_none() -> None:
     for wrong, why in (
         ({"weights": "kaiming"}, "these weights are random"),
         ({"schemes": ["residual_dual"]}, ""),
-        ({"schemes": ["geonorm(entry=embedding)"], "init": "gaussian", "heads": 2}, "radii differ"),
-        ({"schemes": ["geonorm(entry=embedding)"], "init": "gaussian", "heads": 2, "seeds": 1}, "radii differ"),
     ):
-        found = small(**wrong)
-        row = found.summary["schemes"][0]
+        simulation = small(**wrong)
+        row = simulation.summary["schemes"][0]
         assert row["terminal_law_predicted"] is None and row["terminal_exponent_predicted"] is None
         assert row["terminal_law_unpredicted"] and why in row["terminal_law_unpredicted"]
-        text = text_of(found)
+        text = text_of(simulation)
         assert f"no prediction of the terminal law of {row['scheme']}" in text
 
 
-def test_times_of_a_simulation_are_depth_times_wherever_they_are_told() -> None:
+def test_times_in_texts_are_depth_times() -> None:
     """t = tau + 1, as in every chart and law: post begins at t = 1."""
-    found = small(schemes=["post"], time=40.0)
-    (row,) = found.summary["schemes"]
-    told = f"{row['collapse_time'] + 1:.4g}"
-    assert f"t = {told}" in text_of(found) and f"depth-time {told} " in headline(row)
+    simulation = small(schemes=["post"], time=40.0)
+    (row,) = simulation.summary["schemes"]
+    assert f"depth-time {row['collapse_time'] + 1:.4g} " in headline(row)
     (early,) = small(schemes=["post"], init="cone", delta=1e-6, time=40.0).summary["schemes"]
     assert early["collapse_time"] == 0 and "depth-time 1 " in headline(early)
 
 
 def test_where_theory_has_no_last_law_it_says_what_becomes_of_the_tokens() -> None:
     """olmo2 follows t^-2 until it freezes, a linear decay an exponential until its steps end: on the way only."""
-    found = small(schemes=["olmo2", "geonorm(decay=linear)"], beta=0.05, time=300.0, points=40, seeds=1)
-    cold, ends = found.summary["schemes"]
+    simulation = small(schemes=["olmo2", "geonorm(decay=linear)"], beta=0.05, time=300.0, points=40, seeds=1)
+    cold, ends = simulation.summary["schemes"]
     assert cold["terminal_law"] == "polynomial" and cold["terminal_law_predicted"] == "none"
     assert "grows colder" in cold["terminal_law_unpredicted"] and "come to an end" in ends["terminal_law_unpredicted"]
     assert headline(cold).endswith("falls like t^-1.98 (theory: not for ever)")
-    assert "theory predicts no terminal law for olmo2: attention grows colder" in text_of(found)
+    assert "theory predicts no terminal law for olmo2: attention grows colder" in text_of(simulation)
     network = {"weights": "network", "per": "layer", "method": "layers", "init": "cone", "delta": 1e-6, "time": 8.0}
-    found = small(schemes=["geonorm", "lns", "peri"], mlp="swiglu", causal=True, tokens=3, dim=8, seeds=1, **network)
-    harmonic, logarithm, apart = found.summary["schemes"]
+    simulation = small(
+        schemes=["geonorm", "lns", "peri"], mlp="swiglu", causal=True, tokens=3, dim=8, seeds=1, **network
+    )
+    harmonic, logarithm, apart = simulation.summary["schemes"]
     assert "finite sum" in harmonic["terminal_law_unpredicted"]
     assert "no power of t" in logarithm["terminal_law_unpredicted"]
     assert apart["terminal_exponent_predicted"] < 0 and apart["terminal_law_unpredicted"] is None
-    assert "t^0.158" in text_of(found) and headline(apart).endswith("(theory: t^0.158)")
+    assert "t^0.158" in text_of(simulation) and headline(apart).endswith("(theory: t^0.158)")
 
 
 def test_speed_is_told_from_the_sphere_where_a_scheme_with_one_takes_over() -> None:
-    found = small(schemes=["mix(pre, post, share=0.5)"], method="layers", time=4.0, depth=4)
-    speeds = {row["time"]: (row["radius"], row["speed"]) for row in found.trace if row["seed"] == 0}
+    simulation = small(schemes=["mix(pre, post, share=0.5)"], method="layers", time=4.0, depth=4)
+    speeds = {row["time"]: (row["radius"], row["speed"]) for row in simulation.trace if row["seed"] == 0}
     assert speeds[1.0][1] == pytest.approx(speeds[1.0][0])  # pre: s = r
     radius, speed = speeds[2.0]
     assert radius > 1.5 and speed == pytest.approx(radius)  # N(x + h u) turns by h u / r
@@ -155,28 +155,28 @@ def test_speed_is_told_from_the_sphere_where_a_scheme_with_one_takes_over() -> N
 
 
 def test_clusters_of_many_tokens_are_counted_among_some(monkeypatch: Any) -> None:
-    monkeypatch.setattr(simulation, "CLUSTERED", 8)
+    monkeypatch.setattr(module, "CLUSTERED", 8)
     seen: list[int] = []
-    whole = simulation.clusters
-    monkeypatch.setattr(simulation, "clusters", lambda theta: seen.append(theta.shape[-2]) or whole(theta))
-    found = small(tokens=20, dim=20, schemes=["post"])
-    assert set(seen) == {7} and found.trace[0]["clusters"] == 7 and len(repr(found)) < 200
+    whole = module.clusters
+    monkeypatch.setattr(module, "clusters", lambda theta: seen.append(theta.shape[-2]) or whole(theta))
+    simulation = small(tokens=20, dim=20, schemes=["post"])
+    assert set(seen) == {7} and simulation.trace[0]["clusters"] == 7 and len(repr(simulation)) < 200
     small(tokens=8, dim=8, schemes=["post"])
     assert seen[-1] == 8
 
 
 def test_a_causal_mask_halves_the_rate() -> None:
-    found = small(schemes=["post"], causal=True, time=45.0, points=30, seeds=1, log_time=False)
-    (row,) = found.summary["schemes"]
+    simulation = small(schemes=["post"], causal=True, time=45.0, points=30, seeds=1, log_time=False)
+    (row,) = simulation.summary["schemes"]
     assert row["terminal_law"] == "exponential" and isclose(row["terminal_exponent"], 1.0, rel_tol=0.02)
     assert isclose(row["terminal_exponent_predicted"], 1.0, rel_tol=1e-9)
-    assert row["initial_velocity_predicted"] is None and not found.theory
+    assert row["initial_velocity_predicted"] is None and not simulation.theory
 
 
 def test_trace_rows() -> None:
-    found = small()
-    assert len(found.trace) == 2 * 2 * 8
-    first, last = found.trace[0], found.trace[-1]
+    simulation = small()
+    assert len(simulation.trace) == 2 * 2 * 8
+    first, last = simulation.trace[0], simulation.trace[-1]
     assert (first["scheme"], first["time"], first["t"], first["layer"], first["kind"]) == ("pre", 0.0, 1.0, 0.0, "attn")
     assert (last["scheme"], last["time"], last["seed"], last["step"]) == ("geonorm", 3.0, 1, 7)
     assert first["radius"] == pytest.approx(1) and abs(first["cos_pair"]) < 1e-12 and first["gap"] == pytest.approx(1)
@@ -195,67 +195,67 @@ def test_trace_rows() -> None:
         {"init": "uniform", "dtype": "float32"},
         {"init": "gaussian", "schemes": ["pre(entry=embedding)", "residual_dual"]},
         {"init": "cone", "method": "rk4"},
-        {"init": "uniform", "weights": "kaiming", "heads": 2},
         {"init": "uniform", "weights": "gaussian", "per": "layer", "method": "layers"},
-        {"init": "uniform", "dim": 2, "log_time": False, "method": "euler"},
+        {"init": "uniform", "dim": 2, "log_time": False, "method": "rk4"},
     ],
 )
 def test_every_kind_of_simulation_ends_in_finite_json(settings: dict[str, Any]) -> None:
-    found = small(**settings)
-    for content in found.files().values():
+    simulation = small(**settings)
+    for content in simulation.files().values():
         json.dumps(content, allow_nan=False)
-    for row in found.summary["schemes"]:
+    for row in simulation.summary["schemes"]:
         assert -1 <= row["cos_pair_final"] <= 1 and row["radius_final"] > 0
-    first = found.summary["schemes"][0]["scheme"]
-    radii = {row["seed"]: row["radius"] for row in found.trace if row["step"] == 0 and row["scheme"] == first}
+    first = simulation.summary["schemes"][0]["scheme"]
+    radii = {row["seed"]: row["radius"] for row in simulation.trace if row["step"] == 0 and row["scheme"] == first}
     assert len(radii) == 2
     if settings["init"] == "gaussian":
-        assert radii[0] != radii[1] and found.summary["schemes"][1]["terminal_exponent_predicted"] is None
-
-
-def test_seeds_and_weights_are_repeatable_and_differ() -> None:
-    one, two = (small(init="uniform", weights="kaiming", per="layer", method="layers") for _ in range(2))
-    assert one.trace == two.trace
-    by_seed = [[row["gap"] for row in one.trace if row["seed"] == seed] for seed in (0, 1)]
-    assert by_seed[0] != by_seed[1]
+        assert radii[0] != radii[1] and simulation.summary["schemes"][1]["terminal_exponent_predicted"] is None
 
 
 def test_a_mean_over_seeds_is_of_all_seeds() -> None:
     """A seed whose tokens have come together has no further rows: no mean there is of the others alone."""
-    found = small(schemes=["post"], dim=6, weights="kaiming", init="uniform", time=300.0, points=40)
-    ends = [max(row["time"] for row in found.trace if row["seed"] == seed) for seed in range(2)]
+    simulation = small(schemes=["post"], dim=6, weights="kaiming", init="uniform", time=300.0, points=40)
+    ends = [max(row["time"] for row in simulation.trace if row["seed"] == seed) for seed in range(2)]
     assert ends[1] < ends[0] < 300
-    with found.folder() as place:
+    with simulation.folder() as place:
         course = SavedSimulation.load(place).mean("post", "gap")
     assert course[-1][0] == ends[1] + 1
-    last = [row["gap"] for row in found.trace if row["time"] == ends[1]]
+    last = [row["gap"] for row in simulation.trace if row["time"] == ends[1]]
     assert course[-1][1] == pytest.approx(sum(last) / 2)
 
 
 def test_the_caption_says_what_a_layer_has() -> None:
     plain, whole = (
-        SavedSimulation(Path(), found.summary, {}, {}, {}).caption()
-        for found in (small(), small(mlp="swiglu", rope=100.0, causal=True))
+        SavedSimulation(Path(), simulation.summary, {}, {}, {}).caption()
+        for simulation in (small(), small(weights="network", mlp="swiglu", rope=100.0, causal=True))
     )
     assert "MLP" not in plain and "rotary" not in plain
-    assert "Q = K = V = I · MLP swiglu · causal · rotary positions · 2 seeds" in whole
+    assert "network weights per run · MLP swiglu · causal · rotary positions · 2 seeds" in whole
 
 
-def test_settings_are_checked_without_the_command_line() -> None:
-    with pytest.raises(ConfigError, match="schemes is empty"):
-        SimulateConfig(schemes=[])
-    with pytest.raises(ConfigError, match="unknown setting 'token': did you mean 'tokens'"):
-        geonorm.simulate(token=3)
-    with pytest.raises(ConfigError, match="unknown init 'unifrom': did you mean 'uniform'"):
-        geonorm.simulate(init="unifrom")
-    with pytest.raises(ConfigError, match="tokens must be a whole number"):
-        geonorm.simulate(tokens=None)
-    for growing in ("prores(geonorm)", "mix(pre, prores, share=0.5)"):  # particles have no steps of an optimizer
-        with pytest.raises(ConfigError, match=r"does not move particles, its steps begin at 0.*the scheme inside"):
-            geonorm.simulate(schemes=[growing], depth=4, time=2.0)
-    for method in ("layers", "adaptive"):  # layer 12 of 10 has a step of -0.2
-        with pytest.raises(ConfigError, match=r"decay=linear\) runs backwards after its last layer: depth 10, time"):
-            geonorm.simulate(schemes=["geonorm(decay=linear)"], depth=10, time=13.0, log_time=False, method=method)
+@each(
+    "settings, message",
+    [
+        ({"schemes": []}, "schemes is empty"),
+        ({"token": 3}, "unknown setting 'token': did you mean 'tokens'"),
+        ({"init": "unifrom"}, "unknown init 'unifrom': did you mean 'uniform'"),
+        ({"tokens": None}, "tokens must be a whole number"),
+        ({"mlp": "gelu"}, "--mlp does nothing here, it needs --weights network"),
+        # particles have no steps of an optimizer
+        ({"schemes": ["prores(geonorm)"]}, r"does not move particles, its steps begin at 0.*the scheme inside"),
+        ({"schemes": ["mix(pre, prores, share=0.5)"], "depth": 4}, "does not move particles"),
+        # layer 12 of 10 has a step of -0.2
+        *[({"schemes": ["geonorm(decay=linear)"], "depth": 10, "time": 13.0, "method": method},
+           r"decay=linear\) runs backwards after its last layer: depth 10, time") for method in ("layers", "rk4")],
+        ({"keep": ["token"]}, "did you mean 'tokens'"),
+    ],
+)  # fmt: skip
+def test_settings_are_checked_without_the_command_line(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        small(**settings)
+
+
+def test_a_configuration_or_settings_by_name() -> None:
     with pytest.raises(ConfigError, match="either a SimulateConfig or settings by name"):
         geonorm.simulate("pre")
     assert SimulateConfig(schemes="pre").schemes == ["pre"]  # type: ignore[arg-type]
@@ -264,5 +264,33 @@ def test_settings_are_checked_without_the_command_line() -> None:
 
 def test_a_very_long_time_is_not_asked_about_layer_by_layer() -> None:
     """1e12 layers took days before anything ran."""
-    config = SimulateConfig(schemes=["pre"], tokens=3, dim=4, seeds=1, time=1e12, mlp="gelu", weights="kaiming")
-    simulation.check_scheme(config, parse("pre"), simulation.beginning(config))
+    config = SimulateConfig(schemes=["pre"], tokens=3, dim=4, seeds=1, time=1e12, mlp="gelu", weights="network")
+    module.check_scheme(config, parse("pre"), uniform(3, 4))
+
+
+def test_what_is_stored_is_what_was_measured() -> None:
+    settings = {"schemes": ["pre", "siamese"], "dim": 6}
+    simulation = small(**settings, keep=["tokens", "stream"])
+    assert set(simulation.trajectories) == {"pre", "siamese"} and small(**settings).trajectories == {}
+    for scheme, course in simulation.trajectories.items():
+        rows = [row for row in simulation.trace if row["scheme"] == scheme and row["seed"] == 1]
+        assert course["time"].tolist() == [row["time"] for row in rows]
+        assert course["tokens"].shape == (2, 8, 4, 6)
+        assert course["stream"].shape == ((2, 8, 4, 6) if scheme == "pre" else (2, 8, 4, 2, 6))
+        assert gap(course["tokens"][1]).tolist() == pytest.approx([row["gap"] for row in rows], rel=1e-12)
+        flow = Flow(scheme, Attention(), simulation.config.layers)
+        for place in range(8):
+            tokens = flow.tokens(course["stream"][:, place])
+            torch.testing.assert_close(tokens, course["tokens"][:, place], rtol=0, atol=0)
+
+
+def test_a_seed_that_ends_earlier_is_filled_with_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(module.TOGETHER, "float64", 0.3)
+    settings = {"weights": "gaussian", "init": "uniform", "time": 40.0, "keep": ["tokens"], "points": 20, "seeds": 4}
+    simulation = small(schemes=["post"], dim=6, **settings)
+    tokens, ends = simulation.trajectories["post"]["tokens"], []
+    for seed in range(4):
+        measured = sum(row["seed"] == seed for row in simulation.trace)
+        assert tokens[seed, :measured].isfinite().all() and tokens[seed, measured:].isnan().all()
+        ends.append(measured)
+    assert tokens.shape[1] == max(ends) and len(set(ends)) > 1

@@ -21,16 +21,18 @@ BAD = [
     ("--tokens 1", "tokens must be at least 2"),
     ("--dim 1", "dim must be at least 2"),
     ("--tokens 9 --dim 8", "equiangular needs tokens <= dim, got 9 > 8"),
-    ("--beta -1", "beta must be finite and at least 0"),
+    ("--beta -1", "beta must be at least 0"),
     ("--time 0", "time must be positive"),
     ("--seeds 0", "seeds must be at least 1"),
     ("--points 2", "points must be at least 8"),
-    ("--heads 3", "dim 8 is not divisible by heads 3"),
-    ("--delta 1 --init cone", "delta must be below 1"),
-    ("--delta 0.2", "--delta is of --init cone"),
-    ("--step 0.1", "--step is of --method rk4 and euler"),
-    ("--step 0.1 --method layers", "--step is of --method rk4 and euler"),
-    ("--per layer", "--per layer needs random weights"),
+    ("--heads 3 --weights network", "model.width 8 must be a multiple of model.heads 3"),
+    ("--delta 3 --init cone", "delta must lie in (0, 2], got 3"),
+    ("--delta 0.2", "--delta does nothing here, it needs --init cone"),
+    ("--step 0.1", "--step does nothing here, it needs --method rk4"),
+    ("--per layer", "--per does nothing here, it needs --weights kaiming"),
+    ("--mlp gelu", "--mlp does nothing here, it needs --weights network"),
+    ("--hidden 3 --weights network", "--hidden does nothing here, it needs --mlp"),
+    ("--beta 2 --weights network", "--beta does nothing here"),
     ("--method layers --time 2.5", "time must be a whole number"),
     ("--init everywhere", "--init takes equiangular or uniform"),
     ("--device tpu", "unknown device 'tpu'"),
@@ -43,7 +45,7 @@ BAD = [
     ("--schemes post hybrid", "hybrid changes v inside attention"),
     ("--schemes post first(pre,hybrid,blocks=1)", "(its block 1: hybrid)"),
     ("--schemes post geonorm(decay=linear) --depth 1", "runs backwards after its last layer"),
-    ("--schemes post per_kind --mlp tanh", "do not put the stream on one sphere"),
+    ("--schemes post per_kind --weights network --mlp gelu", "do not put the stream on one sphere"),
     ("--schemes mix(ngpt,pre,share=0.5) --weights network", "mixes streams of radius 1 (ngpt) and 2.828 (pre)"),
     ("--out text.txt/x", "cannot write to text.txt/x: Not a directory"),
     ("--out /proc/x/y", "cannot write to /proc/x/y"),
@@ -55,7 +57,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     line: str, said: str, capsys: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(simulation, "one", lambda *_: pytest.fail("computed before everything was checked"))
+    monkeypatch.setattr(simulation, "run_scheme", lambda *_: pytest.fail("computed before everything was checked"))
     (tmp_path / "text.txt").write_text("here")
     words = line.split(" ")
     for name, value in (("--tokens", "4"), ("--dim", "8"), ("--time", "2"), ("--out", "out"), ("--points", "8")):
@@ -111,7 +113,7 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: Any, capsys: A
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(simulation, "conclude", stop)
+    monkeypatch.setattr(simulation, "summarize", stop)
     words = "--schemes pre --tokens 4 --dim 4 --time 2 --points 8 --seeds 1".split()
     assert main(["simulate", *words, "--out", str(tmp_path / "out")]) == 130
     assert capsys.readouterr().err == "geonorm simulate: interrupted\n" and not (tmp_path / "out").exists()
@@ -121,7 +123,7 @@ def test_an_interrupt_keeps_finished_schemes_and_the_same_command_goes_on(
     done: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     words = "--schemes pre geonorm --tokens 4 --dim 4 --time 4 --points 10 --seeds 1 --out".split()
-    command, ran, whole = ["simulate", *words, str(tmp_path)], [], simulation.one
+    command, ran, whole = ["simulate", *words, str(tmp_path)], [], simulation.run_scheme
 
     def stop_at(scheme: str, error: type[BaseException]) -> None:
         def one(config: Any, rule: Any, *rest: Any) -> Any:
@@ -130,7 +132,7 @@ def test_an_interrupt_keeps_finished_schemes_and_the_same_command_goes_on(
             ran.append(str(rule))
             return whole(config, rule, *rest)
 
-        monkeypatch.setattr(simulation, "one", one)
+        monkeypatch.setattr(simulation, "run_scheme", one)
 
     stop_at("geonorm", KeyboardInterrupt)
     assert main(command) == 130

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from geonorm import Site, dynamics, names, parse
 from geonorm.dynamics import theory
+from geonorm.dynamics.closed import solve_equiangular
 from geonorm.errors import ConfigError
 
 from ..rows import each
@@ -206,7 +207,7 @@ def test_clamped_start() -> None:
 
 def test_two_tokens_under_a_unit_tangent_meet_at_a_finite_time() -> None:
     """Each turns by phi/t towards the other, however near it is: pi/2 - (pi/2) log t, which is 0 at t = e."""
-    path = theory.solve_equiangular("geonorm(update=unit)", 2, 1.0, [0.0, 0.5, 1.0])
+    path = solve_equiangular("geonorm(update=unit)", 2, 1.0, [0.0, 0.5, 1.0])
     expected = [1 - cos(pi / 2 * (1 - log(1 + tau))) for tau in path.times]
     assert path.gap == pytest.approx(expected, rel=1e-4)
 
@@ -218,7 +219,7 @@ def test_two_tokens_under_a_unit_tangent_meet_at_a_finite_time() -> None:
 )  # fmt: skip
 def test_the_closed_equation_is_the_particle_system(scheme: str) -> None:
     n, beta, times = 5, 2.0, [0.0, 0.5, 2.0, 3.0]
-    path = theory.solve_equiangular(scheme, n, beta, times, depth=4, gamma=0.1)
+    path = solve_equiangular(scheme, n, beta, times, depth=4, gamma=0.1)
     flow = dynamics.Flow(scheme, dynamics.Attention(beta), depth=4)
     with torch.no_grad():
         states = list(dynamics.integrate(flow, flow.start(dynamics.equiangular(n, n, 0.1)), times, tolerance=1e-7))
@@ -232,7 +233,7 @@ def test_the_closed_equation_is_the_particle_system(scheme: str) -> None:
 def test_olmo2_freezes_before_it_collapses() -> None:
     """It reads the raw stream, so attention grows colder as beta r^2 ~ t^2: particles stop where pre goes on."""
     times = [10.0, 1e3, 1e5]
-    cold, pre = (theory.solve_equiangular(s, 8, 1.0, times).gap for s in ("olmo2", "pre"))
+    cold, pre = (solve_equiangular(s, 8, 1.0, times).gap for s in ("olmo2", "pre"))
     assert cold[2] > 0.1 and isclose(cold[2], cold[1], rel_tol=1e-3)
     assert pre[2] < 1e-8
 
@@ -247,19 +248,19 @@ def test_the_paper_equation_in_its_own_letters() -> None:
     radial, tangential, p = theory.equiangular_attention(n, beta, 1 - gamma)
     assert isclose(radial, along, rel_tol=1e-12) and isclose(radial**2 + tangential**2, length, rel_tol=1e-12)
     rate = 2 * exp(beta * gamma) * (1 - gamma) * (1 + (n - 1) * gamma) / z
-    assert isclose(theory.solve_equiangular("post", n, beta, [0.0], gamma=gamma).velocity[0], rate, rel_tol=1e-12)
+    assert isclose(solve_equiangular("post", n, beta, [0.0], gamma=gamma).velocity[0], rate, rel_tol=1e-12)
     assert isclose(p, exp(beta * gamma) / z, rel_tol=1e-12)
 
 
 def test_a_collapse_is_followed_far_below_rounding() -> None:
-    path = theory.solve_equiangular("post", 8, 1.0, [100.0, 200.0])
+    path = solve_equiangular("post", 8, 1.0, [100.0, 200.0])
     assert 0 < path.gap[1] < 1e-150 and isclose(path.gap[1] / path.gap[0], exp(-200), rel_tol=1e-3)
 
 
 def test_bad_input() -> None:
     for n, gamma in ((1, 0.0), (4, 1.0), (4, -0.5)):
         with pytest.raises(ConfigError, match="equiangular particles need a cosine"):
-            theory.solve_equiangular("post", n, 1.0, [1.0], gamma=gamma)
+            solve_equiangular("post", n, 1.0, [1.0], gamma=gamma)
     for call in (theory.terminal, lambda s: theory.initial_velocity(s, 4, 1.0)):
         with pytest.raises(ConfigError, match="no closed equation"):
             call("residual_dual")
@@ -271,7 +272,7 @@ def test_bad_input() -> None:
 def test_a_gain_of_v_changes_the_law_of_geonorm_only(scheme: str, exponent: float) -> None:
     """docs/theory.md 4.2: with V = g I, 1 - cos ~ t^(-2 alpha g) for the raw rule."""
     n, gain = 4, 1.5
-    flow = dynamics.Flow(scheme, dynamics.Attention(0.5, v=gain * torch.eye(n, dtype=torch.float64).unsqueeze(0)))
+    flow = dynamics.Flow(scheme, dynamics.Attention(0.5, v=gain * torch.eye(n, dtype=torch.float64)))
     with torch.no_grad():
         walk = dynamics.integrate(
             flow, flow.start(dynamics.equiangular(n, n, 0.99)), [1e4, 2e4], method="rk4", step=0.1, log_time=True

@@ -32,15 +32,15 @@ def interrupted(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.setattr(report, "build", lambda dirs, out, figures: out)
     for name in ("first", "second"):
         (tmp_path / f"{name}_rule.py").write_text(RULE)
-    real = simulation.one
+    real = simulation.run_scheme
 
-    def stopped(config: Any, scheme: Any, *rest: Any) -> Any:
+    def stopped(config: Any, scheme: Any, *rest: Any) -> None:
         if "second" in str(scheme):
             raise KeyboardInterrupt
-        return real(config, scheme, *rest)
+        real(config, scheme, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(simulation, "one", stopped)
+        patch.setattr(simulation, "run_scheme", stopped)
         assert call("simulate", "--schemes", "./first_rule.py:Own", "./second_rule.py:Own", *QUICK).status == 130
     yield tmp_path
     elsewhere.MODULES.clear()

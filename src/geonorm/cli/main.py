@@ -255,7 +255,6 @@ def simulate(config: SimulateConfig) -> int:
     simulations.check_directory(out, settings)
     from ..devices import pick_device
     from ..dynamics.simulate import Simulation, simulate as run
-    from ..dynamics.trajectories import FILE
     from ..lab.runs import environment
 
     described = environment.collect(pick_device(config.device)) | {"schemes": simulations.read_sources(config.schemes)}
@@ -278,8 +277,8 @@ def simulate(config: SimulateConfig) -> int:
     simulations.save(out, settings, described, simulation.files(), simulation.trajectories)
     publish(out)
     if config.keep:
-        size = (out / FILE).stat().st_size / 2**20
-        print(f"kept: {', '.join(config.keep)}, {size:.3g} MiB in {out / FILE}")
+        stored = out / simulations.TRAJECTORIES
+        print(f"kept: {', '.join(config.keep)}, {stored.stat().st_size / 2**20:.3g} MiB in {stored}")
     return 0
 
 

@@ -1,23 +1,23 @@
 """The particle system of normalization (arXiv:2510.22026), driven by the schemes that train.
 
 To be read in this order: `rates` (what a scheme does to one token), `fields` (what is proposed to it), `flow` (both
-together), `integrators`, `starts`, `observables`, `laws` (how a run ends), `theory` (what is known before it begins),
-`drawn` (what weights of their own in every layer do, MLPs among them), and `simulate`, which sets them side by side
-(`sublayers`, `trajectories` and `pictures` are its parts). Names load on first use; `config` needs no torch."""
+together; `recorded` makes it fast), `integrators`, `starts`, `observables`, `laws` (how a run ends), `theory` (what is
+known before it begins; `closed` solves its equation), `drawn` (what weights of their own in every layer do, MLPs among
+them), and `simulate`, which sets them side by side (`network` and `pictures` are its parts). Names load on first use;
+`config` needs no torch."""
 
 from __future__ import annotations
 
 from ..lazy import load_on_use
 
 PLACES = {
-    "fields": "Attention Field Fresh Mlp random_attention random_mlp",
+    "fields": "Attention Field Fresh random_attention",
     "flow": "Flow",
     "integrators": "METHODS integrate",
     "laws": "Law collapse_time terminal_law",
-    "observables": "clusters cosine_rate gap labels mean_cosine order_parameter radius_cv variance",
+    "observables": "clusters cosine_rate gap mean_cosine order_parameter radius_cv variance",
     "rates": "radial_rate speed",
     "starts": "STARTS cone equiangular gaussian uniform",
-    "trajectories": "load_trajectories",
 }
 PUBLIC = {name: place for place, names in PLACES.items() for name in names.split()}
 

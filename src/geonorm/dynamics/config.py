@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import ceil, expm1, isfinite, log1p
+from math import ceil, expm1, log1p, sqrt
 from typing import Annotated, Literal
 
 from ..errors import ConfigError
-from ..settings import Count, Range, Settings, check_out
+from ..settings import Count, NotNegative, Positive, Range, Settings, check_out
 
 DEFAULT_SCHEMES = ("post", "pre", "peri", "sqrt", "ngpt(alpha=1)", "geonorm")
 
@@ -33,9 +34,9 @@ class SimulateConfig(Settings):
     """Particles n."""
     dim: Annotated[int, Range(2)] = 32
     """Dimension d; at least n for equiangular."""
-    beta: float | None = None
-    """Inverse temperature of attention; 1 for identity weights, sqrt(dim / heads) for random ones when not given."""
-    time: float = 1000.0
+    beta: NotNegative | None = None
+    """Inverse temperature of attention; 1 for identity weights, sqrt(dim) for random ones when not given."""
+    time: Positive = 1000.0
     """Depth at which the simulation ends; a layer is one unit."""
     seeds: Count = 2
     """Independent starts (and weights), numbered from 0."""
@@ -46,23 +47,22 @@ class SimulateConfig(Settings):
     network: attention and MLP of a decoder as the scheme begins it (deviations, constraints, modules on q, k, v)."""
     per: Literal["run", "layer"] = "run"
     """Whether random weights are shared by all layers (run) or drawn anew in each (layer)."""
-    heads: Count = 1
-    """Attention heads; divides dim."""
     causal: bool = False
     """Whether a token sees only those before it and itself."""
-    mlp: Literal["relu", "relu2", "gelu", "gelu_tanh", "silu", "tanh", "swiglu"] | None = None
-    """An MLP after each attention, by its activation (swiglu: gated SiLU); no MLP when not given. With identity weights
-    it is the activation of each coordinate."""
+    heads: Count = 1
+    """Attention heads of a network; divides dim."""
+    mlp: Literal["gelu", "gelu_tanh", "relu2", "swiglu"] | None = None
+    """The MLP after each attention of a network; none when not given."""
     hidden: Count | None = None
-    """Hidden units of a random MLP; 4 dim when not given."""
-    rope: float | None = None
-    """Base of rotary positions on queries and keys (10000 in most models); no positions when not given."""
-    delta: float = 0.1
+    """Hidden units of the MLP; 4 dim when not given."""
+    rope: Positive | None = None
+    """Base of a network's rotary positions (10000 in most models); no positions when not given."""
+    delta: Positive = 0.1
     """Opening of the cone: pairwise cosine at least 1 - delta."""
-    method: Literal["adaptive", "rk4", "euler", "layers"] = "adaptive"
-    """Integrator: Dormand-Prince 5(4); Runge-Kutta 4; Euler; or the network itself, whole layers with h = 1."""
-    step: float = 0.05
-    """Step of rk4 and euler, in log(1 + time) or time (--log-time)."""
+    method: Literal["adaptive", "rk4", "layers"] = "adaptive"
+    """Integrator: Dormand-Prince 5(4); Runge-Kutta 4; or the network itself, whole layers with h = 1."""
+    step: Positive = 0.05
+    """Step of rk4, in log(1 + time) or time (--log-time)."""
     log_time: bool = True
     """Measurements and fixed steps even in log(1 + time), as power laws ask for; false: even in time."""
     points: Annotated[int, Range(8)] = 60
@@ -73,9 +73,9 @@ class SimulateConfig(Settings):
     """Precision; float32 follows a collapse to 1 - cos of about 1e-12 only."""
     device: str = "cpu"
     """auto, cpu or cuda."""
-    keep: list[Literal["tokens", "stream", "update"]] = field(default_factory=list)
-    """What to keep of every particle at each measurement: tokens (directions of what the head would read), stream (the
-    state), update (what attention proposes); seeds x points x tokens x dim numbers of each for a scheme."""
+    keep: list[Literal["tokens", "stream"]] = field(default_factory=list)
+    """What to store of every particle at each measurement: tokens (directions of what the head would read), stream
+    (the state); seeds x points x tokens x dim numbers of each for a scheme."""
 
     def __post_init__(self) -> None:
         named = self.schemes if isinstance(self.schemes, (list, tuple)) else [self.schemes]
@@ -83,42 +83,37 @@ class SimulateConfig(Settings):
         super().__post_init__()
         if not self.schemes:
             raise ConfigError("--schemes is empty; name at least one (geonorm schemes lists them)")
-        for name, number in (("time", self.time), ("step", self.step), ("delta", self.delta)):
-            if not (isfinite(number) and number > 0):
-                raise ConfigError(f"{name} must be positive and finite, got {number}")
-        if self.beta is not None and not (isfinite(self.beta) and self.beta >= 0):
-            raise ConfigError(f"beta must be finite and at least 0, got {self.beta}")
-        if self.delta >= 1:
-            raise ConfigError(f"delta must be below 1, got {self.delta}")
         if self.init == "equiangular" and self.tokens > self.dim:
             raise ConfigError(f"equiangular needs tokens <= dim, got {self.tokens} > {self.dim}; raise --dim")
-        if self.dim % self.heads:
-            raise ConfigError(f"dim {self.dim} is not divisible by heads {self.heads}")
-        if self.rope is not None and not (isfinite(self.rope) and self.rope > 0):
-            raise ConfigError(f"rope must be positive and finite, got {self.rope}")
-        if self.rope is not None and self.dim // self.heads % 2:
-            raise ConfigError(
-                f"rope turns pairs of coordinates: dim / heads must be even, not {self.dim // self.heads}"
-            )
-        if self.hidden is not None and (self.mlp is None or self.weights == "identity"):
-            raise ConfigError("--hidden is of a random MLP: add --mlp and --weights, or leave it out")
-        # only what differs from the default: folders keep every setting
-        if self.delta != type(self).delta and self.init != "cone":
-            raise ConfigError("--delta is of --init cone: add that, or leave it out")
-        if self.step != type(self).step and self.method not in ("rk4", "euler"):
-            raise ConfigError("--step is of --method rk4 and euler: add one, or leave it out")
-        if self.weights == "network":
-            if self.beta is not None:
-                raise ConfigError("--weights network has the temperature of a decoder: leave --beta out")
-            if self.mlp not in (None, "gelu", "gelu_tanh", "relu2", "swiglu"):
-                raise ConfigError(f"no decoder has the MLP {self.mlp}: take gelu, gelu_tanh, relu2 or swiglu")
-        if len(set(self.keep)) < len(self.keep):
-            raise ConfigError("--keep names something twice")
-        if self.per == "layer" and self.weights == "identity":
-            raise ConfigError("--per layer needs random weights: add --weights kaiming or gaussian")
         if self.method == "layers" and self.time != int(self.time):
             raise ConfigError(f"method layers counts whole layers: time must be a whole number, got {self.time}")
         check_out(self.out)
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        if self.init != "cone":
+            yield "delta", "--init cone"
+        if self.method != "rk4":
+            yield "step", "--method rk4"
+        if self.weights == "identity":
+            yield "per", "--weights kaiming, gaussian or network"
+        if self.weights == "network":
+            yield "beta", "weights without a temperature of their own, not --weights network"
+        else:
+            yield from ((name, "--weights network") for name in ("heads", "mlp", "rope"))
+        if self.mlp is None:
+            yield "hidden", "--mlp"
+
+    @property
+    def layers(self) -> int:
+        """Depth L of the schemes that ask for one."""
+        return max(1, ceil(self.time)) if self.depth is None else self.depth
+
+    @property
+    def temperature(self) -> float:
+        """beta: of a decoder in units of radius 1, where matrices of standard deviation 1/sqrt(dim) read y / |y|."""
+        if self.weights == "network":
+            return self.dim / sqrt(self.dim / self.heads)
+        return self.beta if self.beta is not None else 1.0 if self.weights == "identity" else sqrt(self.dim)
 
     def times(self, count: int, log: bool) -> list[float]:
         """So many times, 0 and the end among them, even in log(1 + time) or in time; the whole ones where layers are
@@ -127,8 +122,3 @@ class SimulateConfig(Settings):
         times = [expm1(share * log1p(self.time)) if log else share * self.time for share in shares]
         times[0], times[-1] = 0.0, float(self.time)
         return sorted({float(round(t)) for t in times}) if self.method == "layers" else times
-
-    @property
-    def layers(self) -> int:
-        """Depth L of the schemes that ask for one."""
-        return max(1, ceil(self.time)) if self.depth is None else self.depth

@@ -15,24 +15,33 @@ Radii are in units of the scheme's N: |N(x)| = 1. Width is infinite.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from math import atan2, cos, hypot, isclose, log, sin, sqrt
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import ConfigError
 from ..norms import NormSpec
 from ..schemes import Parts, Scheme, Site, enter_as, read_at, write_at
-from .fields import ACTIVATIONS, Attention
+from .fields import Attention
 from .flow import Flow, check_values
 from .theory import LATE, SLOW, Terminal, find_rest, grow, read_law
 
 NODES = 200
 """Of Gauss and Hermite; an even number keeps clear of the kink of ReLU at 0."""
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "relu2": lambda y: F.relu(y).square(),
+    "silu": F.silu,
+    "tanh": torch.tanh,
+}
 
 
 @dataclass(frozen=True)
@@ -81,6 +90,10 @@ class DrawnMlp:
         square, stretched = moments(self.activation, gate)
         return gain * square**0.5 * up, stretched / square + 1
 
+    def averaging(self, n: int) -> Tensor:
+        """(n, n): each token sees itself."""
+        return torch.eye(n, dtype=torch.float64)
+
     def slot_factor(self, rule: Scheme, site: Site, role: str) -> float:
         """By what a scheme's module multiplies what stands in front of the activation, or is gated."""
         module = rule.slot(role, (self.hidden,), self.width, site)
@@ -99,13 +112,13 @@ def init_factor(rule: Scheme, site: Site, role: str) -> float:
 def enter_radius(rule: Scheme, entry: Site, norm: str, width: int) -> float:
     """The radius at which one stream begins where its embedding is put on a sphere; sqrt(width) if it never is."""
     rule = enter_as(rule.resolve(entry), "sphere")
-    own = Parts(rule, entry, NormSpec(norm, width, gains=False, eps=0.0)).double()
-    given = 7.0
-    x = torch.full((1, width), given / sqrt(width), dtype=torch.float64)
-    start = rule.enter(x, own(), entry)
+    parts = Parts(rule, entry, NormSpec(norm, width, gains=False, eps=0.0)).double()
+    before = 7.0
+    x = torch.full((1, width), before / sqrt(width), dtype=torch.float64)
+    start = rule.enter(x, parts(), entry)
     # of several streams the first: what sub-layers read may be a sum of them
-    radius = (start if rule.streams == 1 else start.select(-2, 0)).norm().item()
-    return sqrt(width) if isclose(radius, given) else radius
+    after = (start if rule.streams == 1 else start.select(-2, 0)).norm().item()
+    return sqrt(width) if isclose(after, before) else after
 
 
 @cache
@@ -169,30 +182,30 @@ class DrawnFlow:
     @torch.no_grad()
     def turn_block(self, radius: float, t: float) -> list[Turn]:
         """Of a token that comes to the block at depth-time t with this radius."""
-        found = []
+        turns = []
         for sub in self.subs:
             rule, site = self.flow.rule(t - 1, sub.kind)
             x = torch.tensor([[radius, 0.0]], dtype=torch.float64)
-            p = self.flow.own(rule, site, 2, x)()
+            p = self.flow.parts_at(rule, site, 2, x)()
             y, carry = read_at(rule, x, p, site)
             size, chi = sub.propose(y[0].norm().item(), rule, site)
             u = torch.tensor([[0.0, size]], dtype=torch.float64)
             along, across = write_at(rule, x, u, p, site, carry=carry)[0].tolist()
             after = hypot(along, across)
             grown = ((along - radius) * (along + radius) + across**2) / (after + radius)
-            found.append(Turn(t, sub, radius, after, grown, size, atan2(across, along), chi))
+            turns.append(Turn(t, sub, radius, after, grown, size, atan2(across, along), chi))
             radius = after
-        return found
+        return turns
 
     @torch.no_grad()
     def turn_through(self, radius: float = 1.0) -> list[Turn]:
         """Sub-layer by sub-layer, of a token whose embedding has this radius."""
-        start = torch.tensor([[radius, 0.0]], dtype=torch.float64)
-        found: list[Turn] = []
+        radius = self.flow.enter(torch.tensor([[radius, 0.0]], dtype=torch.float64)).norm().item()
+        turns: list[Turn] = []
         for layer in range(self.depth):
-            radius = found[-1].after if found else self.flow.enter(start).norm().item()
-            found += self.turn_block(radius, layer + 1.0)
-        return found
+            turns += self.turn_block(radius, layer + 1.0)
+            radius = turns[-1].after
+        return turns
 
     def find_law(self, averaged: float = SLOWEST) -> Terminal:
         """How the slowest difference between tokens shrinks, as 1 - cos, when depth goes on without end; exponents
@@ -205,48 +218,26 @@ class DrawnFlow:
         return read_law(lambda r, t: -sum(log(turn.relative(averaged)) for turn in self.turn_block(r, t)), *grown)
 
 
-def carry_forward(turns: Sequence[Turn], products: Tensor, relative: bool = False) -> list[Tensor]:
-    """Products <delta_i, delta_j> of the tokens' small changes of direction, (n, n), before the first turn and behind
-    each, exact at infinite width where the tokens agree but for these changes. relative: of the n differences from one
-    more token, the first."""
-    found = [products]
-    for turn in turns:
-        found.append(
-            pass_on(turn, found[-1], contrasts(turn, len(products)) if relative else mix_tokens(turn, len(products)))
-        )
-    return found
-
-
-def carry_back(turns: Sequence[Turn], products: Tensor, relative: bool = False) -> list[Tensor]:
-    """The same of gradients, r_i r_j <g_i, g_j> with g_i across the token: behind the last turn is `products`, the
-    others follow from it; the list is in the order of the stream. relative: of gradients that sum to 0, without the
-    first token's."""
-    found = [products]
-    for turn in reversed(turns):
-        matrix = contrasts(turn, len(products)) if relative else mix_tokens(turn, len(products))
-        found.append(pass_on(turn, found[-1], matrix.mT))
-    return found[::-1]
-
-
-def mix_tokens(turn: Turn, n: int) -> Tensor:
-    """(n, n): how a sub-layer mixes what its tokens bring."""
-    return turn.sub.averaging(n) if isinstance(turn.sub, DrawnAttention) else torch.eye(n, dtype=torch.float64)
+def pass_on(turn: Turn, products: Tensor, averaging: Tensor) -> Tensor:
+    """Products <delta_i, delta_j> of the tokens' small changes of direction, (n, n), behind a turn, exact at infinite
+    width where the tokens agree but for these changes. averaging: of the sub-layer. With its transpose the same of
+    gradients, r_i r_j <g_i, g_j> with g_i across the token, in front of the turn."""
+    mixed = averaging @ products @ averaging.mT
+    return cos(turn.angle) ** 2 * products + turn.chi * sin(turn.angle) ** 2 * mixed
 
 
 def contrasts(turn: Turn, n: int) -> Tensor:
-    """(n, n): how it mixes their differences from one more token, the first; what they share is never subtracted."""
-    matrix = mix_tokens(turn, n + 1)
+    """(n, n): how a sub-layer averages the differences of n tokens from one more, the first; what they share is never
+    subtracted."""
+    matrix = turn.sub.averaging(n + 1)
     return (matrix - matrix[:1])[1:, 1:]
-
-
-def pass_on(turn: Turn, products: Tensor, matrix: Tensor) -> Tensor:
-    mixed = matrix @ products @ matrix.mT
-    return cos(turn.angle) ** 2 * products + turn.chi * sin(turn.angle) ** 2 * mixed
 
 
 def shrink_gap(turns: Sequence[Turn], tokens: int) -> list[float]:
     """Mean of 1 - cos over pairs of tokens that begin independent about one direction, in units of the beginning,
     before the first turn and behind each."""
-    start = torch.eye(tokens - 1, dtype=torch.float64) + 1
-    found = [(tokens * each.trace() - each.sum()).item() for each in carry_forward(turns, start, relative=True)]
-    return [each / found[0] for each in found]
+    products = [torch.eye(tokens - 1, dtype=torch.float64) + 1]
+    for turn in turns:
+        products.append(pass_on(turn, products[-1], contrasts(turn, tokens - 1)))
+    gaps = [(tokens * each.trace() - each.sum()).item() for each in products]
+    return [each / gaps[0] for each in gaps]

@@ -20,23 +20,24 @@ from .. import sphere
 from ..errors import ConfigError
 from ..norms import NormSpec, is_transformed
 from ..schemes import Parts, Scheme, Site, parse, read_at, state_of, write_at
-from .fields import Field
-from .rates import derivative, motion, parameters, radial_rate, speed, write_nothing
+from .rates import derivative, motion, radial_rate, speed, unit_parts, write_nothing
 
 if TYPE_CHECKING:
-    from .recorded_velocity import Asked, Velocity
+    from .fields import Field
+    from .recorded import Record, Velocity
 
-Sublayers = Sequence[tuple[str, Field]]
+MOST_PARTS = 64
+"""Sites whose norms and learned numbers are held at once."""
 
 
 def chooses(scheme: Scheme) -> bool:
-    """Whether another scheme may act in another block, as in combinators."""
+    """True if another scheme may act in another block, as in combinators."""
     return type(scheme).resolve is not Scheme.resolve
 
 
 def changed_values(scheme: Scheme, depth: int) -> str | None:
-    """What is said of a scheme that puts a module on the values inside attention, None of all others: what a particle
-    field proposes then is not what the network's attention proposes."""
+    """Why particle attention does not propose what the network's attention does, for a scheme that puts a module on the
+    values inside it; None for all others."""
     for layer in range(depth if chooses(scheme) else 1):
         site = Site(layer, "attn", depth)
         rule = scheme.resolve(site)
@@ -48,8 +49,8 @@ def changed_values(scheme: Scheme, depth: int) -> str | None:
 
 def check_values(scheme: Scheme, depth: int) -> None:
     """ConfigError for a scheme with `changed_values`."""
-    if said := changed_values(scheme, depth):
-        raise ConfigError(f"{said}; particle attention does not: leave it out")
+    if reason := changed_values(scheme, depth):
+        raise ConfigError(f"{reason}; particle attention does not: leave it out")
 
 
 class Flow:
@@ -57,22 +58,27 @@ class Flow:
 
     field: one field (it stands at an `attn` site), or the sub-layers in order as (kind, field) pairs; a layer then
     moves every particle once per sub-layer. Raises ConfigError for an unknown scheme, for one whose state is not made
-    of vectors of width dim, for a state of the wrong shape, for zero vectors, and where a schedule has run out.
+    of vectors of width dim, for a state of the wrong shape, and for zero vectors.
+
+    >>> flow = geonorm.dynamics.Flow("post", geonorm.dynamics.Attention(beta=1.0))
+    >>> x = flow.start(torch.eye(2))  # two orthogonal tokens turn towards each other
+    >>> flow.velocity(x, 0.0).round(decimals=3) + 0.0
+    tensor([[0.0000, 0.2690],
+            [0.2690, 0.0000]])
     """
 
-    def __init__(self, scheme: str | Scheme, field: Field | Sublayers, depth: int = 1) -> None:
+    def __init__(self, scheme: str | Scheme, field: Field | Sequence[tuple[str, Field]], depth: int = 1) -> None:
         self.scheme = parse(scheme)
-        self.sublayers: Sublayers = list(field) if isinstance(field, Sequence) else [("attn", field)]
+        self.sublayers = list(field) if isinstance(field, Sequence) else [("attn", field)]
         if depth < 1:
             raise ConfigError(f"depth must be at least 1, got {depth}")
         self.depth = depth
         self.streams = self.scheme.streams
-        self.cache: dict[tuple[object, ...], Parts] = {}
+        self.parts: dict[tuple[object, ...], Parts] = {}
         self.opaque: set[tuple[Scheme, str, int]] = set()
-        self.graphs: dict[tuple[object, ...], Velocity] = {}
-        self.asked: Asked = {}
-        self.forwards: dict[tuple[Scheme, str], float] = {}
-        self.stays: dict[tuple[int, ...], Tensor] = {}
+        self.velocities: dict[tuple[object, ...], Velocity] = {}
+        self.records: dict[tuple[object, ...], Record] = {}
+        self.resting: dict[tuple[int, ...], Tensor] = {}
         wanted = (2, self.streams, 4) if self.streams > 1 else (2, 4)
         if self.enter(torch.eye(2, 4, dtype=torch.float64)).shape != wanted:
             why = f" ({self.scheme.about.lawless})" if self.scheme.about.lawless else ""
@@ -90,28 +96,26 @@ class Flow:
 
     def enter(self, x: Tensor) -> Tensor:
         """The stream in front of the first layer from embeddings (..., n, dim), as the network enters it."""
-        if x.dim() < 2 or not x.is_floating_point():
+        if x.dim() < 2 or not x.is_floating_point() or 0 in x.shape:
             raise ConfigError(f"particles are floats of shape (..., n, dim), got {tuple(x.shape)} {x.dtype}")
-        if 0 in x.shape:
-            raise ConfigError(f"no particles: shape {tuple(x.shape)}")
         if not torch.isfinite(x).all():
             raise ConfigError("a particle is not finite")
         if (sphere.radius(x) == 0).any():
             raise ConfigError("a particle is the zero vector and has no direction: remove it")
         site = Site(0.0, "entry", self.depth)
         rule = self.scheme.resolve(site)
-        return rule.enter(x, self.own(rule, site, x.shape[-1], x)(), site)
+        return rule.enter(x, self.parts_at(rule, site, x.shape[-1], x)(), site)
 
     def settle(self, x: Tensor, tau: float, kind: str | None = None) -> Tensor:
         """The state that a step of size 0 leaves. kind: of the sub-layer, the first when not given."""
         rule, site = self.rule(tau, kind)
-        return write_nothing(rule, self.own(rule, site, x.shape[-1], x), x, site)
+        return write_nothing(rule, self.parts_at(rule, site, x.shape[-1], x), x, site)
 
     def tokens(self, x: Tensor) -> Tensor:
         """Directions theta (..., n, dim), |theta| = 1, of what the head would read."""
         site = Site(self.depth - 1, "exit", self.depth)
         rule = self.scheme.resolve(site)
-        out = rule.exit(x, self.own(rule, site, x.shape[-1], x)(), site)
+        out = rule.exit(x, self.parts_at(rule, site, x.shape[-1], x)(), site)
         return sphere.safe_divide(out, sphere.radius(out))
 
     def radius(self, x: Tensor) -> Tensor:
@@ -126,27 +130,30 @@ class Flow:
         site = Site(float(tau), kind or self.sublayers[0][0], self.depth)
         return self.scheme.resolve(site), site
 
-    def own(self, rule: Scheme, site: Site, dim: int, like: Tensor) -> Parts:
+    def parts_at(self, rule: Scheme, site: Site, dim: int, like: Tensor) -> Parts:
         """Its norms and learned numbers there: the same for all layers whose parts a scheme describes alike."""
         here = rule, site.kind, dim
         described = int(site.layer) if here in self.opaque else describe_parts(rule, site, dim)
         if isinstance(described, int):
             self.opaque.add(here)  # to describe modules is to make them: once is enough
-            site = replace(site, layer=float(described))  # whatever time within the layer asks first
+            site = replace(site, layer=float(described))  # whatever time within the layer comes first
         key = (*here, described, like.dtype, like.device)
-        if key not in self.cache:
-            if len(self.cache) > 64:
-                self.cache.clear()
-                self.graphs.clear()  # their keys are identities of what was just dropped
-                self.stays.clear()
-            self.cache[key] = parameters(rule, site, dim, like)
-        return self.cache[key]
+        if key not in self.parts:
+            if len(self.parts) > MOST_PARTS:
+                for cache in (self.parts, self.velocities, self.resting):
+                    cache.clear()  # the keys of the others are identities of parts
+            self.parts[key] = unit_parts(rule, site, dim, like)
+        return self.parts[key]
+
+    def plane_parts(self, rule: Scheme, site: Site, x: Tensor) -> Parts:
+        """The parts that rates.motion wants: in the plane of x and u where a rule stays there."""
+        return self.parts_at(rule, site, 2 if rule.planar else x.shape[-1], x)
 
     def update(self, x: Tensor, tau: float, sublayer: int = 0) -> Tensor:
-        """What the sub-layer proposes, (..., n, dim): field(read(x))."""
+        """The update that the sub-layer proposes, (..., n, dim): field(read(x))."""
         kind, field = self.sublayers[sublayer]
         rule, site = self.rule(tau, kind)
-        y, _ = read_at(rule, x, self.own(rule, site, x.shape[-1], x)(), site)
+        y, _ = read_at(rule, x, self.parts_at(rule, site, x.shape[-1], x)(), site)
         return field(y, tau)
 
     def velocity(self, x: Tensor, tau: float) -> Tensor:
@@ -155,68 +162,46 @@ class Flow:
         return sum(others, start=first)
 
     def move(self, x: Tensor, tau: float, sublayer: int) -> Tensor:
-        """dx/dtau by one sub-layer: as rates.motion has it, by a graph where no gradient is asked for."""
+        """dx/dtau by one sub-layer: as rates.motion has it, by a recorded graph where no gradient is wanted."""
         kind, field = self.sublayers[sublayer]
         rule, site = self.rule(tau, kind)
-        if rule.planar and tau > 1.1 * self.forwards.get((rule, kind), self.depth / 1.1):
-            self.check_forwards(rule, site, x, self.update(x, tau, sublayer))
+        u = self.update(x, tau, sublayer) if torch.is_grad_enabled() or is_transformed() else None
+        if u is not None and (x.requires_grad or u.requires_grad or is_transformed()):
+            return motion(rule, self.plane_parts(rule, site, x), x, u, site)[0]
+        parts = self.parts_at(rule, site, x.shape[-1], x)
+        key = (id(parts), x.shape)
+        if key not in self.velocities:
+            from .recorded import Record, Velocity, structure
 
-        def propose(y: Tensor) -> Tensor:
-            return field(y, tau)
+            record = self.records.setdefault(structure(rule, parts, x, site), Record())
+            self.velocities[key] = Velocity(rule, parts, self.plane_parts(rule, site, x), site, record)
+        return self.velocities[key](x, site.layer, lambda y: field(y, tau) if u is None else u)
 
-        if torch.is_grad_enabled() or is_transformed():
-            u = self.update(x, tau, sublayer)
-            if x.requires_grad or u.requires_grad or is_transformed():
-                return motion(rule, self.own_flat(rule, site, x), x, u, site)[0]
-
-            def propose(y: Tensor) -> Tensor:
-                return u
-
-        own = self.own(rule, site, x.shape[-1], x)
-        run = self.graphs.get(key := (id(own), x.shape))
-        if run is None:
-            from .recorded_velocity import quicken_velocity
-
-            run = self.graphs[key] = quicken_velocity(rule, own, self.own_flat(rule, site, x), x, site, self.asked)
-        return run(x, site.layer, propose)
-
-    def own_flat(self, rule: Scheme, site: Site, x: Tensor) -> Parts:
-        """The parts that rates.motion wants: in the plane of x and u where a rule stays there."""
-        return self.own(rule, site, 2 if rule.planar else x.shape[-1], x)
-
-    def check_forwards(self, rule: Scheme, site: Site, x: Tensor, u: Tensor) -> None:
-        """ConfigError where a schedule has run out and turns tokens away from what is proposed. Asked behind the last
-        layer whenever time has grown by a tenth."""
-        _, dtau = motion(rule, self.own_flat(rule, site, x), x, u, site)
-        if dtau is not None and (dtau < 0).any():
-            raise ConfigError(f"{rule} runs backwards after its last layer: depth {self.depth}, time {site.layer:g}")
-        self.forwards[rule, site.kind] = site.layer
-
-    def check_last(self, x: Tensor, tau: float) -> None:
-        """ConfigError where whole layers up to that at tau go on behind the end of a schedule, and back."""
+    def check_forwards(self, x: Tensor, tau: float) -> None:
+        """ConfigError where a schedule has run out by then and turns tokens away from what is proposed."""
         for index, (kind, _) in enumerate(self.sublayers):
             rule, site = self.rule(tau, kind)
             if rule.planar and tau >= self.depth:
-                self.check_forwards(rule, site, x, self.update(x, tau, index))
+                _, dtau = motion(rule, self.plane_parts(rule, site, x), x, self.update(x, tau, index), site)
+                if dtau is not None and (dtau < 0).any():
+                    raise ConfigError(f"{rule} runs backwards after its last layer: depth {self.depth}, time {tau:g}")
 
     def layer(self, x: Tensor, tau: float) -> Tensor:
         """The network: every sub-layer of the layer at tau, written with h = 1."""
         for kind, field in self.sublayers:
             rule, site = self.rule(tau, kind)
-            p = self.own(rule, site, x.shape[-1], x)()
+            p = self.parts_at(rule, site, x.shape[-1], x)()
             y, carry = read_at(rule, x, p, site)
             x = write_at(rule, x, field(y, tau), p, site, carry=carry)
         return x
 
     def speed(self, x: Tensor, tau: float, sublayer: int = 0) -> Tensor:
         """Speed factor s (..., n) under the field: theta' = P_theta(u) / s, infinite where nothing turns."""
-        _, site = self.rule(tau, self.sublayers[sublayer][0])
-        return speed(self.scheme, x, self.update(x, tau, sublayer), site)
+        return speed(self.scheme, x, self.update(x, tau, sublayer), self.rule(tau, self.sublayers[sublayer][0])[1])
 
-    def radial_rate(self, x: Tensor, tau: float, sublayer: int = 0) -> Tensor:
-        """r' (..., n) under the field."""
-        _, site = self.rule(tau, self.sublayers[sublayer][0])
-        return radial_rate(self.scheme, x, self.update(x, tau, sublayer), site)
+    def radial_rate(self, x: Tensor, tau: float) -> Tensor:
+        """r' (..., n) under the field of the first sub-layer."""
+        return radial_rate(self.scheme, x, self.update(x, tau), self.rule(tau)[1])
 
     # what an integrator must know
 
@@ -234,26 +219,25 @@ class Flow:
         return [float(layer) for layer in layers[: max(0, self.depth - layers.start)] if changes(layer)]
 
     def check_spheres(self, end: float) -> None:
-        """ConfigError where sub-layers disagree on the sphere of the stream at any time before `end`: see `kept`."""
+        """ConfigError where sub-layers disagree on the sphere of the stream at any time before `end`."""
         if len(self.sublayers) > 1:
             for time in (0.0, *self.breaks(0.0, end)):
-                self.kept(time, torch.empty(()))
+                self.keeps_radius(time)
 
-    def kept(self, tau: float, like: Tensor) -> Tensor:
-        """Which streams move on their sphere, boolean (1,) or (streams, 1): the radial part of the velocity vanishes.
-        One that rests may be written to later on.
+    def keeps_radius(self, tau: float) -> Tensor:
+        """The streams that move on their sphere, boolean (1,) or (streams, 1): the radial part of the velocity
+        vanishes. One that rests may be written to later on.
 
-        Found by trying random states and updates, so a scheme from elsewhere needs to say nothing. ConfigError where
-        one sub-layer puts the stream on a sphere and another does not, or on another: no continuous time has both.
+        Random states and updates are tried, so a scheme from elsewhere needs to say nothing. ConfigError where one
+        sub-layer puts the stream on a sphere and another does not, or on another: no continuous time has both.
         """
         # one rule with one set of parts stays where it does at every time
-        double = torch.empty((), dtype=torch.float64)
-        parts = tuple(id(self.own(*self.rule(tau, kind), 3, double)) for kind, _ in self.sublayers)
-        if parts not in self.stays:
-            self.stays[parts] = self.try_radii(tau)
-        return self.stays[parts].to(like.device)
-
-    def try_radii(self, tau: float) -> Tensor:
+        like = torch.empty((), dtype=torch.float64)
+        sites = [self.rule(tau, kind) for kind, _ in self.sublayers]
+        parts = [self.parts_at(*site, 3, like) for site in sites]
+        key = tuple(map(id, parts))
+        if key in self.resting:
+            return self.resting[key]
         generator = torch.Generator().manual_seed(0)
         shape = (32, self.streams, 3) if self.streams > 1 else (32, 3)
         x = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -265,14 +249,11 @@ class Flow:
                 f"{self.scheme}: {kinds} do not put the stream on one sphere, which continuous depth cannot follow; "
                 "choose --method layers"
             )
-        x = first
-        stays, moves = torch.ones((*shape[1:-1], 1), dtype=torch.bool), torch.zeros((*shape[1:-1], 1), dtype=torch.bool)
-        for kind, _ in self.sublayers:
-            rule, site = self.rule(tau, kind)
-            velocity = derivative(rule, self.own(rule, site, 3, x), x, u, site)
-            stays &= (sphere.dot(x, velocity).abs() < 1e-9).all(0)
-            moves |= (velocity != 0).any(-1, keepdim=True).any(0)
-        return stays & moves
+        velocities = [derivative(rule, p, first, u, site) for p, (rule, site) in zip(parts, sites, strict=True)]
+        stays = [(sphere.dot(first, velocity).abs() < 1e-9).all(0) for velocity in velocities]
+        moves = [(velocity != 0).any(-1, keepdim=True).any(0) for velocity in velocities]
+        self.resting[key] = torch.stack(stays).all(0) & torch.stack(moves).any(0)
+        return self.resting[key]
 
 
 def describe_parts(rule: Scheme, site: Site, dim: int) -> object:
@@ -282,6 +263,6 @@ def describe_parts(rule: Scheme, site: Site, dim: int) -> object:
     if inside and not callable(rule.parts):
         return None  # the same everywhere
     norm = NormSpec("unit", dim, gains=False, eps=0.0)
-    found = rule.parts(site, norm) if inside else rule.end_parts(site, norm)
-    plain = all(isinstance(part, (str, int, float, tuple)) for part in found.values())
-    return tuple(found.items()) if plain else int(site.layer)
+    parts = rule.parts(site, norm) if inside else rule.end_parts(site, norm)
+    plain = all(isinstance(part, (str, int, float, tuple)) for part in parts.values())
+    return tuple(parts.items()) if plain else int(site.layer)

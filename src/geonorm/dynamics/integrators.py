@@ -1,4 +1,4 @@
-"""From the velocity field to a path: the network, Euler, Runge-Kutta 4 and an adaptive pair, in time or log-time.
+"""From the velocity field to a path: the network, Runge-Kutta 4 and an adaptive pair, in time or log-time.
 
 Radii that the scheme keeps are restored after every step (a projection, which leaves the order of the method as it is).
 """
@@ -6,9 +6,8 @@ Radii that the scheme keeps are restored after every step (a projection, which l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from math import ceil, exp, isfinite, log1p
+from math import ceil, exp, log1p
 
 import torch
 from torch import Tensor
@@ -17,10 +16,11 @@ from .. import sphere
 from ..errors import ConfigError, GeonormError, unknown
 from .flow import Flow
 
-METHODS = ("layers", "euler", "rk4", "adaptive")
-"""layers: the network, write(h = 1) at whole times. euler, rk4: fixed step. adaptive: Dormand-Prince 5(4)."""
+METHODS = ("layers", "rk4", "adaptive")
+"""layers: the network, write(h = 1) at whole times. rk4: fixed step. adaptive: Dormand-Prince 5(4)."""
 
 Slope = Callable[[Tensor, float], Tensor]
+Restore = Callable[[Tensor], Tensor]
 
 
 def integrate(
@@ -32,128 +32,108 @@ def integrate(
     step: float = 0.1,
     tolerance: float = 1e-8,
     log_time: bool = False,
-    max_steps: int = 1_000_000,
 ) -> Iterator[tuple[float, Tensor]]:
-    """Yields (time, state) at each of `times` (ascending, from 0 on) for the state x = flow.start(...) at time 0.
+    """Yield (time, state) at each of `times` (ascending, from 0 on) for the state x = flow.start(...) at time 0.
 
-    step: largest step of euler and rk4 (in log-time: of log(1 + tau)). tolerance: of the adaptive pair, relative, per
-    step. log_time: steps are even in log(1 + tau), for laws that are polynomial in time. Raises ConfigError for a bad
-    method or times, GeonormError where max_steps do not suffice or a state is no longer finite.
+    step: largest step of rk4 (in log-time: of log(1 + tau)). tolerance: of the adaptive pair, relative, per step.
+    log_time: steps are even in log(1 + tau), for laws that are polynomial in time. Raises ConfigError for a bad method
+    or times, GeonormError where a state is no longer finite or the velocity is not smooth.
+
+    >>> flow = geonorm.dynamics.Flow("pre", geonorm.dynamics.Attention())
+    >>> x = flow.start(geonorm.dynamics.equiangular(4, 4))
+    >>> walk = geonorm.dynamics.integrate(flow, x, [1, 10])
+    >>> [(time, round(geonorm.dynamics.gap(flow.tokens(x)).item(), 3)) for time, x in walk]
+    [(1.0, 0.626), (10.0, 0.02)]
     """
     if method not in METHODS:
         raise ConfigError(unknown("method", method, METHODS))
-    ordered = [float(t) for t in times]
-    if not all(isfinite(t) for t in ordered):
-        raise ConfigError("times must be finite")
-    if any(b < a for a, b in pairwise(ordered)) or (ordered and ordered[0] < 0):
-        raise ConfigError("times must ascend from 0 on")
+    ordered = [0.0, *map(float, times)]
+    if not all(a <= b < float("inf") for a, b in pairwise(ordered)):
+        raise ConfigError("times must be finite and ascend from 0 on")
     if step <= 0 or tolerance <= 0:
         raise ConfigError("step and tolerance must be positive")
-    if method == "layers":
-        if any(t != int(t) for t in ordered):
-            raise ConfigError("method layers knows whole times only: the state after so many layers")
-        done = 0
-        for time in ordered:
-            while done < time:
-                x = flow.layer(x, float(done))
-                done += 1
-            check_finite(x, time)
-            yield time, x
-        return
-    walker = Walker(flow, x, method, step, tolerance, log_time, max_steps)
-    for time in ordered:
-        walker.go(time)
-        yield time, walker.x
+    if method == "layers" and any(time != int(time) for time in ordered):
+        raise ConfigError("method layers has whole times only: the state after so many layers")
+    size = None
+    for begin, end in pairwise(ordered):
+        if method == "layers":
+            for layer in range(int(begin), int(end)):
+                x = flow.layer(x, float(layer))
+        # never across a time at which the velocity jumps
+        for tau, stop in pairwise([begin, *flow.breaks(begin, end), end] if method != "layers" and end > begin else []):
+            x = flow.settle(x, tau)
+            slope, restore = slope_between(flow, tau, stop, log_time), hold_radii(flow, x, tau)
+            span = (log1p(tau), log1p(stop)) if log_time else (tau, stop)
+            if method == "rk4":
+                x = walk_evenly(slope, restore, x, *span, step)
+            else:
+                x, size = walk_adaptively(slope, restore, x, *span, size, tolerance, -3 if flow.streams > 1 else -2)
+        if not torch.isfinite(x).all():
+            raise GeonormError(f"a particle is no longer finite at time {end:g}")
+        yield end, x
 
 
-def check_finite(x: Tensor, time: float) -> None:
-    if not torch.isfinite(x).all():
-        raise GeonormError(f"a particle is no longer finite at time {time:g}")
+def slope_between(flow: Flow, tau: float, stop: float, log_time: bool) -> Slope:
+    """dx/ds in s = log(1 + tau) or tau, by the rule that acts from tau to stop and not by its neighbours', also where
+    exp(s) - 1 rounds."""
+    last = stop - 1e-12 * max(1.0, stop)
+
+    def slope(x: Tensor, s: float) -> Tensor:
+        if log_time:
+            return exp(s) * flow.velocity(x, min(max(exp(s) - 1, tau), last))
+        return flow.velocity(x, min(max(s, tau), last))
+
+    return slope
 
 
-@dataclass
-class Walker:
-    """A state on its way: it goes from stop to stop and never steps across a time at which the velocity jumps."""
-
-    flow: Flow
-    x: Tensor
-    method: str
-    step: float
-    tolerance: float
-    log_time: bool
-    max_steps: int
-    tau: float = 0.0
-    taken: int = 0
-    size: float | None = None
-
-    def go(self, time: float) -> None:
-        for stop in [*self.flow.breaks(self.tau, time), time]:
-            if stop > self.tau:
-                self.segment(stop)
-
-    def segment(self, stop: float) -> None:
-        """From tau to stop under one rule: settles on its sphere first, restores the radii it keeps."""
-        self.x = self.flow.settle(self.x, self.tau)
-        radius = sphere.radius(self.x)
-        kept = self.flow.kept(self.tau, self.x)
-        some, every = bool(kept.any()), bool((kept & (radius > 0)).all())
-
-        def restore(x: Tensor) -> Tensor:
-            if every:
-                return x * (radius / torch.linalg.vector_norm(x, dim=-1, keepdim=True))
-            return x if not some else torch.where(kept, sphere.safe_divide(radius, sphere.radius(x)) * x, x)
-
-        # the rule of this segment, not of its neighbours, also where exp(s) - 1 rounds
-        first, last = self.tau, stop - 1e-12 * max(1.0, stop)
-
-        def slope(x: Tensor, s: float) -> Tensor:
-            if self.log_time:
-                return exp(s) * self.flow.velocity(x, min(max(exp(s) - 1, first), last))
-            return self.flow.velocity(x, min(max(s, first), last))
-
-        begin, end = (log1p(self.tau), log1p(stop)) if self.log_time else (self.tau, stop)
-        if self.method == "adaptive":
-            self.adaptive(slope, restore, begin, end, free=not some)
-        else:
-            count = max(1, ceil((end - begin) / self.step - 1e-9))
-            advance = {"euler": euler, "rk4": rk4}[self.method]
-            for i in range(count):
-                h = (end - begin) / count
-                self.x = restore(advance(slope, self.x, begin + i * h, h))
-                self.count(stop)
-        self.tau = stop
-        check_finite(self.x, stop)
-
-    def count(self, stop: float) -> None:
-        self.taken += 1
-        if self.taken > self.max_steps:
-            raise GeonormError(f"{self.max_steps} steps do not reach time {stop:g}: take log_time or more max_steps")
-
-    def adaptive(self, slope: Slope, restore: Callable[[Tensor], Tensor], s: float, end: float, free: bool) -> None:
-        """free: no radius is kept, so the slope at the end of a step is the one at the beginning of the next."""
-        particles = -3 if self.flow.streams > 1 else -2
-        first = slope(self.x, s)
-        size = self.size or 1e-3 * (end - s)
-        while s < end:
-            h = min(size, end - s)
-            ahead, error, last = dormand_prince(slope, self.x, s, h, first)
-            ratio = relative_error(error, self.x, self.tolerance, particles)
-            grown = h * min(5.0, max(0.2, 0.9 * max(ratio, 1e-10) ** -0.2))
-            if ratio <= 1:
-                self.x = restore(ahead)
-                s = end if h == end - s else s + h
-                if s < end:
-                    first = last if free else slope(self.x, s)
-                grown = max(size, grown) if h < size else grown  # a step cut short by the stop says little
-            elif not grown > 1e-14 * max(1.0, abs(s)):
-                raise GeonormError(f"the step size vanished at {s:g}: the velocity is not smooth or not finite there")
-            self.count(end)
-            size = grown
-        self.size = size
+def hold_radii(flow: Flow, x: Tensor, tau: float) -> Restore | None:
+    """The function that gives the streams that stay on their sphere back the radii of x; None where none does."""
+    radius, fixed = sphere.radius(x), flow.keeps_radius(tau).to(x.device)
+    if not fixed.any():
+        return None
+    if (fixed & (radius > 0)).all():
+        return lambda x: x * (radius / torch.linalg.vector_norm(x, dim=-1, keepdim=True))
+    return lambda x: torch.where(fixed, sphere.safe_divide(radius, sphere.radius(x)) * x, x)
 
 
-def euler(f: Slope, x: Tensor, s: float, h: float) -> Tensor:
-    return x + h * f(x, s)
+def walk_evenly(slope: Slope, restore: Restore | None, x: Tensor, s: float, end: float, step: float) -> Tensor:
+    """Runge-Kutta 4 from s to end in equal steps, none longer than `step`."""
+    count = max(1, ceil((end - s) / step - 1e-9))
+    h = (end - s) / count
+    for i in range(count):
+        x = rk4(slope, x, s + i * h, h)
+        x = x if restore is None else restore(x)
+    return x
+
+
+def walk_adaptively(
+    slope: Slope,
+    restore: Restore | None,
+    x: Tensor,
+    s: float,
+    end: float,
+    size: float | None,
+    tolerance: float,
+    particles: int,
+) -> tuple[Tensor, float]:
+    """The state at `end` and the step size to go on with. particles: their axis."""
+    first = slope(x, s)
+    size = size or 1e-3 * (end - s)
+    while s < end:
+        h = min(size, end - s)
+        ahead, error, last = dormand_prince(slope, x, s, h, first)
+        ratio = relative_error(error, x, tolerance, particles)
+        grown = h * min(5.0, max(0.2, 0.9 * max(ratio, 1e-10) ** -0.2))
+        if ratio <= 1:
+            x = ahead if restore is None else restore(ahead)
+            s = end if h == end - s else s + h
+            if s < end:  # the slope at the end of a step is that at the beginning of the next, if nothing was restored
+                first = last if restore is None else slope(x, s)
+            grown = max(size, grown) if h < size else grown  # a step cut short by the stop says little
+        elif not grown > 1e-14 * max(1.0, abs(s)):
+            raise GeonormError(f"the step size vanished at {s:g}: the velocity is not smooth or not finite there")
+        size = grown
+    return x, size
 
 
 def rk4(f: Slope, x: Tensor, s: float, h: float) -> Tensor:
@@ -205,7 +185,7 @@ def relative_error(error: Tensor, x: Tensor, tolerance: float, particles: int) -
         return sphere.dot(rows, rows).mean(particles).sqrt()
 
     spread = size(theta - theta.mean(particles, keepdim=True))
-    own = size(err - err.mean(particles, keepdim=True))
+    relative = size(err - err.mean(particles, keepdim=True))
     floor = 8 * torch.finfo(x.dtype).eps
-    apart = (own / (tolerance * spread).clamp(min=floor)).max().item()
+    apart = (relative / (tolerance * spread).clamp(min=floor)).max().item()
     return max(apart, size(err).max().item() / max(tolerance, floor))

@@ -1,10 +1,9 @@
-"""Pictures of a simulation: tokens on a sphere that can be drawn, at a few times and in frames through all of depth."""
+"""Pictures of a simulation: tokens on a sphere that can be drawn, in frames through all of depth."""
 
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from math import log1p
 from typing import Any
 
@@ -12,14 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..schemes import Scheme
-from .config import SimulateConfig
 from .flow import Flow
-from .integrators import integrate
 from .observables import gap
-from .starts import STARTS
-from .sublayers import build_sublayers
+from .starts import uniform
 
+Move = Callable[..., Iterator[tuple[float, Tensor]]]
+"""`integrate` with the method of the simulation."""
 SNAPSHOTS = (0.0, 1.0, 3.0, 10.0, 30.0)
 """Times of the states that choose the axes of the pictures, as far as the simulation lasts."""
 FRAMES = 24
@@ -31,68 +28,49 @@ MERGED = 1e-9
 SCALE = 32767
 
 
-def alike(config: SimulateConfig) -> bool:
-    """Whether every dimension acts as any other, so that d = 3 shows what happens: random weights, an activation of
-    each coordinate and positions do not."""
-    return config.weights == "identity" and config.heads == 1 and config.mlp is None and config.rope is None
-
-
-@dataclass
-class Album:
-    """Directions (n, dim) of the tokens to be seen, in the order of depth, of the first seed of a simulation."""
-
-    config: SimulateConfig
-    frames: list[tuple[float, Tensor]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.times = self.config.times(FRAMES, log=True)
-
-    def see(self, tau: float, theta: Tensor, measured: Sequence[float]) -> None:
-        """Takes the nearest measurement to each time of a frame, where the simulation itself is shown."""
-        wanted = {min(measured, key=lambda t: abs(log1p(t) - log1p(time))) for time in self.times}
-        if tau in wanted:
-            self.frames.append((tau, theta[:DRAWN].double().cpu()))
+def nearest_times(measured: Sequence[float], wanted: Sequence[float]) -> set[float]:
+    """The measured time next to each of those that are wanted, on the scale of log(1 + time)."""
+    return {min(measured, key=lambda t: abs(log1p(t) - log1p(time))) for time in wanted}
 
 
 def take_pictures(
-    config: SimulateConfig, scheme: Scheme, start: Tensor, album: Album, particles: dict[str, Any]
-) -> None:
-    """Adds a scheme to `particles`. Where all dimensions act alike, uniform tokens in d = 3 show what happens; else the
-    first seed is seen in the three dimensions in which it varies. The axes are those of the first scheme for all of
-    them: one direction is one place in every picture."""
-    times = [t for t in SNAPSHOTS if t <= config.time]
-    x = start[:1]
-    run = {"tokens": config.tokens, "dim": config.dim, "init": config.init, "seeds": 1, "time": times[-1]}
-    apart = alike(config) and config.dim > 3  # tokens of their own are shown, not those of the simulation
+    flow: Flow,
+    move: Move,
+    x: Tensor,
+    init: str,
+    alike: bool,
+    times: Sequence[float],
+    views: Sequence[tuple[float, Tensor]],
+    particles: dict[str, Any],
+) -> dict[str, Any]:
+    """`particles` with the frames of one more scheme. Where all dimensions act alike, uniform tokens in d = 3 show what
+    happens, at `times`; else the first seed x, whose directions are `views`, is seen in the three dimensions in which
+    it varies. The axes are those of the first scheme for all of them: one direction is one place in every picture."""
+    snapshots = [t for t in SNAPSHOTS if t <= times[-1]]
+    run = {"tokens": x.shape[1], "dim": x.shape[2], "init": init, "seeds": 1, "time": snapshots[-1]}
+    apart = alike and x.shape[2] > 3  # the tokens of the pictures are not those of the simulation
     if apart:
-        x = STARTS["uniform"](DRAWN, 3, seeds=(0,), dtype=start.dtype).to(start.device)
+        x = uniform(DRAWN, 3, dtype=x.dtype).to(x.device)
         run |= {"tokens": DRAWN, "dim": 3, "init": "uniform"}
-    flow = Flow(scheme, build_sublayers(config, scheme, 0), depth=config.layers)
+    flow = Flow(flow.scheme, flow.sublayers, flow.depth)
 
-    def walk(times: Sequence[float], even: bool = False) -> Iterator[tuple[float, Tensor]]:
-        begun = flow.start(x)
-        for tau, state in integrate(
-            flow, begun, times, method=config.method, step=config.step, tolerance=1e-4, log_time=even
-        ):
+    def walk(times: Sequence[float], log_time: bool = False) -> Iterator[tuple[float, Tensor]]:
+        for tau, state in move(flow, flow.start(x), times, tolerance=1e-4, log_time=log_time):
             yield tau, flow.tokens(state)[0].double().cpu()
 
-    taken = list(walk(times))
     if "axes" not in particles:
-        found = torch.linalg.svd(torch.cat([theta for _, theta in taken]), full_matrices=False)[2][:3]
-        found = found * torch.where((taken[-1][1] @ found.T).sum(0) < 0, -1.0, 1.0).unsqueeze(-1)
-        particles.update(run=run, axes_of=str(scheme), axes=found.tolist())
+        thetas = [theta for _, theta in walk(snapshots)]
+        axes = torch.linalg.svd(torch.cat(thetas), full_matrices=False)[2][:3]
+        axes = axes * torch.where((thetas[-1] @ axes.T).sum(0) < 0, -1.0, 1.0).unsqueeze(-1)
+        particles = particles | {"run": run, "axes_of": str(flow.scheme), "axes": axes.tolist()}
     axes = torch.tensor(particles["axes"], dtype=torch.float64)
-    frames = album.frames
-    if apart:
-        frames = []
-        for tau, theta in walk(album.times, even=True):
-            frames.append((tau, theta))
-            if gap(theta) < MERGED:
-                break
-    particles.setdefault("frames", {})[str(scheme)] = [
-        {"time": tau, "cos": round(1 - gap(theta).item(), 6), "points": pack(theta[:DRAWN] @ axes.T)}
-        for tau, theta in frames
-    ]
+    frames = []
+    for tau, theta in walk(times, log_time=True) if apart else views:
+        points = pack(theta.double().cpu()[:DRAWN] @ axes.T)
+        frames.append({"time": tau, "cos": round(1 - gap(theta[:DRAWN].double()).item(), 6), "points": points})
+        if apart and gap(theta) < MERGED:
+            break
+    return particles | {"frames": particles.get("frames", {}) | {str(flow.scheme): frames}}
 
 
 def pack(points: Tensor) -> str:

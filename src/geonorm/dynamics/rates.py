@@ -18,14 +18,14 @@ from ..norms import NormSpec
 from ..schemes import Parts, Scheme, Site, parse, read_at, write_at
 
 
-def parameters(rule: Scheme, site: Site, dim: int, like: Tensor) -> Parts:
+def unit_parts(rule: Scheme, site: Site, dim: int, like: Tensor) -> Parts:
     """The norms and scalars of a site in the particle system, at their initial values: every N has radius 1."""
-    own = Parts(rule, site, NormSpec("unit", dim, gains=False, eps=0.0)).to(like.device, like.dtype)
-    own.reset_parameters()
-    return own.requires_grad_(False)
+    parts = Parts(rule, site, NormSpec("unit", dim, gains=False, eps=0.0)).to(like.device, like.dtype)
+    parts.reset_parameters()
+    return parts.requires_grad_(False)
 
 
-def derivative(rule: Scheme, own: Parts, x: Tensor, u: Tensor, site: Site) -> Tensor:
+def derivative(rule: Scheme, parts: Parts, x: Tensor, u: Tensor, site: Site) -> Tensor:
     """d/dh of the stream that `write` returns, at h = 0, for an update u that is held fixed. Shape of x.
 
     Differentiable in x and u where one of them wants a gradient: then by forward-mode autodiff. Otherwise as the
@@ -33,7 +33,7 @@ def derivative(rule: Scheme, own: Parts, x: Tensor, u: Tensor, site: Site) -> Te
     """
 
     def step(h: Tensor) -> Tensor:
-        p = own()
+        p = parts()
         _, carry = read_at(rule, x, p, site)
         return write_at(rule, x, u, p, site, h, carry=carry)
 
@@ -49,32 +49,32 @@ def derivative(rule: Scheme, own: Parts, x: Tensor, u: Tensor, site: Site) -> Te
     return torch.autograd.grad(backward, cotangent)[0]
 
 
-def write_nothing(rule: Scheme, own: Parts, x: Tensor, site: Site) -> Tensor:
+def write_nothing(rule: Scheme, parts: Parts, x: Tensor, site: Site) -> Tensor:
     """The stream after a step of size 0: schemes that normalise it put it on their sphere."""
-    p = own()
+    p = parts()
     y, carry = read_at(rule, x, p, site)
     still = torch.zeros((), dtype=x.dtype, device=x.device)
     return write_at(rule, x, torch.zeros_like(y), p, site, still, carry=carry)
 
 
-def in_plane(rule: Scheme, own: Parts, x: Tensor, u: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
+def in_plane(rule: Scheme, parts: Parts, x: Tensor, u: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
     """(drho/dh, dtau/dh, v): the rates, each (..., 1), and the tangential part of u; differentiable in x and u.
 
-    own: the parameters of the site at dim = 2.
+    parts: those of the site at dim = 2.
     """
     c, v = sphere.frame(x, u)
     radius, height = sphere.radius(x), sphere.radius(v)
     flat = torch.cat((radius, torch.zeros_like(radius)), dim=-1)
-    velocity = derivative(rule, own, flat, torch.cat((c * radius, height), dim=-1), site)
+    velocity = derivative(rule, parts, flat, torch.cat((c * radius, height), dim=-1), site)
     return sphere.safe_divide(velocity[..., :1], radius), sphere.safe_divide(velocity[..., 1:], height), v
 
 
-def motion(rule: Scheme, own: Parts, x: Tensor, u: Tensor, site: Site) -> tuple[Tensor, Tensor | None]:
+def motion(rule: Scheme, parts: Parts, x: Tensor, u: Tensor, site: Site) -> tuple[Tensor, Tensor | None]:
     """(dx/dh, dtau/dh) for an update u that is held fixed: shape of x, and (..., 1) or None for a rule that leaves the
-    plane of x and u. own: the parameters of the site at dim = 2, or at dim = x.shape[-1] for such a rule."""
+    plane of x and u. parts: those of the site at dim = 2, or at dim = x.shape[-1] for such a rule."""
     if not rule.planar:
-        return derivative(rule, own, x, u, site), None
-    drho, dtau, v = in_plane(rule, own, x, u, site)
+        return derivative(rule, parts, x, u, site), None
+    drho, dtau, v = in_plane(rule, parts, x, u, site)
     return torch.addcmul(drho * x, dtau, v), dtau
 
 
@@ -89,31 +89,43 @@ def rates(scheme: str | Scheme, x: Tensor, u: Tensor, site: Site) -> tuple[Tenso
     if not rule.planar:
         raise ConfigError(f"{rule} has no (rho, tau) law: its step does not stay in the plane of x and u")
     with torch.no_grad():
-        drho, dtau, _ = in_plane(rule, parameters(rule, site, 2, x), x, u, site)
+        drho, dtau, _ = in_plane(rule, unit_parts(rule, site, 2, x), x, u, site)
     return drho.squeeze(-1), dtau.squeeze(-1)
 
 
 def speed(scheme: str | Scheme, x: Tensor, u: Tensor, site: Site) -> Tensor:
-    """Gives the speed factor s of shape (...): theta' = P_theta(u) / s, infinite where u has no tangential part. A
-    scheme that puts the stream on a sphere turns it there, whatever |x| was: s counts from the length that a step of
-    size 0 leaves."""
+    """Return the speed factor s of arXiv:2510.22026, shape (...): theta' = P_theta(u) / s for tokens x and updates u,
+    both (..., dim), infinite where u has no tangential part. A scheme that puts the stream on a sphere turns it there,
+    whatever |x| was: s counts from the length that a step of size 0 leaves. Raises ConfigError for a scheme that leaves
+    the plane of x and u.
+
+    >>> x, u = torch.tensor([2.0, 0.0]), torch.tensor([1.0, 1.0])
+    >>> geonorm.dynamics.speed("pre", x, u, geonorm.Site(0, "attn", 12))  # Pre-Norm: s = r
+    tensor(2.)
+    """
     _, dtau = rates(scheme, x, u, site)
     rule = parse(scheme).resolve(site)
-    length = settled_radius(rule, parameters(rule, site, 2, x), x.detach(), site)
+    length = settled_radius(rule, unit_parts(rule, site, 2, x), x.detach(), site)
     return torch.where(dtau == 0, torch.inf, length.squeeze(-1) / dtau)
 
 
 @torch.no_grad()
-def settled_radius(rule: Scheme, own: Parts, x: Tensor, site: Site) -> Tensor:
-    """Finds |x| after a step of size 0, (..., 1): |x| itself to the last bit where rounding alone tells them apart.
-    own: the parameters of the site at dim = 2."""
+def settled_radius(rule: Scheme, parts: Parts, x: Tensor, site: Site) -> Tensor:
+    """Return |x| after a step of size 0, (..., 1): |x| itself to the last bit where rounding alone tells them apart.
+    parts: those of the site at dim = 2."""
     radius = sphere.radius(x)
     flat = torch.cat((radius, torch.zeros_like(radius)), dim=-1)
-    after = sphere.radius(write_nothing(rule, own, flat, site))
+    after = sphere.radius(write_nothing(rule, parts, flat, site))
     return torch.where((after - radius).abs() <= 8 * torch.finfo(x.dtype).eps * radius, radius, after)
 
 
 def radial_rate(scheme: str | Scheme, x: Tensor, u: Tensor, site: Site) -> Tensor:
-    """r' of shape (...): the rate at which |x| grows."""
+    """Return r' of shape (...), the rate at which |x| grows, for tokens x and updates u, both (..., dim). Raises
+    ConfigError as `speed` does.
+
+    >>> x, u = torch.tensor([2.0, 0.0]), torch.tensor([1.0, 1.0])
+    >>> geonorm.dynamics.radial_rate("pre", x, u, geonorm.Site(0, "attn", 12))  # r' = <theta, u>
+    tensor(1.)
+    """
     drho, _ = rates(scheme, x, u, site)
     return sphere.radius(x.detach()).squeeze(-1) * drho

@@ -12,62 +12,64 @@ from .. import sphere
 from ..errors import ConfigError
 
 
-def draw_normal(seed: int, *shape: int) -> Tensor:
-    """Standard normal numbers in fp64, from the seed alone."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+def draw_starts(
+    n: int, dim: int, seeds: Sequence[int], dtype: torch.dtype, one: Callable[[torch.Generator], Tensor]
+) -> Tensor:
+    """(seeds, n, dim): `one` for each seed, by a generator of that seed. ConfigError for no particles or seeds."""
+    if n < 1 or dim < 2 or not seeds:
+        raise ConfigError(f"a start needs n >= 1, dim >= 2 and a seed, got n = {n}, dim = {dim}, {len(seeds)} seeds")
+    return torch.stack([one(torch.Generator().manual_seed(seed)) for seed in seeds]).to(dtype)
 
 
-def stack_seeds(seeds: Sequence[int], dtype: torch.dtype, one: Callable[[int], Tensor]) -> Tensor:
-    if not seeds:
-        raise ConfigError("no seeds: give at least one")
-    return torch.stack([one(seed) for seed in seeds]).to(dtype)
-
-
-def check_sizes(n: int, dim: int) -> None:
-    if n < 1:
-        raise ConfigError(f"there must be at least one particle, got n = {n}")
-    if dim < 2:
-        raise ConfigError(f"particles need dim >= 2 to turn at all, got {dim}")
+def normal(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def equiangular(
     n: int, dim: int, gamma: float = 0.0, *, seeds: Sequence[int] = (0,), dtype: torch.dtype = torch.float64
 ) -> Tensor:
-    """n unit vectors with pairwise cosine gamma, in a random position per seed. Needs n <= dim, gamma >= -1/(n-1)."""
-    check_sizes(n, dim)
+    """n unit vectors with pairwise cosine gamma, in a random position per seed. Needs n <= dim, gamma >= -1/(n-1).
+
+    >>> x = geonorm.dynamics.equiangular(3, 8, gamma=0.5)[0]
+    >>> (x @ x.mT)[0].round(decimals=6)
+    tensor([1.0000, 0.5000, 0.5000], dtype=torch.float64)
+    """
     lowest = -1 / max(1, n - 1)
     if n > dim:
         raise ConfigError(f"{n} equiangular particles need dim >= {n}, got {dim}: fewer particles, or start uniform")
     if not lowest - 1e-12 <= gamma <= 1:
         raise ConfigError(f"gamma must lie in [-1/(n-1), 1] = [{lowest:g}, 1], got {gamma}")
     apart = sqrt(max(0.0, 1 - gamma))
-    shared = (sqrt(max(0.0, apart**2 + n * gamma)) - apart) / n
+    shared = (sqrt(max(0.0, apart**2 + n * gamma)) - apart) / max(1, n)
     corner = apart * torch.eye(n, dtype=torch.float64) + shared
-
-    def one(seed: int) -> Tensor:
-        frame, _ = torch.linalg.qr(draw_normal(seed, dim, n))
-        return corner @ frame.mT
-
-    return stack_seeds(seeds, dtype, one)
+    return draw_starts(
+        n, dim, seeds, dtype, lambda generator: corner @ torch.linalg.qr(normal(generator, dim, n))[0].mT
+    )
 
 
 def uniform(n: int, dim: int, *, seeds: Sequence[int] = (0,), dtype: torch.dtype = torch.float64) -> Tensor:
-    """Independent, uniform on the unit sphere."""
-    check_sizes(n, dim)
+    """Independent, uniform on the unit sphere.
 
-    def one(seed: int) -> Tensor:
-        x = draw_normal(seed, n, dim)
+    >>> geonorm.dynamics.uniform(4, 3, seeds=range(2)).norm(dim=-1).round(decimals=6).unique()
+    tensor([1.], dtype=torch.float64)
+    """
+
+    def one(generator: torch.Generator) -> Tensor:
+        x = normal(generator, n, dim)
         return x / sphere.radius(x)
 
-    return stack_seeds(seeds, dtype, one)
+    return draw_starts(n, dim, seeds, dtype, one)
 
 
 def gaussian(n: int, dim: int, *, seeds: Sequence[int] = (0,), dtype: torch.dtype = torch.float64) -> Tensor:
     """Independent N(0, 1/dim) per coordinate: uniform directions, radii that vary about 1 by 1/sqrt(2 dim).
 
-    Only a scheme that keeps its embedding as it is (`pre(entry=embedding)`) sees the radii."""
-    check_sizes(n, dim)
-    return stack_seeds(seeds, dtype, lambda seed: draw_normal(seed, n, dim) / sqrt(dim))
+    Only a scheme that keeps its embedding as it is (`pre(entry=embedding)`) sees the radii.
+
+    >>> geonorm.dynamics.gaussian(4, 3, seeds=range(2)).shape
+    torch.Size([2, 4, 3])
+    """
+    return draw_starts(n, dim, seeds, dtype, lambda generator: normal(generator, n, dim) / sqrt(dim))
 
 
 def cone(
@@ -76,21 +78,23 @@ def cone(
     """Uniform in a cap so narrow that every pairwise cosine is at least 1 - delta; 0 < delta <= 2.
 
     Angles from the axis are drawn as in a flat ball of dimension dim - 1, which for narrow caps is the uniform measure.
+
+    >>> x = geonorm.dynamics.cone(5, 3, delta=0.01)[0]
+    >>> bool(((x @ x.mT) >= 0.99).all())
+    True
     """
-    check_sizes(n, dim)
     if not 0 < delta <= 2:
         raise ConfigError(f"delta must lie in (0, 2], got {delta}")
     widest = asin(sqrt(delta / 2))  # half the angle whose cosine is 1 - delta
 
-    def one(seed: int) -> Tensor:
-        generator = torch.Generator().manual_seed(seed)
-        axis = torch.randn(dim, generator=generator, dtype=torch.float64)
+    def one(generator: torch.Generator) -> Tensor:
+        axis = normal(generator, dim)
         axis = axis / axis.norm()
-        away = sphere.tangent(axis, torch.randn(n, dim, generator=generator, dtype=torch.float64))
+        away = sphere.tangent(axis, normal(generator, n, dim))
         share = torch.rand(n, 1, generator=generator, dtype=torch.float64) ** (1 / (dim - 1))
         return sphere.exp(axis.expand(n, dim), widest * share * away / sphere.radius(away))
 
-    return stack_seeds(seeds, dtype, one)
+    return draw_starts(n, dim, seeds, dtype, one)
 
 
 STARTS: dict[str, Callable[..., Tensor]] = {

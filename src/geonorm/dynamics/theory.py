@@ -14,17 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import exp, expm1, isclose, isfinite, log, sqrt
+from math import exp, isclose, isfinite, log, sqrt
 
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, GeonormError
+from ..errors import ConfigError
 from ..schemes import Scheme, parse, read_at
 from ..schemes.registry import name_of
 from .fields import Attention
 from .flow import Flow
-from .integrators import Slope, dormand_prince
 from .observables import gap as mean_gap
 from .rates import in_plane, settled_radius
 
@@ -63,17 +62,6 @@ FAR, SUDDEN = 0.01, 5.0
 """A token turns suddenly if its speed for a tangential part of NEAR is SUDDEN times that for one of FAR or more."""
 
 
-@dataclass(frozen=True)
-class Path:
-    """The closed equation, solved: depth by depth 1 - gamma, the radius r, the speed factor s, and gamma'."""
-
-    times: list[float]
-    gap: list[float]
-    radius: list[float]
-    speed: list[float]
-    velocity: list[float]
-
-
 class Frame:
     """A scheme seen from one token of radius r at time tau: three numbers are all that the closed equation needs."""
 
@@ -87,7 +75,7 @@ class Frame:
         """m: the radius of what the sub-layer reads."""
         rule, site = self.flow.rule(tau)
         x = torch.tensor([[radius, 0.0]], dtype=torch.float64)
-        y, _ = read_at(rule, x, self.flow.own(rule, site, 2, x)(), site)
+        y, _ = read_at(rule, x, self.flow.parts_at(rule, site, 2, x)(), site)
         return y[0, 0].item()
 
     def rates(self, radius: float, tau: float, radial: float, tangential: float) -> tuple[float, float]:
@@ -95,9 +83,9 @@ class Frame:
         rule, site = self.flow.rule(tau)
         x = torch.tensor([[radius, 0.0]], dtype=torch.float64)
         u = torch.tensor([[radial, max(tangential, NEAR * abs(radial))]], dtype=torch.float64)
-        own = self.flow.own(rule, site, 2, x)
-        drho, dtau, _ = in_plane(rule, own, x, u, site)
-        return dtau.item() / settled_radius(rule, own, x, site).item(), drho.item() * radius
+        parts = self.flow.parts_at(rule, site, 2, x)
+        drho, dtau, _ = in_plane(rule, parts, x, u, site)
+        return dtau.item() / settled_radius(rule, parts, x, site).item(), drho.item() * radius
 
     def settle(self, radius: float, tau: float) -> float:
         """The radius after a step of size 0."""
@@ -110,12 +98,12 @@ class Frame:
         spectrum is real; a causal one is triangular."""
         rule, site = self.flow.rule(tau)
         x = torch.stack((radii, torch.zeros_like(radii)), -1)
-        own = self.flow.own(rule, site, 2, x)
-        m = read_at(rule, x, own(), site)[0][:, 0]
+        parts = self.flow.parts_at(rule, site, 2, x)
+        m = read_at(rule, x, parts(), site)[0][:, 0]
         scores = beta * m[:, None] * m
         p = torch.softmax(scores.tril() + torch.full_like(scores, -torch.inf).triu(1) if causal else scores, -1)
         along = p @ m
-        _, turn, _ = in_plane(rule, own, x, torch.stack((along, NEAR * along), -1), site)
+        _, turn, _ = in_plane(rule, parts, x, torch.stack((along, NEAR * along), -1), site)
         w = p * m * turn / radii[:, None]
         if causal:
             return 2 * (w.sum(1) - w.diagonal())[1:].min().item()
@@ -167,71 +155,6 @@ def velocity(
 
 
 @torch.no_grad()
-def solve_equiangular(
-    scheme: str | Scheme,
-    n: int,
-    beta: float,
-    times: Sequence[float],
-    depth: int = 1,
-    gamma: float = 0.0,
-    radius: float = 1.0,
-    tolerance: float = 1e-7,
-) -> Path:
-    """Solves the closed equation from cosine `gamma` and reports it at `times` (ascending from 0 on).
-
-    The state is (log(1 - gamma), log r) in log(1 + tau), Dormand-Prince 5(4) with error `tolerance` per step, so that a
-    collapse is followed to 1e-300. Raises ConfigError for fewer than two particles, an impossible gamma, or a scheme
-    that has no (rho, tau) law.
-    """
-    if n < 2 or not -1 / (n - 1) < gamma < 1:
-        raise ConfigError(f"{n} equiangular particles need a cosine between -1/(n-1) and 1, got {gamma}")
-    frame = Frame(scheme, depth)
-    state = torch.tensor([log(1 - gamma), log(frame.settle(radius, 0.0))], dtype=torch.float64)
-    path = Path([], [], [], [], [])
-    tau, size = 0.0, 0.01
-
-    def slope(y: Tensor, s: float) -> Tensor:
-        now = min(expm1(s), last)
-        w, r = y[0].item(), exp(y[1].item())
-        _, shrink, growth, _ = velocity(frame, n, beta, min(w, log(n / (n - 1))), r, now)
-        return (1 + now) * torch.tensor([shrink, growth / r], dtype=torch.float64)
-
-    for time in map(float, times):
-        for stop in [*frame.flow.breaks(tau, time), time]:
-            if stop > tau:
-                state[1] = log(frame.settle(exp(state[1].item()), tau))
-                last = stop - 1e-12 * max(1.0, stop)
-                state, size = advance(slope, state, log(1 + tau), log(1 + stop), size, tolerance)
-                tau = stop
-        w, r = state[0].item(), exp(state[1].item())
-        rate, _, _, s = velocity(frame, n, beta, w, r, tau)
-        for values, value in zip(
-            (path.times, path.gap, path.radius, path.speed, path.velocity), (time, exp(w), r, s, rate), strict=True
-        ):
-            values.append(value)
-    return path
-
-
-def advance(slope: Slope, y: Tensor, s: float, end: float, h: float, tolerance: float) -> tuple[Tensor, float]:
-    """The state at `end` and the step size to go on with."""
-    first = slope(y, s)
-    while s < end:
-        step = min(h, end - s)
-        ahead, error, _ = dormand_prince(slope, y, s, step, first)
-        ratio = (error.abs() / (tolerance * (1 + y.abs()))).max().item()
-        factor = min(5.0, max(0.2, 0.9 * max(ratio, 1e-10) ** -0.2))
-        if ratio <= 1:
-            s = end if step >= end - s else s + step
-            y = ahead
-            first = slope(y, s) if s < end else first
-        elif step < 1e-12:
-            raise GeonormError(f"the closed equation is not smooth at time {expm1(s):g}")
-        if ratio > 1 or step == h:
-            h = step * factor
-    return y, h
-
-
-@torch.no_grad()
 def terminal(
     scheme: str | Scheme,
     depth: int = 1,
@@ -255,8 +178,8 @@ def terminal(
     how many attentions act per unit of t; a radius that grows then grows as many times as fast.
     """
     frame = Frame(scheme, depth)
-    given = torch.tensor(radius if isinstance(radius, Sequence) else [radius], dtype=torch.float64)
-    radii = frame.flow.settle(torch.stack((given, torch.zeros_like(given)), -1), LATE - 1).norm(dim=-1)
+    lengths = torch.tensor(radius if isinstance(radius, Sequence) else [radius], dtype=torch.float64)
+    radii = frame.flow.settle(torch.stack((lengths, torch.zeros_like(lengths)), -1), LATE - 1).norm(dim=-1)
     start = radii.mean().item()
     unequal = (radii.max() - radii.min()).item() > 1e-9 * start
 
@@ -358,5 +281,5 @@ def describe_law(scheme: str | Scheme) -> str | None:
 
     A = u(read(x)); for geonorm while the clamp does not bind (|P_θ A| < r pi/4; else s = |P_θ A| t / (pi/4))."""
     rule = parse(scheme)
-    own = vars(type(rule)).get("about")  # not inherited: a subclass may write otherwise
-    return own.law or None if own is not None and str(rule) == name_of(type(rule)) else None
+    about = vars(type(rule)).get("about")  # not inherited: a subclass may write otherwise
+    return about.law or None if about is not None and str(rule) == name_of(type(rule)) else None

@@ -25,6 +25,7 @@ from .runs.folder import (
     write_settings,
 )
 
+TRAJECTORIES = "trajectories.safetensors"
 VOLATILE = ("out", "device")
 SAME = ("geonorm", "commit", "python", "torch")
 """What must not have changed for finished schemes to be taken over."""
@@ -46,7 +47,7 @@ def read_sources(schemes: Sequence[str]) -> dict[str, Any]:
     """For environment.json: schemes from elsewhere in each scheme that has any, in the form of `sources_of`."""
     from ..schemes import parse, sources_of
 
-    return {str(scheme): kept for scheme in map(parse, schemes) if (kept := sources_of(scheme))}
+    return {str(scheme): sources for scheme in map(parse, schemes) if (sources := sources_of(scheme))}
 
 
 def read_interrupted(out: Path, environment: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -61,11 +62,24 @@ def read_interrupted(out: Path, environment: Mapping[str, Any]) -> dict[str, Any
     for name in [row["scheme"] for row in summary["schemes"]]:
         if other := changed_sources(then.get(name, {}), now.get(name, {}), out / "environment.json"):
             raise CheckpointError(f"{out} was made {other[0]}: put it back, or choose another --out")
-    from ..dynamics.trajectories import load_trajectories
-
     sides = {name: read_object(out / f"{name}.json") for name in ("theory", "particles")}
-    kept = load_trajectories(out)
-    return {"summary": summary, "trace": list(read_rows(out / "trace.jsonl")), **sides, "trajectories": kept}
+    rows = list(read_rows(out / "trace.jsonl"))
+    return {"summary": summary, "trace": rows, **sides, "trajectories": read_trajectories(out)}
+
+
+def read_trajectories(out: Path) -> dict[str, dict[str, Any]]:
+    """Tensors by scheme and kind; none where the simulation stored none. CheckpointError for a file that is cut."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    trajectories: dict[str, dict[str, Any]] = {}
+    try:
+        for name, values in load_file(out / TRAJECTORIES).items() if (out / TRAJECTORIES).exists() else ():
+            scheme, _, kind = name.rpartition("/")
+            trajectories.setdefault(scheme, {})[kind] = values
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{out / TRAJECTORIES} cannot be read: {error}; choose another --out") from None
+    return trajectories
 
 
 def save(
@@ -76,12 +90,15 @@ def save(
     trajectories: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes a simulation, finished or interrupted; files: contents of NAME.json, or a list of rows for
-    NAME.jsonl; trajectories: tensors, if any were kept. Each file is replaced whole, summary.json last."""
-    from ..dynamics.trajectories import save_trajectories
-
+    NAME.jsonl; trajectories: tensors by scheme and kind, if any were stored. Each file is replaced whole, summary.json
+    last."""
     with lock_folder(out):
         if trajectories:
-            save_trajectories(out, trajectories)
+            from safetensors.torch import save_file
+
+            aside = out / f".{TRAJECTORIES}"
+            save_file({f"{name}/{kind}": v for name, kinds in trajectories.items() for kind, v in kinds.items()}, aside)
+            aside.replace(out / TRAJECTORIES)
         write_settings(out / "config.yaml", settings)
         write_json(out / "environment.json", environment)
         for name, content in sorted(files.items(), key=lambda item: item[0] == "summary.json"):
