@@ -194,7 +194,7 @@ def train(command: TrainCommand) -> int:
 
 def evaluate(config: EvalConfig) -> int:
     """loss on any text, and tasks, of a run, an exported folder or any Hugging Face model"""
-    from ..lab.evaluate.evaluate import evaluate as run
+    from ..lab.evaluate.evaluate import evaluate_model as run
 
     result = run(config, live=sys.stderr.isatty())
     print(json.dumps(result, indent=1))

@@ -214,14 +214,14 @@ def measure_model(
         "class": type(probed.model).__name__,
         "model_type": getattr(probed.config, "model_type", None),
         "parameters": sum(p.numel() for p in probed.model.parameters()),
-        "scheme": scheme_of(probed, sites),
+        "scheme": probed_scheme(probed, sites),
         "depth": sites[0]["depth"] if sites else None,
     }
     layers, seconds = probed.capture.layer_rows(), time.perf_counter() - started
     return ProbeResult(name, tokens[-1], seconds, about, sites, norms, implied(sites), ablated, loss, layers)
 
 
-def scheme_of(probed: ProbedModel, sites: Sequence[Mapping[str, Any]]) -> str | None:
+def probed_scheme(probed: ProbedModel, sites: Sequence[Mapping[str, Any]]) -> str | None:
     """The scheme in the model's configuration (of a combinator each sub-layer has only a part); else that of all
     sub-layers; None where there is neither."""
     named = getattr(getattr(probed.model, "config", None), "scheme", None)

@@ -1,13 +1,8 @@
-"""Sources: every format gives its documents back, splits are by document, bad input is one clear line."""
+"""Sources: what a name stands for, splits by document, fingerprints."""
 
-import bz2
-import gzip
 import hashlib
 import json
 import lzma
-import os
-import random
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,80 +12,16 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from geonorm.errors import DataError
-from geonorm.lab.data import corpora, files, inspect_source, open_source, source as source_module, stdlib
+from geonorm.lab.data import corpora, inspect_source, open_source, source as source_module, stdlib
 from geonorm.lab.data.source import hold_out, hold_out_stream
 
 from ...rows import each
-
-DOCUMENTS = [f"Document {n}: grüße, 世界, 🌍!\n" + "line\n" * n for n in range(40)]
-
-
-def jsonl(documents=DOCUMENTS, field="text"):
-    lines = [json.dumps({"id": n, field: text}, ensure_ascii=n % 2 == 0) for n, text in enumerate(documents)]
-    return ("\n".join(lines) + "\n").encode()
-
-
-def compress(data, suffix):
-    if suffix == ".zst":
-        zstandard = pytest.importorskip("zstandard")
-        half = len(data) // 2  # two frames, as `zstd` writes when files are concatenated
-        return b"".join(zstandard.ZstdCompressor().compress(part) for part in (data[:half], data[half:]))
-    return {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}[suffix](data)
-
-
-def both(source):
-    return [*source.documents("train"), *source.documents("validation")]
+from .test_files import DOCUMENTS, both, jsonl
 
 
 @pytest.fixture(autouse=True)
 def no_corpora(monkeypatch):
     monkeypatch.delenv("GEONORM_DATA", raising=False)
-
-
-@each("suffix", ["", ".gz", ".xz", ".bz2", ".zst"])
-def test_round_trip(tmp_path, suffix):
-    """JSON lines with a byte-order mark and blank lines, whose text is in their only string; text with a tail."""
-    path = tmp_path / f"corpus.jsonl{suffix}"
-    path.write_bytes(compress(b"\xef\xbb\xbf" + jsonl(field="content").replace(b"\n", b"\n\n"), suffix))
-    source = open_source(str(path))
-    assert sorted(both(source)) == sorted(DOCUMENTS)
-    assert source.name == "corpus" and source.files == (path,)
-    text = "".join(DOCUMENTS) * 5
-    path = tmp_path / f"novel.txt{suffix}"
-    path.write_bytes(compress(text.encode(), suffix))
-    source = open_source(str(path))
-    (train,), (validation,) = source.documents("train"), source.documents("validation")
-    assert train + validation == text and train.endswith("\n")
-    assert 0.04 < len(validation) / len(text) < 0.08
-
-
-@each(
-    "first, second, message",
-    [
-        ({"title": "a"}, {"title": "b", "text": "long"}, r":2: its text is in 'text', that before it in 'title': put"),
-        ({"title": "a", "body": None}, {"title": "b", "body": "long"}, r":2: several string fields .*title, body"),
-        ({"title": "a", "body": None}, {"title": None, "body": "long"}, r":2: its text is in 'body', that before it"),
-        ({"body": "a"}, {"body": "b", "lang": "en"}, r":2: several string fields .*body, lang"),
-        ({"body": "a"}, {"body": "b", "text": None}, r":2: field 'text' holds no text"),
-    ],
-)
-def test_the_first_record_alone_does_not_say_which_field_is_text(tmp_path, first, second, message):
-    path = tmp_path / "a.jsonl"
-    path.write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
-    with pytest.raises(DataError, match=message):
-        list(files.read_documents(path))
-
-
-def test_text_is_read_in_pieces_without_loss(tmp_path, monkeypatch):
-    text = "\ufeff" + "héllo 世界 🌍\n" * 300 + "no break " * 40 + "end"
-    path = tmp_path / "a.txt"
-    path.write_text(text, encoding="utf-8")
-    for size in (61, 62, 63, 64):  # pieces end within characters of 2, 3 and 4 bytes
-        monkeypatch.setattr(files, "PIECE_BYTES", size)
-        pieces = list(files.read_documents(path))
-        assert len(pieces) > 20
-        assert "".join(pieces) == text.removeprefix("\ufeff")
-        assert "".join(both(open_source(str(path)))) == text.removeprefix("\ufeff")
 
 
 def test_folder_reads_all_text_below_sorted(tmp_path):
@@ -191,99 +122,15 @@ def test_fingerprint_follows_content_only(tmp_path):
     assert len({base, fingerprint("c.jsonl", jsonl(DOCUMENTS[1:])), fingerprint("e.txt", jsonl())}) == 3
 
 
-# --- errors ----------------------------------------------------------------------------------------
-
-RANDOM = random.Random(0).randbytes(5000)
-TEXT = b"some text\n" * 2000
-BAD_FILES = {
-    "empty.txt": (b"", "empty: give"),
-    "empty.jsonl": (b"\n\n", "empty: give"),
-    "binary.txt": (b"abc\0def", r"binary file \(NUL byte at offset 3\)"),
-    "latin.txt": ("a grüße".encode("latin-1"), "not UTF-8 at byte 4"),
-    "mark.txt": (b"\xef\xbb\xbfab\xff", "not UTF-8 at byte 5"),
-    "cut.txt": ("abc🌍".encode()[:-1], "not UTF-8 at byte 3"),
-    "latin.jsonl": (b'{"text": "a"}\n{"text": "\xff"}\n', "not UTF-8 at byte 24"),
-    "plain.txt.gz": (TEXT, "broken compression"),
-    "plain.txt.xz": (TEXT, "broken compression"),
-    "plain.txt.bz2": (TEXT, "cannot be read"),
-    "plain.txt.zst": (TEXT, "broken compression"),
-    "cut.txt.gz": (gzip.compress(RANDOM)[:2000], "broken compression"),
-    "cut.txt.xz": (lzma.compress(RANDOM)[:2000], "broken compression"),
-    "cut.txt.bz2": (bz2.compress(RANDOM)[:2000], "broken compression"),
-    "cut.txt.zst": (compress(TEXT + RANDOM.hex().encode(), ".zst")[:-500], "ends within a frame"),
-    "syntax.jsonl": (b'{"text": "a"}\n{"text": \n', r"syntax.jsonl:2: not valid JSON"),
-    "deep.jsonl": (b"[" * 100_000 + b"\n", r"deep.jsonl:1: not valid JSON"),
-    "array.jsonl": (b'["a"]\n', "array.jsonl:1: a JSON list"),
-    "null.jsonl": (b"null\n", "null.jsonl:1: a JSON NoneType"),
-    "fields.jsonl": (b'{"title": "a", "body": "b", "n": 1}\n', r"several string .*\(fields: title, body, n\)"),
-    "numbers.jsonl": (b'{"n": 1}\n', r"no string field \(fields: n\)"),
-    "missing.jsonl": (b'{"text": "a"}\n{"n": 1}\n', "missing.jsonl:2: field 'text'"),
-    "surrogate.jsonl": (b'{"text": "a\\ud800"}\n', "surrogate.jsonl:1: lone surrogate at character 1"),
-    "bad.parquet": (TEXT, "not a readable Parquet file|cannot be read"),
-    "bad.parquet.gz": (gzip.compress(TEXT), "decompress the file first"),
-    "tiny.txt": (b"a", "too short to hold out"),
-    "equal.jsonl": (jsonl(["a", "a"]), "all 2 documents are equal"),
-}
-
-
-@each("name", BAD_FILES)
-def test_bad_file_is_one_line(tmp_path, name):
-    content, message = BAD_FILES[name]
-    path = tmp_path / name
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=message) as caught:
-        both(open_source(str(path)))
-    assert "\n" not in str(caught.value)
-    assert Path(name).name.split(".")[0] in str(caught.value)
-
-
-def test_bad_places_are_one_line(tmp_path, monkeypatch):
-    (tmp_path / "train.jsonl").write_bytes(jsonl())
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "x.png").write_bytes(b"\0")
-    os.mkfifo(tmp_path / "pipe")
-    cases = {
-        "": "data source is empty",
-        "stdlb": "did you mean 'stdlib'",
-        str(tmp_path / "trian.jsonl"): r"did you mean '.*/train.jsonl'\?",
-        "nowhere/data.jsonl": "known corpora: stdlib.*GEONORM_DATA",
-        str(tmp_path / "folder"): "no text, JSONL or Parquet files",
-        str(tmp_path / "pipe"): "not a regular file",
-        "x" * 5000: "no file, folder or corpus",
-    }
-    for spec, message in cases.items():
-        with pytest.raises(DataError, match=message) as caught:
-            open_source(spec)
-        assert "\n" not in str(caught.value)
-
-    def deny(*args, **kwargs):
-        raise PermissionError(13, "Permission denied")
-
-    for place, name in (("builtins.open", "train.jsonl"), ("pathlib.Path.iterdir", "")):
-        with monkeypatch.context() as patch, pytest.raises(DataError, match="permission denied"):
-            patch.setattr(place, deny)  # root, who runs containers, may read everything
-            open_source(str(tmp_path / name))
-
-
-@each("name, module", [("a.txt.zst", "zstandard"), ("a.parquet", "pyarrow"), ("o/n", "datasets")])
-def test_missing_extra_names_the_extra(tmp_path, monkeypatch, name, module):
-    monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.chdir(tmp_path)
-    if "." in name:
-        Path(name).write_bytes(b"x")
-    with pytest.raises(DataError, match=rf"needs {module}: pip install 'geonorm\[(train|hf)\]'"):
-        open_source(name)
-
-
 # --- parts of a folder ------------------------------------------------------------------------------
 
 
 def write(folder: Path, names: Iterable[str]) -> Path:
-    """Each file holds its own name, as a line of JSON where it is one."""
+    """Each file holds its own name, as a record where it is of records."""
     for name in names:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"text": name}) if path.suffix == ".jsonl" else name)
+        path.write_text({".jsonl": json.dumps({"text": name}), ".csv": f"text\n{name}"}.get(path.suffix, name))
     return folder
 
 
@@ -354,8 +201,8 @@ def test_the_fingerprint_of_a_pair_is_what_it_was(tmp_path: Path) -> None:
 
 
 def test_text_is_not_validated_on_itself(tmp_path: Path) -> None:
+    write(tmp_path, [f"{part}/{part}.txt" for part in ("train", "validation")])
     for part in ("train", "validation"):
-        write(tmp_path, [f"{part}/{part}.txt"])
         (tmp_path / part / "__init__.py").write_text("")  # no text, in both
     assert len(open_source(str(tmp_path)).files) == 4
     for part in ("train", "validation"):
@@ -389,7 +236,7 @@ def test_hub_dataset(monkeypatch):
     assert list(source.documents("validation")) == DOCUMENTS[30:]
     assert source.files == ()
     assert source.own_split
-    fake_hub(monkeypatch, {"train": [{"text": None, "url": "x"}, *rows]}, sha="newer")
+    fake_hub(monkeypatch, {"train": rows}, sha="newer")
     newer = open_source("owner/name:config")
     assert sorted([*newer.documents("train"), *newer.documents("validation")]) == sorted(DOCUMENTS)
     assert not newer.own_split

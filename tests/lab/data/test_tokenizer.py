@@ -62,11 +62,13 @@ def test_own_bpe_is_deterministic_and_cached(bpe, source, tmp_path, monkeypatch)
     assert len(bpe.encode([WORDS])[0]) < 0.6 * len(WORDS.encode())
     assert load_tokenizer("bpe", source, 300, tmp_path).fingerprint == bpe.fingerprint
     (file,) = tmp_path.rglob("tokenizer.json")
-    file.write_text(file.read_text()[:1000])  # a damaged one is made anew
-    assert load_tokenizer("bpe", source, 300, tmp_path).fingerprint == bpe.fingerprint
+    for damage in (file.read_text()[:1000], file.read_text().replace('"type"', '"type" ')):  # is made anew
+        file.write_text(damage)
+        assert load_tokenizer("bpe", source, 300, tmp_path).fingerprint == bpe.fingerprint
+        assert file.read_text() != damage
     monkeypatch.setattr("geonorm.lab.data.tokenizer.train_bpe", lambda *args: pytest.fail("trained again"))
     assert load_tokenizer("bpe", source, 300, tmp_path).fingerprint == bpe.fingerprint
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["tokenizer.json"]
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"sha256", "tokenizer.json"}
 
 
 def test_own_bpe_sees_only_train_text(tmp_path):

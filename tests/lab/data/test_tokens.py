@@ -3,13 +3,14 @@
 import json
 import os
 import shutil
-import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from geonorm.errors import DataError
 from geonorm.lab.data import inspect_source, load_tokenizer, open_source, tokenize, tokens
+from geonorm.lab.data.batches import Batches
 from geonorm.lab.data.cache import cache_folder
 from geonorm.lab.data.tokenizer import ByteTokenizer, FileTokenizer
 
@@ -35,11 +36,10 @@ def test_tokens_are_the_documents_with_eos(path, tmp_path, spec):
     data = tokenize(source, tokenizer, tmp_path / "cache", progress=lambda *args: calls.append(args))
     for split, array in (("train", data.train), ("validation", data.validation)):
         documents = list(source.documents(split))
-        ends = np.flatnonzero(array == tokenizer.eos)
-        pieces = np.split(array, ends + 1)
+        array = np.asarray(array)
+        pieces = np.split(array, np.flatnonzero(array == tokenizer.eos) + 1)
         assert [tokenizer.decode(piece.tolist()) for piece in pieces] == [*documents, ""]
         assert array.dtype == np.uint16
-        assert not array.flags.writeable
         size = len("".join(documents).encode())
         assert data.token_bytes[array].sum() == size
         counts = {"documents": len(documents), "tokens": len(array), "bytes": size}
@@ -56,20 +56,22 @@ def test_tokens_are_the_documents_with_eos(path, tmp_path, spec):
 def test_long_documents_are_cut_without_changing_a_token(tmp_path, monkeypatch):
     pytest.importorskip("tokenizers")
     path = tmp_path / "a.txt"
-    path.write_text("a line of words, then\nanother\n\n    indented   more\n" * 400)
+    path.write_text("a line of words, then\nanother\n\n    indented   more\n" * 600)
     source = open_source(str(path))
     tokenizer = load_tokenizer("bpe", source, 285, tmp_path)
     (text,) = source.documents("train")
     whole = tokenize(source, tokenizer, tmp_path / "whole")
-    assert np.array_equal(whole.train[:-1], tokenizer.encode([text])[0])
+    assert np.array_equal(whole.train[:-1], tokenizer.encode([text])[0]) and len(whole.train) > 8200
     monkeypatch.setattr(tokens, "PIECE", 500)
     monkeypatch.setattr(tokens, "BATCH", 1300)
     cut = tokenize(source, tokenizer, tmp_path / "cut")
     assert cut.sha256 == whole.sha256 and np.array_equal(cut.train, whole.train)
+    for part in (slice(0, 7), slice(8190, 8195), slice(5, 5), slice(-3, None)):  # a block has 8,192 tokens
+        assert np.array_equal(whole.train[part], np.asarray(whole.train)[part])
     path.write_text("🌍x" * 2000, encoding="utf-8")  # without line breaks it is cut anywhere
     monkeypatch.setattr(tokens, "PIECE", 64)
     data = tokenize(open_source(str(path)), ByteTokenizer(), tmp_path)
-    assert ByteTokenizer().decode([*data.train.tolist(), *data.validation.tolist()]) == "🌍x" * 2000
+    assert ByteTokenizer().decode(np.concatenate([data.train, data.validation]).tolist()) == "🌍x" * 2000
 
 
 def test_tokens_are_read_from_the_cache_of_the_same_source_and_tokenizer(path, tmp_path, monkeypatch):
@@ -96,41 +98,91 @@ def test_two_ends_of_one_vocabulary_are_other_data(path, tmp_path):
     source = open_source(str(path))
     for end in ("<stop>", "<over>"):
         tokenizer = FileTokenizer("own", text, end)
+        tokenizer.unknown = -1
         data = tokenize(source, tokenizer, tmp_path)
-        assert tokenizer.own_end == end and data.train[-1] == tokenizer.eos == vocabulary[end]
+        assert tokenizer.own_end == end and np.asarray(data.train)[-1] == tokenizer.eos == vocabulary[end]
 
 
-@each("damage", ["truncate", "meta", "remove", "change"])
+@each("damage", ["cut", "longer", "meta", "no sums", "remove"])
 def test_damaged_cache_is_rebuilt(path, tmp_path, damage):
     source = open_source(str(path))
     first = tokenize(source, ByteTokenizer(), tmp_path)
-    expected = first.validation.copy()
+    expected = np.asarray(first.validation)
     (file,) = tmp_path.glob("tokens/*/validation.bin")
-    if damage == "truncate":
-        os.truncate(file, 10)
+    if damage in ("cut", "longer"):
+        os.truncate(file, 10 if damage == "cut" else 10**5)
     elif damage == "meta":
         (file.parent / "meta.json").write_text("{")
-    elif damage == "change":  # of the right size
-        time.sleep(0.02)
-        with file.open("r+b") as opened:
-            opened.write(bytes([first.validation[0] ^ 1]))
     else:
-        file.unlink()
+        (file.with_suffix(".crc32") if damage == "no sums" else file).unlink()
     again = tokenize(source, ByteTokenizer(), tmp_path)
     assert again.sha256 == first.sha256
     assert np.array_equal(again.validation, expected)
     assert len(list((tmp_path / "tokens").iterdir())) == 1
 
 
-def test_a_copied_cache_is_hashed_once_and_kept(path, tmp_path, monkeypatch):
+@each("damage", ["bit", "cut"])
+def test_damage_is_seen_where_it_is_read(path, tmp_path, damage):
+    """With the times of before, or while the file is open, where a memory map would die with SIGBUS."""
+    source, times = open_source(str(path)), None
+    data = tokenize(source, ByteTokenizer(), tmp_path)
+    (file,) = tmp_path.glob("tokens/*/train.bin")
+    times, place = file.stat(), file.stat().st_size - 100
+    if damage == "cut":
+        os.truncate(file, place)
+    else:
+        with file.open("r+b") as opened:
+            opened.seek(place)
+            opened.write(bytes([opened.read(1)[0] ^ 1]))
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+        data = tokenize(source, ByteTokenizer(), tmp_path)
+    with pytest.raises(DataError, match=rf"^{file} is damaged at byte \d+: remove its folder") as caught:
+        Batches(data.train, len(data.train) // 64, 64, seed=0).at(0)
+    assert "\n" not in str(caught.value)
+    shutil.rmtree(file.parent)
+    assert np.asarray(tokenize(source, ByteTokenizer(), tmp_path).train).size == len(data.train)
+
+
+@pytest.mark.parametrize("spec", ["byte", "bpe"])
+def test_text_that_changes_while_it_is_read_is_not_stored(path, tmp_path, spec):
+    """It would lie under the name of the text before for ever, and so would the BPE that was trained on it."""
+    pytest.importorskip("tokenizers")
+    source, before = open_source(str(path)), path.read_text()
+    path.write_text(before.replace("indented", "changed!"))
+    with pytest.raises(DataError, match=rf"^{path} has changed while it was read: start again"):
+        tokenize(source, load_tokenizer(spec, source, 280, tmp_path), tmp_path)
+    assert not any(path.is_file() for path in tmp_path.glob("*/*/*"))
+    path.write_text(before)
     source = open_source(str(path))
-    data = tokenize(source, ByteTokenizer(), tmp_path / "first")
-    shutil.copytree(tmp_path / "first", tmp_path / "second", copy_function=shutil.copyfile)
-    (file,) = tmp_path.glob("second/tokens/*/train.bin")
-    os.utime(meta := file.parent / "meta.json", (0, 0))  # copied before the files that it describes
-    monkeypatch.setattr("geonorm.lab.data.tokens.write_tokens", None)
-    assert tokenize(source, ByteTokenizer(), tmp_path / "second").sha256 == data.sha256
-    assert meta.stat().st_mtime_ns >= file.stat().st_mtime_ns
+    assert tokenize(source, load_tokenizer(spec, source, 280, tmp_path), tmp_path).sha256
+
+
+def words(tmp_path, *known):
+    """A tokenizer of words that loses spaces and knows few."""
+    library = pytest.importorskip("tokenizers")
+    vocabulary = {word: n for n, word in enumerate(["<|endoftext|>", "[UNK]", *known])}
+    tokenizer = library.Tokenizer(library.models.WordLevel(vocabulary, "[UNK]"))
+    tokenizer.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "words.json"))
+    (tmp_path / "words.txt").write_text("the cat  sat " * 400)
+    source = open_source(str(tmp_path / "words.txt"))
+    return source, load_tokenizer(str(tmp_path / "words.json"), source, 9)
+
+
+def test_bytes_are_those_of_the_text(tmp_path):
+    """Not of what the tokenizer leaves of it."""
+    source, tokenizer = words(tmp_path, "the", "cat", "sat")
+    data = tokenize(source, tokenizer, tmp_path)
+    counted = sum(data.token_bytes[np.asarray(part)].sum() for part in (data.train, data.validation))
+    assert counted == pytest.approx(13 * 400) == sum(part["bytes"] for part in data.meta["splits"].values())
+    assert data.token_bytes[[0, 2]] == pytest.approx([0, 4 * 13 / 12])
+
+
+def test_a_tokenizer_that_knows_none_of_the_text_is_refused(tmp_path):
+    """Its loss would be near 0."""
+    source, tokenizer = words(tmp_path, "the", "sat")
+    with pytest.raises(DataError, match="tokenizer 'words' has no text for 33% of the train tokens of words: give one"):
+        tokenize(source, tokenizer, tmp_path)
 
 
 def test_the_slower_of_two_keeps_the_result_of_the_faster(path, tmp_path, monkeypatch):
@@ -175,6 +227,16 @@ def test_unwritable_cache_is_one_line(path, tmp_path, monkeypatch):
     assert list((tmp_path / "cache" / "tokens").iterdir()) == []
 
 
+def test_no_home(monkeypatch):
+    def none():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("GEONORM_CACHE", raising=False)
+    monkeypatch.setattr(Path, "home", none)
+    with pytest.raises(DataError, match="set GEONORM_CACHE"):
+        cache_folder()
+
+
 def test_large_vocabularies_take_four_bytes(path, tmp_path):
     class Wide(ByteTokenizer):
         def __init__(self):
@@ -189,4 +251,4 @@ def test_large_vocabularies_take_four_bytes(path, tmp_path):
 
     data = tokenize(open_source(str(path)), Wide(), tmp_path)
     assert data.train.dtype == np.uint32
-    assert set(np.unique(data.train)) == {66_000, 69_999}
+    assert set(np.unique(np.asarray(data.train))) == {66_000, 69_999}

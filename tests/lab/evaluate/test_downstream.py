@@ -234,7 +234,7 @@ def test_a_random_model_scores_chance(sets: Path, tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     torch.manual_seed(1)
     model = Decoder(DecoderConfig(layers=1, width=16, heads=2, hidden=16, vocab_size=257, context=16)).eval()
-    lm = tasks.language_model(*tasks.adapt_decoder(model, ByteTokenizer()), batch_size=64)
+    lm = tasks.harness_model(*tasks.adapt_decoder(model, ByteTokenizer()), batch_size=64)
     found = tasks.Tasks([str(path)]).scores(lm)["guess"]
     assert found["documents"] == 400 and found["chance"] == 0.25
     for name in ("acc", "gold_probability"):

@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from ...errors import DataError
 from ...models.decoder import IGNORED
 from .tokenizer import Tokenizer
+from .tokens import TokenFile
 
 Pair = tuple[torch.Tensor, torch.Tensor]
+Ids = NDArray[Any] | TokenFile
 SHARE = 0.15
 """Of the tokens of a window, those that are to be predicted."""
 HELD_OUT = 2**63
@@ -29,10 +31,9 @@ class Objective(Protocol):
     """Turns windows into inputs and targets. It draws nothing but from (seed, number of the window)."""
 
     accuracy: ClassVar[bool]
-    """Whether the share of targets that are the likeliest is measured."""
-
-    def about(self, windows: NDArray[np.int64], numbers: list[int]) -> torch.Tensor:
-        """Of values of the tokens of held-out windows (rows, context + 1): those of what each target is about."""
+    """True if the share of targets that are the likeliest is measured."""
+    ahead: ClassVar[bool]
+    """True if a target is the token after its input, else it is the input itself."""
 
     def pairs(self, windows: NDArray[np.int64], numbers: list[int], seed: int) -> Pair:
         """(inputs, targets) of windows (rows, context + 1): int64 (rows, context)."""
@@ -43,9 +44,7 @@ class NextToken:
     """Every token is predicted from those before it."""
 
     accuracy: ClassVar[bool] = False
-
-    def about(self, windows: NDArray[np.int64], numbers: list[int]) -> torch.Tensor:
-        return torch.from_numpy(windows)[:, 1:]
+    ahead: ClassVar[bool] = True
 
     def pairs(self, windows: NDArray[np.int64], numbers: list[int], seed: int) -> Pair:
         data = torch.from_numpy(windows)
@@ -66,6 +65,7 @@ class MaskedTokens:
     end: int
     vocab_size: int
     accuracy: ClassVar[bool] = True
+    ahead: ClassVar[bool] = False
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> MaskedTokens:
@@ -74,14 +74,11 @@ class MaskedTokens:
             raise DataError(f"tokenizer '{tokenizer.name}' has no mask token: masked language modelling needs one")
         return cls(tokenizer.mask, tokenizer.eos, tokenizer.vocab_size)
 
-    def about(self, windows: NDArray[np.int64], numbers: list[int]) -> torch.Tensor:
-        return torch.from_numpy(windows)[:, :-1]
-
     def pairs(self, windows: NDArray[np.int64], numbers: list[int], seed: int) -> Pair:
         ids = windows[:, :-1].copy()
         targets = np.full_like(ids, IGNORED)
         for row, target, number in zip(ids, targets, numbers, strict=True):
-            self.mask_row(row, target, draw(seed, number, 3 * len(row)).reshape(3, -1))
+            self.mask_row(row, target, draw_bits(seed, number, 3 * len(row)).reshape(3, -1))
         return torch.from_numpy(ids), torch.from_numpy(targets)
 
     def mask_row(self, ids: NDArray[np.int64], targets: NDArray[np.int64], bits: NDArray[np.uint64]) -> None:
@@ -95,7 +92,7 @@ class MaskedTokens:
         ids[chosen[fate == 8]] = (bits[2, chosen[fate == 8]] % np.uint64(self.vocab_size)).astype(np.int64)
 
 
-def draw(seed: int, number: int, count: int) -> NDArray[np.uint64]:
+def draw_bits(seed: int, number: int, count: int) -> NDArray[np.uint64]:
     """Random bits of a window."""
     # raw bits, whose stream numpy keeps for ever; the counter gives each window 2^64 blocks of its own
     source = np.random.Philox(key=np.array([seed, MASKS], np.uint64), counter=np.array([0, number, 0, 0], np.uint64))
@@ -107,21 +104,6 @@ def pick_objective(name: str, tokenizer: Tokenizer) -> Objective:
     return MaskedTokens.of(tokenizer) if name == "mlm" else NextToken()
 
 
-@dataclass(frozen=True)
-class ValuesOfTargets:
-    """In the place of inputs and of targets: the values, such as numbers of documents, of what targets are about."""
-
-    objective: Objective
-    accuracy: ClassVar[bool] = False
-
-    def about(self, windows: NDArray[np.int64], numbers: list[int]) -> torch.Tensor:
-        return self.objective.about(windows, numbers)
-
-    def pairs(self, windows: NDArray[np.int64], numbers: list[int], seed: int) -> Pair:
-        values = self.about(windows, numbers)
-        return values, values
-
-
 NEXT = NextToken()
 
 
@@ -131,9 +113,7 @@ class Batches:
     an endless list: one seeded permutation of all blocks per epoch. Ranks ask for their rows of the one global batch,
     so neither resuming nor another world size reorders data."""
 
-    def __init__(
-        self, tokens: NDArray[Any], batch_size: int, context: int, seed: int, objective: Objective = NEXT
-    ) -> None:
+    def __init__(self, tokens: Ids, batch_size: int, context: int, seed: int, objective: Objective = NEXT) -> None:
         """tokens: 1-d, of any integer type. Raises `DataError` where they do not fill one batch."""
         if batch_size < 1 or context < 1 or seed < 0:
             raise DataError(f"batch size {batch_size}, context {context}, seed {seed}: give sizes >= 1 and a seed >= 0")
@@ -168,7 +148,7 @@ class Batches:
 
 
 def validation_batches(
-    tokens: NDArray[Any],
+    tokens: Ids,
     batch_size: int,
     context: int,
     max_tokens: int | None = None,
@@ -188,11 +168,11 @@ def validation_batches(
         yield objective.pairs(cut_windows(tokens, numbers, context), numbers, HELD_OUT)
 
 
-def count_blocks(tokens: NDArray[Any], context: int) -> int:
+def count_blocks(tokens: Ids, context: int) -> int:
     return max(0, (len(tokens) - 1) // context)
 
 
-def cut_windows(tokens: NDArray[Any], blocks: list[int], context: int) -> NDArray[np.int64]:
+def cut_windows(tokens: Ids, blocks: list[int], context: int) -> NDArray[np.int64]:
     """The blocks of those numbers, each with the token behind it: (rows, context + 1)."""
     windows = np.empty((len(blocks), context + 1), dtype=np.int64)
     for row, block in enumerate(blocks):

@@ -1,20 +1,21 @@
-"""Reading documents from one local file: plain text, JSON lines or Parquet, compressed or not.
+"""Reading documents from one local file: plain text, JSON, CSV, Parquet or Arrow, compressed or not.
 
-Everything streams, and whatever is wrong with a file ends in one `DataError` that names the file and the
-place.
+Everything streams, from regular files alone, and whatever is wrong with a file ends in one `DataError` that names the
+file and the place.
 """
 
 from __future__ import annotations
 
 import bz2
 import codecs
-import gzip
+import csv
 import hashlib
 import io
-import json
 import lzma
+import os
+import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import chain
@@ -22,43 +23,72 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from ...errors import DataError, cause
+from ...parsing import from_json
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-COMPRESSIONS = (".gz", ".xz", ".bz2", ".zst")
-JSON_SUFFIXES = (".jsonl", ".ndjson")
-PARQUET_SUFFIXES = (".parquet",)
-DATA_SUFFIXES = (*JSON_SUFFIXES, *PARQUET_SUFFIXES, ".txt", ".text", ".csv", ".tsv")
+JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+FORMATS = {
+    **dict.fromkeys(JSON_SUFFIXES, "jsonl"), ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".arrow": "arrow",
+}  # fmt: skip
+MAGIC = {b"PAR1": "parquet", b"\xff\xff\xff\xff": "arrow"}
+DATA_SUFFIXES = (*FORMATS, ".txt", ".text")
 # What counts as text when a folder is read; a file that is named directly may have any suffix.
 TEXT_SUFFIXES = tuple(
-    ".txt .text .md .rst .org .tex .bib .html .xml .csv .tsv .json .yaml .yml .toml "
+    ".txt .text .md .rst .org .tex .bib .html .xml .yaml .yml .toml "
     ".py .pyi .c .h .cc .cpp .hpp .cu .cuh .rs .go .java .kt .js .ts .rb .jl .lua .r .sh .lean .v".split()
 )
 STRINGS = ("string", "large_string", "string_view")
 """Types of columns that hold text."""
-LINE_BYTES = 1 << 26  # of JSON: a line has to be in memory as a whole, several times over
-WHOLE_BYTES = 1 << 28  # of a file that is read as a whole
+WHOLE_BYTES = 1 << 28  # of what has to be in memory as a whole: a line of JSON, an array, a tokenizer
 PIECE_BYTES = 1 << 24  # a longer text file is read as several documents, so that memory stays bounded
-ZSTANDARD_BYTES = 1 << 8  # decompressed at once: the library makes up to 128 KiB of every four bytes
+
+
+def new_zstandard() -> Any:
+    return import_extra("zstandard", "reading .zst", "train").ZstdDecompressor().decompressobj()
+
+
+COMPRESSIONS: dict[str, tuple[bytes, int, Callable[[], Any]]] = {
+    ".gz": (b"\x1f\x8b", 1 << 12, lambda: zlib.decompressobj(31)),
+    ".xz": (b"\xfd7zXZ\0", 1 << 12, lzma.LZMADecompressor),
+    ".bz2": (b"BZh", 1 << 5, bz2.BZ2Decompressor),
+    ".zst": (b"\x28\xb5\x2f\xfd", 1 << 8, new_zstandard),
+}
+"""By suffix: how such a file begins, the bytes that are decompressed at once (bz2 makes up to 46 MB of 40 of them,
+zstandard 128 KiB of four), and the decompressor of one stream of it."""
 
 
 def format_of(path: Path) -> str:
-    """``jsonl``, ``parquet`` or ``text``, judged by the suffix under a compression suffix."""
-    suffix = suffix_of(path)
-    if suffix in JSON_SUFFIXES:
-        return "jsonl"
-    return "parquet" if suffix in PARQUET_SUFFIXES else "text"
+    """``jsonl``, ``csv``, ``parquet``, ``arrow`` or ``text``, by the suffix under a compression suffix, else by how the
+    file begins."""
+    with open_regular(path) as file:
+        begin = file.peek(8)
+    content = next((name for magic, name in MAGIC.items() if begin.startswith(magic)), "text")
+    return FORMATS.get(suffix_of(path), content)
+
+
+def has_text_suffix(path: Path) -> bool:
+    return suffix_of(path) in (*FORMATS, *TEXT_SUFFIXES)
 
 
 def is_readable_in_folder(path: Path) -> bool:
-    """Whether `path` has a suffix that is read when it is found inside a folder."""
-    return suffix_of(path) in JSON_SUFFIXES + PARQUET_SUFFIXES + TEXT_SUFFIXES
+    """True for a suffix that is read when it is in a folder, and no metadata."""
+    return has_text_suffix(path) and not is_metadata(path)
 
 
 def is_data(path: Path) -> bool:
-    """Whether `path` has a suffix of text that was collected, and none of a program or a document."""
-    return suffix_of(path) in DATA_SUFFIXES
+    """True for a suffix of text that was collected, and none of a program or a document."""
+    return suffix_of(path) in DATA_SUFFIXES and not is_metadata(path)
+
+
+def is_metadata(path: Path) -> bool:
+    """True for a .json file of one object: the settings of something, the index or the description of a dataset."""
+    if path.suffix.lower() != ".json":
+        return False
+    with one_line_errors(path), open_regular(path) as file:
+        first, second = file.readline(WHOLE_BYTES).strip(), file.readline(WHOLE_BYTES).strip()
+    return not first.startswith(b"[") and not (first.endswith(b"}") and second)
 
 
 def suffix_of(path: Path) -> str:
@@ -68,13 +98,16 @@ def suffix_of(path: Path) -> str:
 
 def sha256_of(path: Path) -> str:
     """SHA-256 of the file as it lies on disk (compressed, if it is)."""
-    with one_line_errors(path), path.open("rb") as file:
+    with one_line_errors(path), open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_documents(path: Path) -> Iterator[str]:
     """The non-empty documents of one file, lazily and in order."""
-    readers = {"jsonl": read_json_lines, "parquet": read_parquet, "text": read_plain_text}
+    readers = {
+        "jsonl": lambda path: read_texts(read_json_records(path)), "csv": read_csv, "parquet": read_column,
+        "arrow": read_column, "text": read_plain_text,
+    }  # fmt: skip
     with one_line_errors(path):
         yield from readers[format_of(path)](path)
 
@@ -100,25 +133,73 @@ def import_extra(module: str, what: str, extra: str) -> Any:
 def one_line_errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except DataError:
-        raise
-    except (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise DataError(f"{path}: broken compression ({error}): fetch or compress the file again") from error
     except MemoryError as error:
         raise DataError(f"{path}: too large for the memory of this machine: cut it into smaller documents") from error
     except OSError as error:
-        # bz2 and Parquet report damage as an OSError without an error number
+        # Parquet reports damage as an OSError without an error number
         reason = error.strerror.lower() if error.strerror else f"cannot be read ({cause(error)})"
         raise DataError(f"{path}: {reason}: check the path, its permissions and its content") from error
 
 
+def open_regular(path: Path) -> io.BufferedReader:
+    """A regular file, open for reading. DataError for anything else: a pipe may never begin, a device never end."""
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise DataError(f"{path}: not a regular file: give a file or a folder")
+    return file
+
+
 @contextmanager
 def open_file(path: Path) -> Iterator[IO[bytes]]:
-    if path.exists() and not path.is_file():
-        raise DataError(f"{path}: not a regular file: give a file or a folder")
-    openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open, ".zst": open_zstandard}
-    with openers.get(path.suffix.lower(), open)(path, "rb") as file:
-        yield cast(IO[bytes], file)
+    """The content of a regular file, decompressed."""
+    with open_regular(path) as file:
+        begin, suffix = file.peek(8), path.suffix.lower()
+        for ending, (magic, size, new_stream) in COMPRESSIONS.items():
+            if suffix == ending or begin.startswith(magic):
+                yield cast(IO[bytes], io.BufferedReader(Decompressed(decompress(path, file, size, new_stream))))
+                return
+        yield file
+
+
+class Decompressed(io.RawIOBase):
+    """Pieces of bytes as a file."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self.pieces, self.ready = pieces, memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        self.ready = self.ready or memoryview(next(self.pieces, b""))
+        target = memoryview(buffer)
+        size = min(len(target), len(self.ready))
+        target[:size] = self.ready[:size]
+        self.ready = self.ready[size:]
+        return size
+
+
+def decompress(path: Path, file: IO[bytes], size: int, new_stream: Callable[[], Any]) -> Iterator[bytes]:
+    """The content of every stream of a file, to its end. The readers of the libraries take damage at the beginning of
+    a later stream for the end of the file (bz2, lzma), or do not see that it was cut short (zstandard)."""
+    stream: Any = None
+    data = b""
+    while data := data or file.read(size):
+        if stream is None:
+            data = data.lstrip(b"\0")  # padding between streams
+            stream = new_stream() if data else None
+            continue
+        try:
+            piece = stream.decompress(data)
+        except Exception as error:  # each library has a class of its own
+            raise DataError(f"{path}: broken compression ({error}): fetch or compress the file again") from error
+        data = stream.unused_data if stream.eof else b""
+        stream = None if stream.eof else stream
+        if piece:
+            yield piece
+    if stream is not None:
+        raise DataError(f"{path}: broken compression (ends within a stream): fetch the file again")
 
 
 def read_plain_text(path: Path) -> Iterator[str]:
@@ -127,7 +208,8 @@ def read_plain_text(path: Path) -> Iterator[str]:
     offset, rest = 0, ""
     with open_file(path) as file:
         for chunk in chain(iter(lambda: file.read(PIECE_BYTES), b""), [b""]):  # the last ends what a piece began
-            refuse_binary(path, chunk, offset)
+            if (position := chunk.find(b"\0")) >= 0:
+                raise DataError(f"{path}: binary file (NUL byte at offset {offset + position}): give UTF-8 text")
             pending = len(decoder.getstate()[0])
             try:
                 text = decoder.decode(chunk, final=not chunk)
@@ -143,50 +225,60 @@ def read_plain_text(path: Path) -> Iterator[str]:
         yield rest
 
 
-def refuse_binary(path: Path, data: bytes, offset: int) -> None:
-    position = data.find(b"\0")
-    if position >= 0:
-        raise DataError(f"{path}: binary file (NUL byte at offset {offset + position}): give UTF-8 text")
-
-
 def not_utf8(path: Path, offset: int) -> DataError:
     return DataError(f"{path}: not UTF-8 at byte {offset}: convert it, for example with iconv -t UTF-8")
 
 
-def read_json_lines(path: Path) -> Iterator[str]:
-    """The texts of one object a line. pyarrow's reader takes a type for each column from a block of lines, and does not
-    name the line that is wrong."""
-    field: str | None = None
+def read_json_records(path: Path) -> Iterator[tuple[str, Any]]:
+    """Place and value of each line of JSON, or of each entry of a file that is one array. pyarrow's reader takes a type
+    for each column from a block of lines, and does not name the line that is wrong."""
     offset = 0
-    with open_file(path) as file:
-        for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES + 1), b""), start=1):
+    with one_line_errors(path), open_file(path) as file:
+        for number, line in enumerate(iter(lambda: file.readline(WHOLE_BYTES + 1), b""), start=1):
             place = f"{path}:{number}"
-            if len(line) > LINE_BYTES:
-                raise DataError(f"{place}: a line of more than {LINE_BYTES >> 20} MiB: one object a line is needed")
-            refuse_binary(path, line, offset)
+            if number == 1 and line.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+                line += file.read(WHOLE_BYTES)
+            if len(line) > WHOLE_BYTES:
+                raise DataError(f"{place}: more than {WHOLE_BYTES >> 20} MiB of JSON: one object a line is needed")
             try:
                 content = line.decode().removeprefix("\ufeff").strip()
-                record = json.loads(content) if content else None
+                value = from_json(content) if content else []
             except UnicodeDecodeError as error:
                 raise not_utf8(path, offset + error.start) from error
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 raise DataError(f"{place}: not valid JSON ({cause(error)}): one object a line is needed") from error
             offset += len(line)
-            if not content:
-                continue
-            if not isinstance(record, dict):
-                raise DataError(f"{place}: a JSON {type(record).__name__}, where an object with a text field is needed")
-            field = field_of(place, record, field)
-            text = record.get(field)
-            if not isinstance(text, str):
-                raise DataError(f"{place}: field '{field}' is missing or no string: every line needs it")
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                message = f"{place}: lone surrogate at character {error.start}: not valid Unicode text"
-                raise DataError(message) from error
-            if text:
-                yield text
+            for record in value if isinstance(value, list) else [value]:
+                yield place, record
+
+
+def read_csv(path: Path) -> Iterator[str]:
+    """The texts of a table whose first line names its columns."""
+    csv.field_size_limit(WHOLE_BYTES)
+    with open_file(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as lines:
+        rows = csv.DictReader(lines, delimiter="\t" if suffix_of(path) == ".tsv" else ",", restkey="more")
+        try:
+            yield from read_texts((f"{path}:{rows.line_num}", row) for row in rows)
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise DataError(f"{path}:{rows.line_num}: not a table in UTF-8 ({cause(error)})") from error
+
+
+def read_texts(records: Iterable[tuple[str, Any]]) -> Iterator[str]:
+    """The text of each record, of which the place is known."""
+    field: str | None = None
+    for place, record in records:
+        if not isinstance(record, dict):
+            raise DataError(f"{place}: a JSON {type(record).__name__}, where an object with a text field is needed")
+        field = field_of(place, record, field)
+        text = record.get(field)
+        if not isinstance(text, str):
+            raise DataError(f"{place}: field '{field}' is missing or no string: every record needs it")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(f"{place}: lone surrogate at character {error.start}: not valid Unicode text") from error
+        if text:
+            yield text
 
 
 def field_of(place: str, record: dict[str, Any], known: str | None) -> str:
@@ -212,67 +304,21 @@ def text_field(place: str, strings: list[str], fields: list[str]) -> str:
     raise DataError(f"{place}: {problem} (fields: {', '.join(fields) or 'none'}): rename one to 'text'")
 
 
-def read_parquet(path: Path) -> Iterator[str]:
-    pa = import_extra("pyarrow", f"{path}: reading Parquet", "hf")
-    pq = import_extra("pyarrow.parquet", f"{path}: reading Parquet", "hf")
-    if path.suffix.lower() in COMPRESSIONS:
-        raise DataError(f"{path}: Parquet compresses its own columns: decompress the file first")
+def read_column(path: Path) -> Iterator[str]:
+    """The texts of a Parquet file or of a stream of Arrow batches (which `datasets` saves), by pyarrow."""
+    pa = import_extra("pyarrow", f"{path}: reading Parquet and Arrow", "hf")
+    pq = import_module("pyarrow.parquet")
     try:
-        with pq.ParquetFile(path) as file:
-            schema = file.schema_arrow
+        with open_regular(path) as file:
+            whole = format_of(path) == "parquet"
+            table = pq.ParquetFile(file) if whole else pa.ipc.open_stream(file)
+            schema = table.schema_arrow if whole else table.schema
             kinds = {f.name: f.type.value_type if pa.types.is_dictionary(f.type) else f.type for f in schema}
             strings = [name for name, kind in kinds.items() if str(kind) in STRINGS]
             field = text_field(str(path), strings, schema.names)
-            for batch in file.iter_batches(batch_size=256, columns=[field]):
-                yield from (text for text in batch.column(0).to_pylist() if text)
+            for batch in table.iter_batches(256, columns=[field]) if whole else table:
+                yield from (text for text in batch.column(field).to_pylist() if text)
     except pa.ArrowException as error:
-        raise DataError(f"{path}: not a readable Parquet file ({cause(error)})") from error
+        raise DataError(f"{path}: not a readable Parquet or Arrow file ({cause(error)})") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: column '{field}' holds text that is not UTF-8") from error
-
-
-def open_zstandard(path: Path, mode: str = "rb") -> io.BufferedReader:
-    """Open for reading; raises `DataError` where the package is missing or the data are damaged."""
-    return io.BufferedReader(Frames(path, import_extra("zstandard", f"{path}: reading .zst", "train")))
-
-
-class Frames(io.RawIOBase):
-    """The decompressed bytes of a sequence of frames; the reader of the zstandard package would hide that a file was
-    cut short."""
-
-    def __init__(self, path: Path, zstandard: Any) -> None:
-        self.compressed, self.ready = path.open("rb"), memoryview(b"")
-        self.pieces = decompress_frames(path, self.compressed, zstandard)
-
-    def readable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        self.compressed.close()
-        super().close()
-
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
-        self.ready = self.ready or memoryview(next(self.pieces, b""))
-        target = memoryview(buffer)
-        size = min(len(target), len(self.ready))
-        target[:size] = self.ready[:size]
-        self.ready = self.ready[size:]
-        return size
-
-
-def decompress_frames(path: Path, file: IO[bytes], zstandard: Any) -> Iterator[bytes]:
-    frame: Any = None
-    data = b""
-    while data := data or file.read(ZSTANDARD_BYTES):
-        frame = frame or zstandard.ZstdDecompressor().decompressobj()
-        try:
-            piece = frame.decompress(data)
-        except zstandard.ZstdError as error:
-            raise DataError(f"{path}: broken compression ({error}): fetch the file again") from error
-        data = b""
-        if frame.eof:
-            frame, data = None, frame.unused_data
-        if piece:
-            yield piece
-    if frame is not None:
-        raise DataError(f"{path}: broken compression (ends within a frame): fetch the file again")

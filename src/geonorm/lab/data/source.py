@@ -20,12 +20,13 @@ from ...errors import DataError, cause, nearest
 from . import stdlib
 from .files import (
     STRINGS,
-    field_of,
     format_of,
+    has_text_suffix,
     import_extra,
     is_data,
     is_readable_in_folder,
     read_documents,
+    read_texts,
     sha256_of,
     text_field,
 )
@@ -58,11 +59,19 @@ class Source:
     splits: Mapping[Split, Documents] = field(repr=False, compare=False)
     left_out: tuple[Path, ...] = ()
     own_split: bool = True
-    """Whether it came with text to validate on; else that was held out of its own."""
+    """True if it came with text to validate on; else that was held out of its own."""
+    sums: tuple[str, ...] = ()
+    """SHA-256 of each file when it was opened."""
 
     def documents(self, split: Split) -> Iterator[str]:
         """A fresh lazy iterator over the documents (non-empty strings) of a split."""
         return self.splits[split]()
+
+    def check_unchanged(self) -> None:
+        """DataError for a file that is not what it was when the source was opened."""
+        for path, sha256 in zip(self.files, self.sums, strict=True):
+            if sha256_of(path) != sha256:
+                raise DataError(f"{path} has changed while it was read: start again when it is complete")
 
 
 NO_TEXT = Source("no text", "", (), {})
@@ -93,13 +102,14 @@ def open_source(spec: str) -> Source:
         return open_hub(spec)
     lines = [f"geonorm source {FORMAT}"]
     splits: dict[Split, Documents] = {}
+    sums: list[str] = []
     known: dict[str, Path] = {}
     for split, files in zip(SPLITS, (parts.train, parts.validation), strict=True):
         splits[split] = partial(read_all, files)
         if files and next(splits[split](), None) is None:
             raise DataError(f"{files[0] if len(files) == 1 else parts.name}: empty: give a file with text in it")
         for path in files:
-            sha256 = sha256_of(path)
+            sums.append(sha256 := sha256_of(path))
             lines.append(f"{split} {format_of(path)} {sha256}")
             if split == "train":
                 known[sha256] = path
@@ -111,7 +121,7 @@ def open_source(spec: str) -> Source:
         splits = hold_out(parts.name, splits["train"], HELD_OUT_SHARE, one_text=one_text)
     fingerprint = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     files = parts.train + parts.validation
-    return Source(parts.name, fingerprint, files, splits, parts.left_out, bool(parts.validation))
+    return Source(parts.name, fingerprint, files, splits, parts.left_out, bool(parts.validation), tuple(sums))
 
 
 def read_all(files: tuple[Path, ...]) -> Iterator[str]:
@@ -143,27 +153,20 @@ def find_local(spec: str) -> LocalFiles | None:
     if not os.path.exists(path):
         known = corpora()
         if spec not in known:
-            if HUB_NAME.fullmatch(spec) and not is_readable_in_folder(path) and not path.parent.is_dir():
+            if HUB_NAME.fullmatch(spec) and not has_text_suffix(path) and not path.parent.is_dir():
                 return None
             raise unknown_source(spec, path, known)
         path = known[spec]
     name = Path(os.path.abspath(path)).name
-    if path.is_dir():
-        if not (split := split_folder(path)):
-            return LocalFiles(name, files_at(path))
-        train, validation = (tuple(chain.from_iterable(map(files_at, split[part]))) for part in SPLITS)
-        taken = [*split["train"], *split["validation"]]
-        places = dict.fromkeys([path, taken[0].parent])
-        left_out = [
-            entry
-            for place in places
-            for entry in entries(place)
-            if (entry.is_dir() or is_readable_in_folder(entry)) and entry not in [*taken, *places]
-        ]
-        return LocalFiles(name, train, validation, tuple(left_out))
-    if not path.is_file():
-        raise DataError(f"{path}: not a regular file: give a file or a folder")
-    return LocalFiles(name.split(".")[0] or name, (path,))
+    if not path.is_dir():
+        return LocalFiles(name.split(".")[0] or name, (path,))
+    if not (split := split_folder(path)):
+        return LocalFiles(name, files_at(path))
+    train, validation = (tuple(chain.from_iterable(map(files_at, split[part]))) for part in SPLITS)
+    parts = [*split["train"], *split["validation"]]
+    places = dict.fromkeys([path, parts[0].parent])
+    others = (entry for place in places for entry in entries(place) if entry not in [*parts, *places])
+    return LocalFiles(name, train, validation, tuple(e for e in others if e.is_dir() or is_readable_in_folder(e)))
 
 
 def unknown_source(spec: str, path: Path, known: Mapping[str, Path]) -> DataError:
@@ -217,7 +220,9 @@ def files_at(path: Path) -> tuple[Path, ...]:
         and is_readable_in_folder(file)
     )
     if not files:
-        raise DataError(f"{path}: no text, JSONL or Parquet files below this folder: give another folder or a file")
+        raise DataError(
+            f"{path}: no text, JSON, CSV, Parquet or Arrow files below this folder: give another folder or a file"
+        )
     return files
 
 
@@ -230,22 +235,18 @@ def open_hub(spec: str) -> Source:
     try:
         revision = hub.HfApi().dataset_info(name, timeout=20).sha
         dataset = datasets.load_dataset(name, config or None, streaming=True, revision=revision)
-        first, columns = next(iter(dataset["train"])), getattr(dataset["train"], "features", None)
+        columns = getattr(dataset["train"], "features", None) or {}
     except Exception as error:  # the libraries raise a dozen kinds for network, names, configs and formats
         raise no_dataset(spec, error) from error
-    if columns is not None:
+    field = None  # of JSON and CSV nothing is known before the rows
+    if columns:
         strings = [name for name, about in columns.items() if getattr(about, "dtype", None) in STRINGS]
-    else:  # of JSON and CSV nothing is known before; a document without text is passed over, the first one too
-        strings = [key for key, value in first.items() if isinstance(value, str) or (key == "text" and value is None)]
-    field = text_field(spec, strings, list(first if columns is None else columns))
+        field = text_field(spec, strings, list(columns))
 
     def read(split: Split) -> Iterator[str]:
+        rows = ({field: row[field] or ""} if field else row for row in dataset[split])
         try:
-            for row in dataset[split]:
-                if columns is None and any(isinstance(value, str) for value in row.values()):
-                    field_of(spec, row, field)
-                if text := row[field]:
-                    yield text
+            yield from read_texts((spec, row) for row in rows)
         except DataError:
             raise
         except Exception as error:
@@ -254,8 +255,10 @@ def open_hub(spec: str) -> Source:
     splits: dict[Split, Documents] = {split: partial(read, split) for split in SPLITS}
     if not (has_split := "validation" in dataset):
         splits = hold_out_stream(splits["train"], HELD_OUT_SHARE)
+    if next(splits["train"](), None) is None:
+        raise DataError(f"{spec}: no text in it: give a dataset with at least one document")
     part = "own split" if has_split else repr(HELD_OUT_SHARE)
-    identity = f"geonorm hub 1\n{name}\n{config}\n{revision}\n{field}\n{part}"
+    identity = f"geonorm hub 2\n{name}\n{config}\n{revision}\n{part}"
     return Source(spec, hashlib.sha256(identity.encode()).hexdigest(), (), splits, own_split=has_split)
 
 
@@ -275,15 +278,14 @@ def hold_out(name: str, documents: Documents, fraction: float, *, one_text: bool
 
     @cache
     def place() -> tuple[bool, int]:
-        """Whether it is one text, and the character at which its tail begins; else the hash below which a document is
-        held out: at least one document, and never all."""
-        count, characters, smallest, largest = 0, 0, HASH_RANGE, -1
+        """True for one text, and the character at which its tail begins; else the hash below which a document is held
+        out: at least one document, and never all."""
+        sizes, smallest, largest = [0, 0], HASH_RANGE, -1
         for text in documents():
-            value = hash_of(text.encode())
-            count, characters = count + 1, characters + len(text)
+            value = hash_of(text)
             smallest, largest = min(smallest, value), max(largest, value)
-        if count == 0:
-            raise DataError(f"{name}: no text in it: give a source with at least one document")
+            sizes = [sizes[0] + 1, sizes[1] + len(text)]
+        count, characters = sizes
         if one_text or count == 1:
             tail = max(round(fraction * characters), min(256, characters // 2))
             if tail == 0:
@@ -291,7 +293,7 @@ def hold_out(name: str, documents: Documents, fraction: float, *, one_text: bool
             return True, max(characters - tail, 1)
         if smallest == largest:
             raise DataError(f"{name}: all {count} documents are equal: give validation text of its own")
-        return False, border_of(fraction, smallest, largest)
+        return False, min(max(int(fraction * HASH_RANGE), smallest + 1), largest)
 
     def part(split: Split) -> Iterator[str]:
         whole, start = place()
@@ -302,24 +304,16 @@ def hold_out(name: str, documents: Documents, fraction: float, *, one_text: bool
 
 def hold_out_stream(documents: Documents, fraction: float) -> dict[Split, Documents]:
     """Like `hold_out` by document, without the reading in advance: for sources that come over the network."""
-
-    def part(split: Split) -> Iterator[str]:
-        return pick_documents(documents(), int(fraction * HASH_RANGE), split)
-
-    return {split: partial(part, split) for split in SPLITS}
+    border = int(fraction * HASH_RANGE)
+    return {split: lambda split=split: pick_documents(documents(), border, split) for split in SPLITS}  # type: ignore[misc]
 
 
-def hash_of(content: bytes) -> int:
-    return int.from_bytes(hashlib.sha256(content).digest()[:8], "big")
-
-
-def border_of(fraction: float, smallest: int, largest: int) -> int:
-    """The hash below which an item is held out: of items with hashes between these two at least one, never all."""
-    return min(max(int(fraction * HASH_RANGE), smallest + 1), largest)
+def hash_of(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
 def pick_documents(documents: Iterator[str], threshold: int, split: Split) -> Iterator[str]:
-    return (text for text in documents if (hash_of(text.encode()) < threshold) == (split == "validation"))
+    return (text for text in documents if (hash_of(text) < threshold) == (split == "validation"))
 
 
 def cut_text(pieces: Iterator[str], start: int, split: Split) -> Iterator[str]:

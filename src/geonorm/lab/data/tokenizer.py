@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ...errors import DataError, cause, nearest
 from .cache import cache_folder, discard, new_folder, write_errors
-from .files import import_extra, read_bytes
+from .files import import_extra, read_bytes, sha256_of
 from .source import Source
 
 END = "<|endoftext|>"
@@ -36,14 +36,16 @@ class Tokenizer(ABC):
     """What geonorm needs of a tokenizer.
 
     `eos` is the id put after each document; text never encodes to it, not even text that spells its name. `mask` is
-    the id that hides a token, where there is one. `fingerprint` is the SHA-256 (hex) of the tokenizer's canonical
-    JSON. `own_end`: the token of `eos` where that does not follow from it.
+    the id that hides a token, where there is one; `unknown` that of text without a token of its own, else -1.
+    `fingerprint` is the SHA-256 (hex) of the tokenizer's canonical JSON. `own_end`: the token of `eos` where that does
+    not follow from it.
     """
 
     name: str
     vocab_size: int
     eos: int
     mask: int | None = None
+    unknown: int = -1
     own_end: str | None = None
     json: str
 
@@ -95,7 +97,13 @@ class FileTokenizer(Tokenizer):
 
     def __init__(self, name: str, text: str, end: str | None = None) -> None:
         self.name, self.json = name, text
-        self._tokenizer: Any = import_extra("tokenizers", f"tokenizer '{name}'", "train").Tokenizer.from_str(text)
+        library = import_extra("tokenizers", f"tokenizer '{name}'", "train")
+        try:
+            self._tokenizer: Any = library.Tokenizer.from_str(text)
+            model = json.loads(text)["model"]
+        except Exception as error:  # the library raises plain Exception for whatever it cannot parse
+            reason = cause(error)[:160]
+            raise DataError(f"{name}: not a tokenizer.json ({reason}): give the file of a fast tokenizer") from error
         # a training stream is not a batch of requests: nothing is cut, filled up, or taken for a control token
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -110,6 +118,8 @@ class FileTokenizer(Tokenizer):
         self.eos = self._ids[ends[0]]
         self.own_end = ends[0] if ends[0] not in END_NAMES else None
         self.mask = next((self._ids[token] for token in MASK_NAMES if token in self._ids), None)
+        number = model.get("unk_id")
+        self.unknown = self._ids.get(model.get("unk_token"), -1 if number is None else number)
         spelled = [name for name in (ends[0], *MASK_NAMES) if self._ids.get(name) in self._encode([name])[0]]
         self._spelled = re.compile("|".join(map(re.escape, spelled))) if spelled else None
 
@@ -162,25 +172,11 @@ def load_tokenizer(
     may be compressed (``.gz``, ``.xz``). mask: with a mask token, which ``bpe`` has among its ids and the others get
     behind theirs if they have none.
     """
-    tokenizer: Tokenizer
-    if spec == "byte":
-        tokenizer = ByteTokenizer()
-    elif spec == "bpe":
-        special = [END, *([MASK] if mask else [])]
-        parts = " ".join([f"bpe {BPE_FORMAT} {source.fingerprint} {vocab_size}", *special[1:]])
-        key = hashlib.sha256(parts.encode()).hexdigest()
-        cache = cache or cache_folder()
-        path = cache / "tokenizers" / key / "tokenizer.json"
-        cached = read_cached(path, f"bpe-{vocab_size}")
-        if cached is None:
-            text = train_bpe(source, vocab_size, special)
-            with write_errors(cache), new_folder(path.parent) as temporary:
-                (temporary / "tokenizer.json").write_text(text, encoding="utf-8")
-        tokenizer = cached or parse_file(path, f"bpe-{vocab_size}")
+    if spec == "bpe":
+        tokenizer = load_bpe(source, vocab_size, cache or cache_folder(), [END, *([MASK] if mask else [])])
     else:
-        path = Path(os.path.expanduser(spec))
-        on_hub = HUB_NAME.fullmatch(spec) and not path.exists()
-        tokenizer = read_hub(spec) if on_hub else read_tokenizer(path)
+        text = BYTE_JSON if spec == "byte" else read_bytes(find_tokenizer(spec)).decode(errors="replace")
+        tokenizer = ByteTokenizer() if text == BYTE_JSON else FileTokenizer(Path(spec).name.split(".")[0], text)
     if mask and tokenizer.mask is None:
         tokenizer = add_mask(tokenizer)
     if tokenizer.vocab_size > vocab_size:
@@ -191,61 +187,43 @@ def load_tokenizer(
     return tokenizer
 
 
-def read_cached(path: Path, name: str) -> Tokenizer | None:
-    """The tokenizer of a file in the cache; None where there is none, or a damaged one, which goes."""
-    if not path.is_file():
-        return None
+def load_bpe(source: Source, vocab_size: int, cache: Path, special: list[str]) -> Tokenizer:
+    """The BPE of a source from the cache, or trained and written to it. A damaged one is made anew."""
+    name, parts = f"bpe-{vocab_size}", [f"bpe {BPE_FORMAT} {source.fingerprint} {vocab_size}", *special[1:]]
+    folder = cache / "tokenizers" / hashlib.sha256(" ".join(parts).encode()).hexdigest()
+    file, checksum = folder / "tokenizer.json", folder / "sha256"
+    if file.is_file() and checksum.is_file() and read_bytes(checksum).decode(errors="replace") == sha256_of(file):
+        return FileTokenizer(name, read_bytes(file).decode())
+    with write_errors(cache):
+        discard(folder)
+        text = train_bpe(source, vocab_size, special)
+        source.check_unchanged()
+        with new_folder(folder) as temporary:
+            (temporary / file.name).write_text(text, encoding="utf-8")
+            (temporary / checksum.name).write_text(hashlib.sha256(text.encode()).hexdigest(), encoding="utf-8")
+    return FileTokenizer(name, text)
+
+
+def find_tokenizer(spec: str) -> Path:
+    """The tokenizer.json of a path, a folder, or a model on the Hub: from the Hub's own cache where it is there."""
+    path = Path(os.path.expanduser(spec))
+    if path.exists() or not HUB_NAME.fullmatch(spec):
+        path = path / "tokenizer.json" if path.is_dir() else path
+        if not path.exists():
+            hint = nearest(spec, ["byte", "bpe"]) or "give byte, bpe or the path of a tokenizer.json"
+            raise DataError(f"no tokenizer '{path}': {hint}")
+        return path
+    hub = import_extra("huggingface_hub", f"'{spec}' is no file; a tokenizer of the Hugging Face Hub", "hf")
     try:
-        return parse_file(path, name)
-    except DataError:
-        with write_errors(path.parent):
-            discard(path.parent)
-        return None
-
-
-def read_tokenizer(path: Path) -> Tokenizer:
-    if path.is_dir() and (path / "tokenizer.json").is_file():
-        path = path / "tokenizer.json"
-    if not path.exists():
-        hint = nearest(str(path), ["byte", "bpe"]) or "give byte, bpe or the path of a tokenizer.json"
-        raise DataError(f"no tokenizer '{path}': {hint}")
-    content = read_bytes(path)
-    try:
-        text = content.decode()
-        is_byte = json.loads(text) == json.loads(BYTE_JSON)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not a tokenizer.json (no valid JSON): give the file of a fast tokenizer") from error
-    return ByteTokenizer() if is_byte else parse_tokenizer(path, path.name.split(".")[0], text)
-
-
-def read_hub(name: str) -> Tokenizer:
-    """The tokenizer.json of a model on the Hub, from the Hub's own cache where it is there."""
-    hub = import_extra("huggingface_hub", f"'{name}' is no file; a tokenizer of the Hugging Face Hub", "hf")
-    try:
-        path = hub.try_to_load_from_cache(name, "tokenizer.json")
-        if not isinstance(path, str):
-            hub.HfApi().model_info(name, timeout=PATIENCE)  # a download tries a Hub out of reach for half a minute
-            path = hub.hf_hub_download(name, "tokenizer.json", etag_timeout=PATIENCE)
+        if not isinstance(file := hub.try_to_load_from_cache(spec, "tokenizer.json"), str):
+            hub.HfApi().model_info(spec, timeout=PATIENCE)  # a download tries a Hub out of reach for half a minute
+            file = hub.hf_hub_download(spec, "tokenizer.json", etag_timeout=PATIENCE)
     except Exception as error:  # the library raises a dozen kinds for network, names and permissions
         raise DataError(
-            f"no tokenizer '{name}' here, and the Hugging Face Hub gave none ({type(error).__name__}: "
+            f"no tokenizer '{spec}' here, and the Hugging Face Hub gave none ({type(error).__name__}: "
             f"{cause(error)[:160]}): check the name and the network, or give the path of a tokenizer.json"
         ) from error
-    return parse_file(Path(path), name.partition("/")[2])
-
-
-def parse_file(path: Path, name: str) -> FileTokenizer:
-    return parse_tokenizer(path, name, read_bytes(path).decode(errors="replace"))
-
-
-def parse_tokenizer(path: Path, name: str, text: str) -> FileTokenizer:
-    try:
-        return FileTokenizer(name, text)
-    except DataError:
-        raise
-    except Exception as error:  # the library raises plain Exception for whatever it cannot parse
-        reason = cause(error)[:160]
-        raise DataError(f"{path}: not a tokenizer.json ({reason}): give the file of a fast tokenizer") from error
+    return Path(file)
 
 
 def add_mask(tokenizer: Tokenizer) -> FileTokenizer:

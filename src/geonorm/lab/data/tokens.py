@@ -1,4 +1,4 @@
-"""Tokenize a source once, into memory-mapped arrays that every later run shares."""
+"""Tokenize a source once, into files that every later run shares."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import hashlib
 import json
 import os
 import re
+import weakref
+import zlib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,13 @@ from numpy.typing import NDArray
 
 from ...errors import DataError
 from .cache import cache_folder, discard, new_folder, write_errors
+from .files import open_regular, read_bytes
 from .source import SPLITS, Source, Split
 from .tokenizer import Tokenizer
 
 FORMAT = 1
+BLOCK = 1 << 14  # bytes of a token file that have a checksum of their own
+MOST_UNKNOWN = 0.01  # of the tokens of a split: with more of them text is lost, and its loss means nothing
 PIECE = 1 << 18  # characters encoded at once: a long document is cut, so that memory stays bounded
 BATCH = 1 << 20  # characters encoded in one call
 # Between these two, GPT-2's pre-tokenizer (and most others) separates anyway: a cut here changes no token.
@@ -33,16 +37,49 @@ Progress = Callable[[Split, int], None]
 class TokenData:
     """The tokens of a source, documents separated by eos.
 
-    `train` and `validation` are read-only maps, 1-d, uint16 (uint32 above 65536 ids). `token_bytes` (int64,
-    one per id) is the UTF-8 length of each token. `meta` holds names, fingerprints, and documents, tokens and
-    UTF-8 bytes per split. `sha256` is the hash (hex) of the token files.
+    `train` and `validation` are 1-d, uint16 (uint32 above 65536 ids). `token_bytes` (one per id) is the UTF-8 length
+    of each token, times what makes their sum over the source that of its text. `meta` holds names, fingerprints, and
+    documents, tokens and UTF-8 bytes per split. `sha256` is the hash (hex) of the token files.
     """
 
-    train: np.memmap[Any, Any]
-    validation: np.memmap[Any, Any]
+    train: TokenFile
+    validation: TokenFile
     meta: dict[str, Any]
-    token_bytes: NDArray[np.int64]
+    token_bytes: NDArray[Any]
     sha256: str
+
+
+class TokenFile:
+    """Token ids in a file of the cache, which `len`, slices and `numpy.asarray` read. Each block that is read is
+    compared with its checksum: DataError for damage, also where the file has become shorter, by which a memory map
+    would end the process."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
+        self.path, self.dtype = path, dtype
+        with open_regular(path) as file:
+            self.handle = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self.handle)
+        self.size = os.fstat(self.handle).st_size // dtype.itemsize
+        self.sums = np.frombuffer(read_bytes(path.with_suffix(".crc32")), np.uint32)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, part: slice) -> NDArray[Any]:
+        per_block = BLOCK // self.dtype.itemsize
+        start, stop, _ = part.indices(self.size)
+        first, last = start // per_block, -(-stop // per_block)
+        ids = np.frombuffer(b"".join(map(self.read_block, range(first, last))), self.dtype)
+        return ids[start - first * per_block : stop - first * per_block]
+
+    def read_block(self, number: int) -> bytes:
+        content = os.pread(self.handle, BLOCK, number * BLOCK)
+        if zlib.crc32(content) != self.sums[number]:
+            raise DataError(f"{self.path} is damaged at byte {number * BLOCK}: remove its folder, and start again")
+        return content
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return self[:].astype(dtype or self.dtype)
 
 
 def tokenize(
@@ -70,43 +107,25 @@ def tokenize(
 
 
 def load_tokens(folder: Path, tokenizer: Tokenizer) -> TokenData | None:
-    """Map the token files, or return None where they are missing, have changed or do not fit their description."""
+    """Open the token files, or return None where they are missing or do not fit their description."""
     try:
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-        dtype = np.dtype(meta["dtype"])
-        train, validation = (np.memmap(folder / f"{split}.bin", dtype=dtype, mode="r") for split in SPLITS)
-        if [len(train), len(validation)] != [meta["splits"][split]["tokens"] for split in SPLITS]:
+        meta = json.loads(read_bytes(folder / "meta.json"))
+        files = [TokenFile(folder / f"{split}.bin", np.dtype(meta["dtype"])) for split in SPLITS]
+        if [len(file) for file in files] != [meta["splits"][split]["tokens"] for split in SPLITS]:
             return None
-        if not is_unchanged(folder, meta["sha256"]):
-            return None
-        return TokenData(train, validation, meta, tokenizer.token_bytes(), meta["sha256"])
-    except (OSError, ValueError, KeyError, TypeError):
+        lengths, scale = tokenizer.token_bytes(), meta["bytes_scale"]
+        return TokenData(files[0], files[1], meta, lengths if scale == 1 else lengths * scale, meta["sha256"])
+    except (DataError, OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def is_unchanged(folder: Path, sha256: str) -> bool:
-    """Whether the token files are as they were when their description, which is written last, was. Those that are newer
-    are hashed, once: in a folder that was copied they may be."""
-    meta, files = folder / "meta.json", [folder / f"{split}.bin" for split in SPLITS]
-    if all(file.stat().st_mtime_ns <= meta.stat().st_mtime_ns for file in files):
-        return True
-    digest = hashlib.sha256()
-    for path in files:
-        with path.open("rb") as file:
-            hashlib.file_digest(file, lambda: digest)
-    if digest.hexdigest() != sha256:
-        return False
-    with suppress(OSError):  # a cache that is only read
-        os.utime(meta)
-    return True
 
 
 def write_tokens(folder: Path, source: Source, tokenizer: Tokenizer, progress: Progress) -> None:
     digest = hashlib.sha256()
     splits = {}
+    lengths, scored = tokenizer.token_bytes(), 0
     for split in SPLITS:
-        counts = {"documents": 0, "tokens": 0, "bytes": 0}
-        with (folder / f"{split}.bin").open("wb") as file:
+        counts, unknown = {"documents": 0, "tokens": 0, "bytes": 0}, 0
+        with (folder / f"{split}.bin").open("w+b") as file:
             for batch in pieces_in_batches(source.documents(split)):
                 for (text, ends), ids in zip(batch, tokenizer.encode([text for text, _ in batch]), strict=True):
                     data = np.append(ids, ids.dtype.type(tokenizer.eos)) if ends else ids
@@ -115,10 +134,19 @@ def write_tokens(folder: Path, source: Source, tokenizer: Tokenizer, progress: P
                     counts["documents"] += ends
                     counts["tokens"] += len(data)
                     counts["bytes"] += len(text.encode())
+                    scored += int(lengths[ids].sum())
+                    unknown += int((ids == tokenizer.unknown).sum())
                 progress(split, counts["tokens"])
+            file.seek(0)
+            sums = [zlib.crc32(block) for block in iter(lambda: file.read(BLOCK), b"")]
+        np.array(sums, np.uint32).tofile(folder / f"{split}.crc32")
         if counts["documents"] == 0:
             raise DataError(f"{source.name}: no {split} text: give a larger source or validation text of its own")
+        if unknown > MOST_UNKNOWN * counts["tokens"]:
+            share = f"{unknown / counts['tokens']:.0%} of the {split} tokens of {source.name}"
+            raise DataError(f"tokenizer '{tokenizer.name}' has no text for {share}: give one that knows this text")
         splits[split] = counts
+    source.check_unchanged()
     meta = {
         "format": FORMAT,
         "source": source.name,
@@ -129,6 +157,7 @@ def write_tokens(folder: Path, source: Source, tokenizer: Tokenizer, progress: P
         "eos": tokenizer.eos,
         "dtype": np.dtype(tokenizer.dtype).str,
         "splits": splits,
+        "bytes_scale": sum(counts["bytes"] for counts in splits.values()) / max(1, scored),
         "sha256": digest.hexdigest(),
     }
     (folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")

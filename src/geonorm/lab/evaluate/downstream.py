@@ -138,7 +138,7 @@ def standard_error(values: list[float]) -> float:
     return stdev(values) / sqrt(len(values)) if len(values) > 1 else float("nan")
 
 
-def language_model(model: Any, tokenizer: Any, batch_size: int, live: bool = False) -> Any:
+def harness_model(model: Any, tokenizer: Any, batch_size: int, live: bool = False) -> Any:
     """The harness's language model around a Hugging Face model in memory and its tokenizer. live: with progress bars.
 
     DataError for a choice that does not fit the model's context, where the harness itself ends in an AssertionError.

@@ -25,13 +25,13 @@ from ..runs.provenance import seen_data
 from ..train.evaluate import evaluate_held_out, with_perplexity
 from ..train.validation import EVALUATION_BATCH
 from .config import EvalConfig
-from .downstream import Tasks, adapt_decoder, language_model
+from .downstream import Tasks, adapt_decoder, harness_model
 
 WINDOW = 2048
 """Most tokens of a window of text for Hugging Face models, unless --context says otherwise."""
 
 
-def evaluate(c: EvalConfig, live: bool = False) -> dict[str, Any]:
+def evaluate_model(c: EvalConfig, live: bool = False) -> dict[str, Any]:
     """Loss on a text and results of tasks, for a run or a Hugging Face model. The definitions of local tasks are
     written to `out`, so that lm-evaluation-harness can repeat them by itself. live: bars on stderr. CheckpointError if
     `out` cannot be written or holds something else than an evaluation, such as a run."""
@@ -51,7 +51,7 @@ def evaluate(c: EvalConfig, live: bool = False) -> dict[str, Any]:
         if isinstance(opened, OpenedRun):
             model, tokenizer = adapt_decoder(model, tokenizer)
         with opened.precision():
-            scores = tasks.scores(language_model(model, tokenizer, c.batch_size, live))
+            scores = tasks.scores(harness_model(model, tokenizer, c.batch_size, live))
         result.update(tasks=scores, limit=c.limit, harness=f"lm_eval {version('lm_eval')}")
         if c.out is not None:
             tasks.write(Path(c.out) / "tasks")
@@ -90,7 +90,7 @@ def evaluate_text(opened: Opened, context: int, data: str, tokens: int | None, l
     source = open_source(data)
     text = tokenize(source, opened.reader)
     whole = not source.own_split and text.sha256 not in trained_on(opened)
-    ids = np.concatenate((text.train, text.validation)) if whole else text.validation
+    ids = np.concatenate([text.train, text.validation] if whole else [text.validation])
     opened.check(int(ids.max()))
     objective = opened.objective()
     if tokens is not None and tokens < (least := min(context, len(ids))):

@@ -7,7 +7,6 @@ from itertools import islice
 from math import exp, log
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -25,7 +24,7 @@ B = TypeVar("B")
 def evaluate_held_out(
     model: Any,
     batches: Iterable[tuple[Tensor, Tensor]],
-    token_bytes: NDArray[np.int64],
+    token_bytes: NDArray[Any],
     device: torch.device,
     world: World = ALONE,
     accuracy: bool = False,
@@ -40,7 +39,7 @@ def evaluate_held_out(
     """
     nats = torch.zeros((), dtype=torch.float64, device=device)
     hits = nats.clone()
-    tokens = size = 0
+    tokens, size = 0, 0.0
     with evaluating(model):
         for ids, targets, counts in share_batches(batches, world):
             inputs = ids.to(device), targets.to(device)
@@ -55,7 +54,7 @@ def evaluate_held_out(
                 hits += met
                 predicted = targets[targets != IGNORED].numpy()
                 tokens += len(predicted)
-                size += int(token_bytes[predicted].sum())
+                size += float(token_bytes[predicted].sum())
     total, count, length, correct = world.total([nats.item(), tokens, size, hits.item()])
     tokens, size = int(count), int(length)
     result = {"val_loss": total / tokens, "val_bpb": total / log(2) / max(1, size), "tokens": tokens, "bytes": size}

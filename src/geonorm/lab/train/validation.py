@@ -14,7 +14,7 @@ from ...models.decoder import IGNORED
 from ...modes import evaluating
 from ..config import TrainConfig
 from ..data import TokenData
-from ..data.batches import NEXT, Objective, ValuesOfTargets, validation_batches
+from ..data.batches import NEXT, Objective, validation_batches
 from ..distributed.ranks import ALONE, World
 from .evaluate import evaluate_held_out, share_batches, token_losses
 
@@ -66,7 +66,7 @@ class Validation:
         owners = number_documents(text, int(self.tokens.meta["eos"]))
         sums = torch.zeros(4, int(owners[-1]) + 1, dtype=torch.float64)  # nats, tokens, bytes, hits
         windows = validation_batches(text, self.rows, self.context, objective=self.objective)
-        places = validation_batches(owners, self.rows, self.context, objective=ValuesOfTargets(self.objective))
+        places = validation_batches(owners, self.rows, self.context)  # of inputs, and of what follows them
         with evaluating(model):
             for (ids, targets), owner, counts in share_batches(zip(windows, places, strict=True), self.world):
                 inputs = ids.to(self.device), targets.to(self.device)
@@ -79,7 +79,7 @@ class Validation:
                     predicted = (targets != IGNORED).flatten()
                     length = sizes[targets.flatten().clamp(min=0)] * predicted
                     measures = torch.stack((losses, predicted.double(), length.double(), hits))
-                    sums.index_add_(1, owner[0].flatten(), measures)
+                    sums.index_add_(1, owner[self.objective.ahead].flatten(), measures)
         sums = torch.tensor(self.world.total(sums.flatten().tolist()), dtype=torch.float64).view(4, -1)
         nats, tokens, size, right = (total.item() for total in sums.sum(1))
         result: dict[str, Any] = {"val_loss": nats / tokens, "val_bpb": nats / log(2) / max(1, size)}
@@ -105,7 +105,7 @@ class Validation:
         return result
 
 
-def number_documents(tokens: NDArray[Any], eos: int) -> NDArray[np.int64]:
+def number_documents(tokens: Any, eos: int) -> NDArray[np.int64]:
     """The number of the document that each token stands in; its end mark is its last token."""
     ends = np.asarray(tokens) == eos
     return np.cumsum(ends) - ends
