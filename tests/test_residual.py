@@ -28,7 +28,6 @@ VARIANTS = [
     "geonorm(learn=step)",
     "geonorm(input=norm, update=norm)",
     "mix(a=geonorm(learn=step), b=ngpt, share=0.5)",
-    "sandwich(rescale=max)",
     "first(hybrid(input=norm), hybrid)",
     "keel(alpha=2)",
     "rezero(alpha=0.1)",

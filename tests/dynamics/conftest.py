@@ -22,7 +22,6 @@ VARIANTS = [
     "geonorm(after=norm)",
     "geonorm(retraction=projection, learn=step, decay=constant, decay_on=update, max_angle=pi)",
     "hybrid(input=norm)",
-    "sandwich(rescale=max)",
     "keel(alpha=3)",
     "ngpt(decay=harmonic)",
     "orthogonal(decay=sqrt)",

@@ -53,7 +53,6 @@ FREE: dict[str, Law] = {
     "olmo2": lambda r, a, size, t: (r * size, a / size),
     "lns": lambda r, a, size, t: (r, a),
     "sandwich": lambda r, a, size, t: (r * size, a / size),
-    "sandwich(rescale=max)": lambda r, a, size, t: (r * size, a / size),
     "hybrid": lambda r, a, size, t: (r, a),
     "rezero(alpha=0.1)": lambda r, a, size, t: (r / 0.1, 0.1 * a),
     "rezero": lambda r, a, size, t: (torch.full_like(r, torch.inf), zero(r)),  # it does not move at first

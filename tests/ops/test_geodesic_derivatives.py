@@ -56,11 +56,8 @@ def test_a_learned_decay_may_have_a_dimension() -> None:
     assert found[0] == found[1] == found[2]
 
 
-@pytest.mark.parametrize("backend", ["closed", "inductor"])
-def test_what_is_transformed_takes_the_textbook_whatever_was_asked(
-    backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GEONORM_BACKEND", backend)
+def test_what_is_transformed_takes_the_textbook_whatever_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEONORM_BACKEND", "closed")
     x, u = (t.detach() for t in pair(count=3))
     expected = geodesic_update(x, u, decay=0.5, backend="reference")
     torch.testing.assert_close(torch.func.vmap(lambda a, b: geodesic_update(a, b, decay=0.5))(x, u), expected)

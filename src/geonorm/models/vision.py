@@ -48,13 +48,20 @@ class VisionTransformer(Transformer):
         return self.predict(self.run_blocks(self.entry(x), turns))
 
     def begin(self, images: Tensor) -> tuple[Tensor, Rope | None]:
-        """What enters the stream, (batch, tokens, width), and the turns of its places."""
+        """What enters the stream, (batch, tokens, width) in fp32 or better, and the turns of its places: patches row by
+        row behind the vector of the class, where there is one."""
         turns = turns_of_places(self.config, images.device) if self.config.positions == "rope" else None
-        return embed_patches(images, self.config, self.patch, self.class_token, self.position), turns
+        cut = cut_patches(images, self.config).to(self.patch.weight.dtype)
+        # row by row, so that what the layer returns is no view: FSDP warns of one at every start
+        x = upcast(self.patch(cut.flatten(0, 1)).unflatten(0, cut.shape[:2]))
+        if self.class_token is not None:
+            x = torch.cat((self.class_token.weight.to(x.dtype).expand(len(x), 1, -1), x), dim=1)
+        return x if self.position is None else x + self.position.weight, turns
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (batch, classes) of the end of the stream."""
-        y = pool(self.exit(x), self.config)
+        y = self.exit(x)
+        y = y[:, 0] if self.config.pool == "token" else y.mean(1)
         logits: Tensor = self.head(y.to(self.head.weight.dtype))
         return logits if self.logits_slot is None else self.logits_slot(logits)
 
@@ -69,23 +76,6 @@ def cut_patches(images: Tensor, config: VisionConfig) -> Tensor:
     return cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
-def embed_patches(
-    images: Tensor,
-    config: VisionConfig,
-    patch: nn.Linear,
-    class_token: nn.Embedding | None,
-    position: nn.Embedding | None,
-) -> Tensor:
-    """Vectors of the patches, row by row, behind that of the class where there is one, and of their places: (batch,
-    tokens, width) in fp32 or better."""
-    cut = cut_patches(images, config).to(patch.weight.dtype)
-    # row by row, so that what the layer returns is no view: FSDP warns of one at every start
-    x = upcast(patch(cut.flatten(0, 1)).unflatten(0, cut.shape[:2]))
-    if class_token is not None:
-        x = torch.cat((class_token.weight.to(x.dtype).expand(len(x), 1, -1), x), dim=1)
-    return x if position is None else x + position.weight
-
-
 def turns_of_places(config: VisionConfig, device: torch.device) -> Rope:
     """(cos, sin), each (tokens, rotary_dim / 2) in fp32: half of the pairs turn with the row of a patch, half with its
     column, both from 1; the token in front stands at 0, 0."""
@@ -97,8 +87,3 @@ def turns_of_places(config: VisionConfig, device: torch.device) -> Rope:
     turns = [rope(each, c.rotary_dim // 2, c.rope_theta) for each in (rows, columns)]
     cos, sin = (torch.cat(parts, dim=-1) for parts in zip(*turns, strict=True))
     return cos, sin
-
-
-def pool(y: Tensor, config: VisionConfig) -> Tensor:
-    """What the head reads of (batch, tokens, width): (batch, width)."""
-    return y[:, 0] if config.pool == "token" else y.mean(1)

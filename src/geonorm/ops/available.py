@@ -13,9 +13,9 @@ from ..norms import is_transformed
 from . import launch
 from .angle import AngleMap
 
-BACKENDS = ("auto", "triton", "inductor", "closed", "reference")
+BACKENDS = ("auto", "triton", "closed", "reference")
 """auto: the fastest path that fits; triton: the fused kernels, of the paper's angle map, of p atan(t / p) and of one
-angle for all tokens; inductor: torch.compile of the closed form; closed: closed-form forward and backward in PyTorch;
+angle for all tokens; closed: closed-form forward and backward in PyTorch;
 reference: the textbook under autograd."""
 
 REMEDY = "use backend='auto' (or unset GEONORM_BACKEND)"
@@ -64,7 +64,7 @@ def read_backend(backend: str) -> str:
 
 
 def choose_backend(backend: str, x: Tensor, u: Tensor, angles: AngleMap) -> str:
-    """The path for these tensors: triton | inductor | closed | reference. Raises ConfigError if the one asked for
+    """The path for these tensors: triton | closed | reference. Raises ConfigError if the one asked for
     cannot take them. What is transformed or traced takes the reference whatever was asked: it alone can be."""
     backend = read_backend(backend)
     kernels = backend == "triton" or (backend == "auto" and x.is_cuda)

@@ -10,8 +10,6 @@ stays, too; NaN and Inf give NaN on their own row only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from math import inf, pi
 
 import torch
@@ -74,8 +72,6 @@ def geodesic_step(x: Tensor, u: Tensor, angles: AngleMap, h: float | Tensor = 1.
         return reference(x, u, angles, h)
     if path == "triton":
         return fused.update(x, u, angles)
-    if path == "inductor" and not torch.compiler.is_compiling():
-        return compile_closed_form()(x, u, angles)
     return closed_form(x, u, angles)
 
 
@@ -109,12 +105,6 @@ def geodesic_step_read(
     return out, (out if norm is None else norm(out)).to(dtype)
 
 
-@cache
-def compile_closed_form() -> Callable[[Tensor, Tensor, AngleMap], Tensor]:
-    """The closed form through torch.compile, built on first use and shared by all layers."""
-    return torch.compile(closed_form)
-
-
 def backends(device: str = "") -> dict[str, str]:
     """What `auto` takes on a device ("cpu", "cuda"; default: the GPU if there is one), and the reason, for the paper's
     rule in dtypes and widths that the kernels know: {"auto": path, "reason": text}.
@@ -128,13 +118,10 @@ def backends(device: str = "") -> dict[str, str]:
     if not missing and device == "cuda" and not torch.cuda.is_available():
         missing = "no CUDA device is visible"
     if wanted != "auto":
-        reason = "GEONORM_BACKEND asks for it"
-        if wanted == "triton" and missing:
-            reason += f", but it cannot run: {missing}"
-        return {"auto": wanted, "reason": reason}
+        but = f", but it cannot run: {missing}" if wanted == "triton" and missing else ""
+        return {"auto": wanted, "reason": f"GEONORM_BACKEND asks for it{but}"}
     if device == "cpu":
-        reason = "closed form in PyTorch: half the memory passes of the textbook, and torch.compile fuses it"
-        return {"auto": "closed", "reason": reason}
+        return {"auto": "closed", "reason": "closed form in PyTorch: half the memory passes of the textbook"}
     if missing:
         return {"auto": "closed", "reason": f"closed form in PyTorch; no fused kernels: {missing}"}
     return {"auto": "triton", "reason": "fused kernels: 3 passes over memory forward, 5 backward"}

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from .. import sphere
 from ..decay import schedule
 from ..norms import NormSpec
 from ..settings import Positive
@@ -71,12 +70,11 @@ class Peri(Decayed):
 class Sandwich(Decayed):
     """Sandwich-LN of CogView: Peri-LN without a norm at the entry, output projections smaller by sqrt(2 L), once.
 
-    `rescale=max` is the paper's precaution against overflow in fp16: each norm divides its input by max|x| / 8, without
-    gradient, so it acts through eps alone wherever norms compute in fp32, as all do here. The maximum is that of the
-    token, not of the whole batch as in the official code, so that no token knows of another.
+    The paper's precaution against overflow in fp16, a division by max|x| / 8 before each norm, is not built: norms
+    compute in fp32 here, where it would act through eps alone.
 
-    >>> print(geonorm.schemes.Sandwich(rescale="max"))
-    sandwich(rescale=max)
+    >>> geonorm.parse("sandwich").init_std("o", 8, 8, geonorm.Site(0, "attn", 8), base=1.0)  # (2 L)^(-1/2)
+    0.25
     """
 
     about = About(
@@ -88,33 +86,11 @@ class Sandwich(Decayed):
     )
     depth_init = True
     entry: Literal["sphere", "embedding"] = field(default="embedding", kw_only=True)
-    rescale: Literal["none", "max"] = field(default="none", kw_only=True)
-    """max: every norm divides its input by max|x| / 8 first."""
 
-    def parts(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
-        return {name: self.around(norm()) for name in ("input", "output")}
-
-    def end_parts(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
-        return {name: self.around(each) for name, each in super().end_parts(site, norm).items()}
-
-    def around(self, norm: nn.Module) -> nn.Module:
-        return norm if self.rescale == "none" else Rescaled(norm)
+    parts: ClassVar[Any] = Peri.parts
 
     def init_std(self, role: str, fan_in: int, fan_out: int, site: Site, base: float) -> float:
         return base * (site.sublayers * site.depth) ** -0.5 if role in ("o", "down") else base
-
-
-class Rescaled(nn.Module):
-    """N(x / (max|x| / 8)), the maximum over the token and without gradient."""
-
-    def __init__(self, norm: nn.Module) -> None:
-        super().__init__()
-        self.norm = norm
-
-    def forward(self, x: Tensor) -> Tensor:
-        largest = x.detach().abs().amax(-1, keepdim=True)
-        out: Tensor = self.norm(sphere.safe_divide(x, largest / 8))
-        return out
 
 
 @register("olmo2")
