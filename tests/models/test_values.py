@@ -17,15 +17,7 @@ from geonorm.schemes import names
 
 from ..rows import each
 
-SHAPE: dict[str, Any] = {
-    "layers": 3,
-    "width": 16,
-    "heads": 4,
-    "kv_heads": 2,
-    "hidden": 24,
-    "vocab_size": 11,
-    "context": 8,
-}
+SHAPE = dict[str, Any](layers=3, width=16, heads=4, kv_heads=2, hidden=24, vocab_size=11, context=8)
 IDS = torch.arange(16).view(2, 8) * 5 % 11
 KINDS = ("first", "token")
 STATES = ("pre", "geonorm", "lambdas", "mhc", "attnres", "prores", "ngpt", "siamese")

@@ -141,19 +141,6 @@ def test_each_sublayer_starts_at_the_next_stream() -> None:
     assert firsts == [0, 1, 2, 0, 1]
 
 
-def test_connections_depend_on_the_token_only_if_dynamic() -> None:
-    """Doubling every stream of a token doubles what is mixed, but for the update, which reads a norm."""
-    for text, linear in (("hyper(dynamic=none)", True), ("hyper", False)):
-        scheme, site = parse(text), Site(1, "mlp", DEPTH)
-        p = own(scheme, site)
-        x, other = (torch.randn(5, 4, DIM, generator=torch.Generator().manual_seed(s)).double() for s in (1, 2))
-        moved = [
-            write_at(scheme, h, torch.zeros(5, DIM), p(), site, carry=read_at(scheme, h, p(), site)[1])
-            for h in (x, other, x + other)
-        ]
-        assert torch.allclose(moved[0] + moved[1], moved[2]) == linear
-
-
 @each("text", ["residual_dual", "siamese", OFFICIAL, "hyper", "hyper(n=2, dynamic=none)"])
 def test_a_step_of_size_zero_moves_no_plain_sum(text: str) -> None:
     """h = 0 leaves every stream that is not normalised as it is; in between, plain sums move linearly in h."""
