@@ -23,7 +23,15 @@ def card(
     remote_code: bool = False,
 ) -> str:
     """Markdown with the header that the hub reads. settings, summary, environment: what the run directory holds in
-    config.yaml, summary.json and environment.json; model_type: the architecture of the folder."""
+    config.yaml, summary.json and environment.json; model_type: the architecture of the folder.
+
+    >>> summary = {"parameters": 1_050_000, "val_loss": 4.1, "val_bpb": 1.9, "tokens": 4096, "steps": 2, "seed": 0}
+    >>> settings = {"data": "text.txt", "optim": {"name": "adamw", "schedule": "cosine"}}
+    >>> environment = dict.fromkeys("data_sha256 geonorm commit torch device".split(), "unknown")
+    >>> text = geonorm.hf.card(geonorm.DecoderConfig("pre"), settings, {**summary, "lr": 1e-3}, environment)
+    >>> print(text.splitlines()[8])
+    # A 1.05M-parameter language model under the residual scheme `pre`
+    """
     scheme = parse(shape.scheme)
     task, predicted = task_of(shape)
     parts = [

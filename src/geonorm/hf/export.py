@@ -102,6 +102,14 @@ def export(
     decoder equals. remote_code: the folder brings its modeling file, for `trust_remote_code=True` where geonorm is not
     installed. card: text of README.md. shard: the size of the largest weight file. trained_on: sha256 of the training
     data, for `geonorm eval`. ConfigError if the folder is not empty, or if the decoder does not equal the architecture.
+
+    >>> from pathlib import Path
+    >>> from tokenizers import Tokenizer, models
+    >>> decoder = geonorm.Decoder(geonorm.DecoderConfig(layers=1, width=16, heads=2, hidden=16, vocab_size=4))
+    >>> tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "<end>": 2}, unk_token="a")).to_str()
+    >>> folder = geonorm.hf.export(decoder, tokenizer, end=2, to=Path("model"))
+    >>> sorted(file.name for file in folder.iterdir())
+    [...'config.json', ...'model.safetensors', ...]
     """
     check_target(to)
     model_type = architecture(decoder.config, layout)

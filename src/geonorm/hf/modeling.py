@@ -33,6 +33,12 @@ from .versions import CACHE, one_cache
 
 
 class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
+    """The base of all models of transformers under a scheme.
+
+    >>> issubclass(geonorm.hf.GeoNormForCausalLM, geonorm.hf.GeoNormPreTrainedModel)
+    True
+    """
+
     config: GeoNormConfig
     config_class = GeoNormConfig
     base_model_prefix = "model"

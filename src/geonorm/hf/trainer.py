@@ -20,7 +20,12 @@ def undecayed(model: nn.Module) -> set[str]:
 class ConstrainCallback(transformers.TrainerCallback):
     """For `transformers.Trainer(callbacks=[ConstrainCallback()])` and trainers built on it: the constraints that
     schemes such as nGPT put on weights hold before the first step and after every one, and schemes that change over
-    training (`prores`) hear of every step."""
+    training (`prores`) hear of every step.
+
+    >>> config = geonorm.hf.GeoNormConfig(hidden_size=16, num_hidden_layers=1, vocab_size=9)
+    >>> model = geonorm.hf.GeoNormForCausalLM(config)
+    >>> geonorm.hf.ConstrainCallback.constrain(model)  # what it does first, and after every step
+    """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         if not state.global_step:  # from a checkpoint they hold, and to divide by 1 once more moves the last bit
@@ -39,7 +44,15 @@ class ConstrainCallback(transformers.TrainerCallback):
 
 
 class Trainer(transformers.Trainer):
-    """`transformers.Trainer` that decays what `geonorm train` decays and keeps the constraints of schemes."""
+    """`transformers.Trainer` that decays what `geonorm train` decays and keeps the constraints of schemes.
+
+    >>> from transformers import TrainingArguments
+    >>> config = geonorm.hf.GeoNormConfig(hidden_size=16, num_hidden_layers=1, vocab_size=9)
+    >>> model = geonorm.hf.GeoNormForCausalLM(config)
+    >>> trainer = geonorm.hf.Trainer(model=model, args=TrainingArguments("out", report_to="none", use_cpu=True))
+    >>> "model.embed.weight" in trainer.get_decay_parameter_names(model)  # no weight decay on the embedding
+    False
+    """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
