@@ -48,7 +48,7 @@ ALLOWED = {
     "hf": MODELS | {"measure", ""},  # "" is the package itself: its version
     "lab": MODELS | {"measure", "hf", "dynamics", ""},
     "report": {"errors", "parsing", "decay", "settings", "lab.load", "lab.runs.folder", "lab.runs.records"}
-    | {"lab.statistics"},
+    | {"lab.runs.ladder_records", "lab.statistics"},
     "bench": MODELS | {"hf", "lab", "report"},
     "__main__": {"cli"},
     "": set(),  # geonorm/__init__.py loads by name, on use
@@ -56,7 +56,8 @@ ALLOWED = {
 FREE_OF_TORCH = """
     errors lazy output parsing progress results decay settings elsewhere measure.anatomy cli.arguments
     cli.main dynamics.config measure.config models.config lab.config lab.compare.ladder_config
-    lab.load lab.runs.folder lab.runs.records lab.statistics.spikes lab.statistics.comparison lab.simulate
+    lab.load lab.runs.folder lab.runs.records lab.runs.ladder_records lab.statistics.spikes
+    lab.statistics.comparison lab.simulate
     lab.transfer_config report report.config bench.config
 """.split()
 EXTRAS = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import runpy
 from collections.abc import Sequence
 from itertools import product
@@ -10,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from geonorm.cli.arguments import read
 from geonorm.cli.main import main
-from geonorm.lab.config import TrainCommand
 
 from .made import ROOT, plan_of
 
@@ -30,29 +27,6 @@ def shrink(words: Sequence[str], folder: Path) -> list[str]:
     pairs = zip(words[::2], words[1::2], strict=True)
     kept = [word for pair in pairs if pair[0] not in small for word in pair]
     return [*kept, *(str(word) for pair in small.items() for word in pair)]
-
-
-def test_100_asks_for_the_paper_s_two_first_and_every_run_is_complete_by_itself(tmp_path: Path) -> None:
-    """98.3M tokens a run, both rates of the two, then the others; trained at tiny size, two runs are two rows on record
-    with their averaged weights and traces."""
-    grid = plan_of("100-paper-125m")({})
-    assert len(grid) == 9 * 2 and all("--resume" not in words and "--branch" not in words for words in grid.values())
-    some = {name: list(words) for name, words in list(grid.items())[:4]}
-    configs = [read(TrainCommand, "geonorm train", words).run() for words in some.values()]
-    assert [(c.scheme, c.lr) for c in configs] == [
-        (f"{name}(entry=embedding)", lr) for lr in (6e-4, 1.2e-3) for name in ("pre", "geonorm")
-    ]
-    shape = configs[0].shape(configs[0].scheme)
-    assert (shape.width, shape.layers, shape.norm, shape.mlp, shape.bias, shape.init) == (
-        768, 12, "layer", "gelu", True, "neox",
-    )  # fmt: skip
-    assert configs[0].steps * configs[0].batch_size * shape.context == 98_304_000
-    for name in list(some)[:2]:
-        assert main(["train", *shrink(some[name], tmp_path), "--out", str(tmp_path / "runs" / name)]) == 0
-    runpy.run_path(str(ROOT / "programme.py"))["keep"](tmp_path, tmp_path / "runs")
-    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
-    assert [row["status"] for row in rows] == ["finished"] * 2 and all(row["val_loss_average"] for row in rows)
-    assert len((tmp_path / "traces.csv").read_text().splitlines()) == 1 + 2 * 4
 
 
 @pytest.mark.slow

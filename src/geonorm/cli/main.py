@@ -125,14 +125,14 @@ def problem(error: Exception) -> str:
     return text
 
 
-def compare(config: CompareConfig) -> int:
+def run_compare(config: CompareConfig) -> int:
     """train several schemes side by side on the same text; ends in a table, figures and a page"""
     from ..lab.compare import compare as lab
 
     return study(config, lab.run_comparison)
 
 
-def ladder(config: LadderConfig) -> int:
+def run_ladder(config: LadderConfig) -> int:
     """train schemes at several sizes and lengths; ends in fits and effective speed-ups"""
     from ..lab.compare import ladder as lab
 
@@ -167,7 +167,7 @@ def publish(out: Path) -> None:
     print(f"report: {page}")
 
 
-def train(command: TrainCommand) -> int:
+def run_train(command: TrainCommand) -> int:
     """train one model, or go on with a run that was stopped"""
     config = command.run()
     if command.dry_run:
@@ -192,7 +192,7 @@ def train(command: TrainCommand) -> int:
     return 0
 
 
-def evaluate(config: EvalConfig) -> int:
+def run_eval(config: EvalConfig) -> int:
     """loss on any text, and tasks, of a run, an exported folder or any Hugging Face model"""
     from ..lab.evaluate.evaluate import evaluate_model as run
 
@@ -206,7 +206,7 @@ def evaluate(config: EvalConfig) -> int:
     return 0
 
 
-def generate(config: GenerateConfig) -> int:
+def run_generate(config: GenerateConfig) -> int:
     """text from a trained run or a Hugging Face model"""
     from ..lab.evaluate.generate import generate_text
 
@@ -216,7 +216,7 @@ def generate(config: GenerateConfig) -> int:
     return 0
 
 
-def export(options: ExportConfig) -> int:
+def run_export(options: ExportConfig) -> int:
     """a finished run as a model folder for transformers"""
     from ..lab.export import export_run
 
@@ -224,7 +224,7 @@ def export(options: ExportConfig) -> int:
     return 0
 
 
-def report(options: ReportConfig) -> int:
+def run_report(options: ReportConfig) -> int:
     """one self-contained page about comparisons, runs, simulations and probes; or LaTeX, CSV, PDF"""
     from ..report import build
     from ..report.formats import ENDINGS
@@ -234,7 +234,7 @@ def report(options: ReportConfig) -> int:
     return 0
 
 
-def bench(config: OpsBench | TrainBench) -> int:
+def run_bench(config: OpsBench | TrainBench) -> int:
     """speed: operations beside their peers (ops), training steps (train)"""
     from ..bench import ops, train
 
@@ -245,7 +245,7 @@ def bench(config: OpsBench | TrainBench) -> int:
     return 0
 
 
-def simulate(config: SimulateConfig) -> int:
+def run_simulate(config: SimulateConfig) -> int:
     """schemes as particle systems on the sphere: how fast tokens come together, beside theory"""
     from dataclasses import asdict
 
@@ -282,7 +282,7 @@ def simulate(config: SimulateConfig) -> int:
     return 0
 
 
-def probe(config: ProbeConfig) -> int:
+def run_probe(config: ProbeConfig) -> int:
     """what normalization does to hidden states: any Hugging Face model or run, sub-layer by sub-layer"""
     from ..lab import probe as lab
 
@@ -292,7 +292,7 @@ def probe(config: ProbeConfig) -> int:
     return 0
 
 
-def check_transfer(config: TransferConfig) -> int:
+def run_check_transfer(config: TransferConfig) -> int:
     """how far one optimizer step turns the final state over depth and width: does a learning rate transfer?"""
     from ..lab import transfer
     from ..report.transfer import text_lines
@@ -304,7 +304,7 @@ def check_transfer(config: TransferConfig) -> int:
     return 0
 
 
-def compare_rules(config: SameConfig) -> int:
+def run_same(config: SameConfig) -> int:
     """say whether residual rules are one function: geonorm same A B"""
     from ..equality import same, sort_into_classes
     from ..schemes import names
@@ -319,7 +319,7 @@ def compare_rules(config: SameConfig) -> int:
     return 0
 
 
-def schemes(config: SchemesConfig) -> int:
+def run_schemes(config: SchemesConfig) -> int:
     """equation, source and fields of every residual scheme, or of one: geonorm schemes [NAME] [--json]"""
     from .catalogue import catalogue, describe_scheme, json_text, schemes_page
 
@@ -337,7 +337,7 @@ def schemes(config: SchemesConfig) -> int:
     return 0
 
 
-def data(options: DataConfig) -> int:
+def run_data(options: DataConfig) -> int:
     """what a text source holds (inspect SOURCE), or its tokens in the cache (prepare SOURCE)"""
     from ..lab.data import inspect_source, load_tokenizer, open_source, tokenize
 
@@ -369,7 +369,7 @@ COMMANDS: dict[str, type[Settings]] = {
     "data": DataConfig,
 }
 VERBS: dict[str, Callable[[Any], int]] = {
-    "eval" if verb is evaluate else verb.__name__.replace("_", "-"): verb
-    for verb in (compare, ladder, train, evaluate, generate, export, report, bench, probe, simulate, check_transfer,
-                 schemes, data)
-} | {"same": compare_rules}  # fmt: skip
+    verb.__name__.removeprefix("run_").replace("_", "-"): verb
+    for verb in (run_compare, run_ladder, run_train, run_eval, run_generate, run_export, run_report, run_bench,
+                 run_probe, run_simulate, run_check_transfer, run_schemes, run_same, run_data)
+}  # fmt: skip

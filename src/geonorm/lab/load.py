@@ -17,17 +17,8 @@ from ..errors import GeonormError, near_folder
 from ..parsing import from_json, from_yaml
 from ..results import Result, Rows
 from .runs.folder import read_object, read_objects, read_rows, read_summary, read_text
-from .runs.records import (
-    ComparisonRow,
-    LadderPoint,
-    LawFit,
-    MetricRow,
-    Record,
-    SpeedupRow,
-    Summary,
-    TraceRow,
-    TrendRow,
-)
+from .runs.ladder_records import LadderPoint, LawFit, SpeedupRow, TrendRow
+from .runs.records import ComparisonRow, MetricRow, Record, Summary, TraceRow
 from .statistics.comparison import aggregate
 
 Row = TypeVar("Row", bound=Record)
@@ -270,13 +261,9 @@ def interrupted(path: Path) -> Summary:
     """The summary of a run that left none, by its settings and rows."""
     config = yaml_object(read_text(path / "config.yaml"))
     metrics = read_records(path / "metrics.jsonl", MetricRow, "step")
-    trace = read_records(path / "trace.jsonl", TraceRow, "step", "layer", "kind")
-    status = {"status": "interrupted", "scheme": path.name}
+    status = {"status": "interrupted", "scheme": path.name, "tokens": metrics[-1].tokens if metrics else None}
     known = {name: config[name] for name in ("scheme", "seed", "lr") if name in config}
-    if trace and trace[0].scheme:
-        status["scheme"] = trace[0].scheme
-    tokens = metrics[-1].tokens if metrics else None
-    return Summary.read_or_none(status | known | {"tokens": tokens}) or Summary.read(status)
+    return Summary.read_or_none(status | known) or Summary.read(status)
 
 
 def study_kind(path: Path) -> str:

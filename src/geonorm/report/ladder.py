@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 from ..lab.load import Ladder
 from ..lab.runs.folder import read_object
-from ..lab.runs.records import LadderPoint, LawFit, SpeedupRow, TrendRow
+from ..lab.runs.ladder_records import LadderPoint, LawFit, SpeedupRow, TrendRow
 from ..lab.statistics.comparison import significant
 from .charts import RATE, Axis, Chart, Point, Strip, strip_chart
 from .checks import (
@@ -272,19 +272,27 @@ def ratio_text(value: float | None, low: float | None, high: float | None) -> st
     return "–" if value is None else f"{value:.2f}" + ("" if low is None else f" ({low:.2f} to {high:.2f})")
 
 
-def over_sizes(ladder: SavedLadder, rows: Sequence[Any], y: Axis) -> Chart:
+def over_sizes(ladder: SavedLadder, rows: Sequence[SpeedupRow], y: Axis) -> Chart:
     """The speed-up of every scheme over the number of parameters."""
-    x = Axis.around([row.parameters for row in rows], log=True, margin=0.08, title="parameters", form=ROUGHLY,
+    x = Axis.around([row.parameters or 1 for row in rows], log=True, margin=0.08, title="parameters", form=ROUGHLY,
                     labels=[row.parameters for row in ladder.sizes.values()])  # fmt: skip
     note = "The band is the 95 % interval at each size. Logarithmic scales."
     chart = Chart("Speed-up over sizes", x, y, ladder.looks, note)
     chart.rule(y=1.0)
-    for scheme in ladder.names:
-        points = [
-            Point(row.parameters, row.speedup, row.speedup_low, row.speedup_high,
-                  f"{scheme} · {si(row.parameters)} parameters: {row.speedup:.3g}")
-            for row in rows if row.scheme == scheme and row.speedup is not None
-        ]  # fmt: skip
+    known = [(name, [row for row in rows if row.scheme == name and row.speedup is not None]) for name in ladder.names]
+    return draw_lines(chart, known, "parameters", "speedup", lambda row: f"{row.speedup:.3g}")
+
+
+def draw_lines(
+    chart: Chart, lines: Iterable[tuple[str, Sequence[Any]]], key: str, column: str, text: Callable[[Any], str]
+) -> Chart:
+    """A curve of a column, with its interval where it has one, through the rows of each line."""
+    for scheme, rows in lines:
+        points = []
+        for row in rows:
+            low, high = (getattr(row, f"{column}_{end}", None) for end in ("low", "high"))
+            label = f"{row.scheme} · {si(row.parameters)} parameters · {si(row.tokens)} tokens: {text(row)}"
+            points.append(Point(getattr(row, key), getattr(row, column), low, high, label))
         chart.curve(scheme, points)
     return chart
 
@@ -315,11 +323,7 @@ def loss_charts(ladder: SavedLadder) -> list[Chart]:
         steps = [math.exp(math.log(min(inside)) + i / 40 * math.log(max(inside) / min(inside))) for i in range(41)]
         curve = [(step, fit.E + fit.A * (step / fit.scale) ** -fit.a) for step in steps]
         chart.line(fit.scheme, curve, "dotted")
-    for scheme, line in join_points(rows):
-        labels = [f"{describe_point(row)}: {figures(row.val_loss_mean)}" for row in line]
-        points = zip(line, labels, strict=True)
-        chart.curve(scheme, [Point(getattr(row, key), row.val_loss_mean, label=label) for row, label in points])
-    return [chart]
+    return [draw_lines(chart, join_points(rows), key, "val_loss_mean", lambda row: figures(row.val_loss_mean))]
 
 
 def difference_charts(ladder: SavedLadder) -> list[Chart]:
@@ -333,17 +337,7 @@ def difference_charts(ladder: SavedLadder) -> list[Chart]:
     note = f"Validation loss − that of {ladder.baseline}, paired by seed; band: 95 % interval at each point."
     chart = Chart("Difference to the baseline", x, y, ladder.looks, note)
     chart.rule(y=0.0)
-    for scheme, line in join_points(rows):
-        chart.curve(scheme, [
-            Point(getattr(row, key), row.difference, row.difference_low, row.difference_high,
-                  f"{describe_point(row)}: {signed(row.difference, 4)} nats")
-            for row in line
-        ])  # fmt: skip
-    return [chart]
-
-
-def describe_point(row: LadderPoint) -> str:
-    return f"{row.scheme} · {si(row.parameters)} parameters · {si(row.tokens)} tokens"
+    return [draw_lines(chart, join_points(rows), key, "difference", lambda row: f"{signed(row.difference, 4)} nats")]
 
 
 def join_points(rows: Sequence[LadderPoint]) -> Iterator[tuple[str, list[Any]]]:

@@ -143,24 +143,6 @@ def test_directory_in_use(compare: Any, tmp_path: Path) -> None:
     assert result.status == 2 and "in use by another process" in result.err
 
 
-def test_a_run_in_use_is_named_and_tried_again(processes: Any, compare: Any, tmp_path: Path) -> None:
-    """A comparison was killed, and a run of it has not ended yet: one line says what to do, nothing is started, and
-    when the run has ended the same command trains what is missing."""
-    out = tmp_path / "out"
-    processes.fail = staticmethod(lambda name: name == "pre-lr0.005-seed1")
-    assert compare(out, "--schemes", "pre", "--seeds", 2).status == 2
-    processes.fail = staticmethod(lambda name: False)
-    started = list(processes.started)
-    with lock_folder(out / "runs" / "pre-lr0.005-seed1"):
-        result = compare(out, "--schemes", "pre", "--seeds", 2)
-    assert result.status == 2 and len(result.err.splitlines()) == 1 and processes.started == started
-    assert "pre-lr0.005-seed1 is in use by another process" in result.err and "try the same command" in result.err
-    again = compare(out, "--schemes", "pre", "--seeds", 2)
-    assert again.status == 0 and "1 of 2 runs are finished already" in again.out
-    assert processes.started == [*started, "pre-lr0.005-seed1"]
-    assert [run["status"] for run in results(out)["runs"]] == ["finished"] * 2
-
-
 def test_a_comparison_that_was_killed_goes_on(call: Any, tiny: list[str], tmp_path: Path) -> None:
     """The real thing: SIGKILL of the parent alone. Its run saves and ends by itself, and the same command, tried until
     nothing is in use, goes on from there to the end."""

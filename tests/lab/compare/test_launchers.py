@@ -17,6 +17,7 @@ from geonorm import report
 from geonorm.cli.main import main
 from geonorm.lab.compare.clusters import SubmititExecutor
 
+from ...rows import each
 from ..conftest import results
 
 
@@ -64,13 +65,6 @@ def test_submitit_goes_through_all_phases(on_submitit: Any, tmp_path: Path) -> N
     assert again.status == 0 and "4 of 4 runs are finished already" in again.out and results(out) == found
 
 
-def test_submitit_is_missing(call: Any, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "submitit", None)
-    result = call("compare", *tiny, "--out", tmp_path / "out", "--launcher", "submitit", "--schemes", "pre")
-    assert result.status == 2 and "submitit is missing: pip install 'geonorm[cluster]'" in result.err
-    assert len(result.err.splitlines()) == 1 and not (tmp_path / "out").exists()
-
-
 def test_a_job_that_is_told_to_end_is_saved_and_goes_on(
     tiny: list[str], tmp_path: Path, losses: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,18 +94,13 @@ def test_a_job_that_is_told_to_end_is_saved_and_goes_on(
     assert re.search(rf"{other}: failed: .*{other}.* not empty", capsys.readouterr().out)
 
 
-@pytest.fixture
-def on_ray(call: Any, tiny: list[str]) -> Any:
-    def run(out: Path, *options: Any) -> Any:
-        return call("compare", *tiny, "--out", out, "--launcher", "ray", *options)
-
-    return run
-
-
-def test_ray_is_missing(on_ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    result = on_ray(tmp_path / "out", "--schemes", "pre")
-    assert result.status == 2 and "Ray is missing: pip install 'geonorm[cluster]'" in result.err
+@each("launcher, module", [("submitit", "submitit"), ("ray", "Ray")])
+def test_a_missing_package_is_one_line(
+    call: Any, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str, module: str
+) -> None:
+    monkeypatch.setitem(sys.modules, launcher, None)
+    result = call("compare", *tiny, "--out", tmp_path / "out", "--launcher", launcher, "--schemes", "pre")
+    assert result.status == 2 and f"{module} is missing: pip install 'geonorm[cluster]'" in result.err
     assert len(result.err.splitlines()) == 1 and not (tmp_path / "out").exists()
 
 

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import sqlite3
-import struct
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,8 +17,8 @@ from typing import Any
 import pytest
 import torch
 
-from geonorm.errors import ConfigError, GeonormError
-from geonorm.lab.config import Log, TrainConfig
+from geonorm.errors import GeonormError
+from geonorm.lab.config import TrainConfig
 from geonorm.lab.runs import loggers
 from geonorm.lab.runs.folder import read_object, read_rows
 from geonorm.lab.runs.loggers import Loggers, Start
@@ -147,33 +146,6 @@ def test_a_tracker_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPat
     assert [str(end) for end in ends] == ["not logged in\nlong story"]
 
 
-def test_a_tracker_is_closed_with_what_ended_the_run(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ends: list[BaseException | None] = []
-
-    @contextmanager
-    def tracker(library: Any, start: Start) -> Iterator[Any]:
-        try:
-            yield lambda row, step: None
-        except BaseException as end:
-            ends.append(end)
-            raise
-        ends.append(None)
-
-    monkeypatch.setattr(loggers, "LOGGERS", {"trackio": ("json", tracker, "")})
-    train_run(small(text, tmp_path / "run", log={"to": ["trackio"]}), say=lambda line: None)
-    bad = small(text, tmp_path / "bad", lr=1e30, log={"to": ["trackio"]})
-    with pytest.raises(Diverged):
-        train_run(bad, say=lambda line: None)
-    assert ends[0] is None and isinstance(ends[1], Diverged) and len(ends) == 2
-
-
-def test_words_that_are_refused() -> None:
-    with pytest.raises(ConfigError, match="names a tracker twice"):
-        Log(to=["wandb", "wandb"])
-
-
 def test_no_tracker_is_imported_unless_asked_for(text: Path, tmp_path: Path) -> None:
     code = f"""
 import sys
@@ -238,41 +210,3 @@ def test_trackio(text: Path, tmp_path: Path) -> None:
     losses = {step: json.loads(metrics)["loss"] for _, step, metrics in found}
     assert losses == {row["step"]: row["loss"] for row in read_rows(out / "metrics.jsonl")}
     assert any(json.loads(config)["model"]["width"] == 16 for _, config in configs)
-
-
-def records(content: bytes) -> Iterator[bytes]:
-    """What a file in the format of LevelDB's log holds, behind W&B's own header of 7 bytes."""
-    place, part = 7, b""
-    while place + 7 <= len(content):
-        if 32768 - place % 32768 < 7:  # the rest of a block
-            place += 32768 - place % 32768
-            continue
-        _, size, kind = struct.unpack("<IHB", content[place : place + 7])
-        part += content[place + 7 : place + 7 + size]
-        place += 7 + size
-        if kind in (1, 4):  # the whole of a record, or its last part
-            yield part
-            part = b""
-
-
-def test_wandb(text: Path, tmp_path: Path) -> None:
-    """Offline it writes a file for each process; both are of one run, which W&B joins when they are synced."""
-    out = tmp_path / "one"
-    name = tracked(text, out, "wandb", WANDB_MODE="offline", WANDB_SILENT="true")
-    from wandb.proto import wandb_internal_pb2
-
-    losses: dict[int, float] = {}
-    widths = set()
-    files = sorted((out / "wandb").glob("offline-run-*/run-*.wandb"))
-    assert len(files) == 2 and all(file.name == f"run-{name}.wandb" for file in files)
-    for file in files:
-        for data in records(file.read_bytes()):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
-            row = {item.key or item.nested_key[0]: item.value_json for item in record.history.item}
-            if "loss" in row:
-                losses.setdefault(int(json.loads(row["_step"])), json.loads(row["loss"]))
-            for item in record.run.config.update:
-                if item.key == "model":
-                    widths.add(json.loads(item.value_json)["width"])
-    assert losses == {row["step"]: row["loss"] for row in read_rows(out / "metrics.jsonl")} and widths == {16}

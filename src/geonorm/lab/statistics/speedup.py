@@ -21,7 +21,8 @@ import numpy as np
 from scipy.interpolate import PchipInterpolator
 from scipy.optimize import minimize_scalar
 
-from ..runs.records import LadderPoint, LawFit, Record, SpeedupRow, Summary, TrendRow
+from ..runs.ladder_records import LadderPoint, LawFit, SpeedupRow, TrendRow
+from ..runs.records import Record, Summary
 from .comparison import aggregate, choose, paired_interval, significant
 from .moderated import Contrast, Estimate, contrast, find_wider, fit_prior, holm, moderate
 

@@ -1,0 +1,100 @@
+"""Rows of a ladder's results.json, as typed records. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .records import ComparisonRow, Record
+
+
+@dataclass(kw_only=True)
+class LadderPoint(ComparisonRow):
+    """A scheme at a size and a budget: a row of `points` in a ladder's results.json. `parameters` are the
+    baseline's."""
+
+    size: str
+    tokens: int
+    parameters: int
+    compute: int
+    """6 x parameters x tokens in FLOP, without those that are only looked up."""
+    embedding: int
+    own_parameters: int | None
+    """Of the scheme itself."""
+
+
+@dataclass(kw_only=True)
+class SpeedupRow(Record):
+    """How many times the tokens (along sizes: the compute) the baseline needs for the loss of a scheme, at the largest
+    budget of a size."""
+
+    scheme: str
+    size: str
+    parameters: int | None
+    tokens: int
+    compute: int
+    baseline: str
+    along: str
+    """tokens or compute."""
+    ln: list[float]
+    """Logarithm of the speed-up of each seed."""
+    ln_wall: list[float]
+    n: int
+    bound: str | None
+    """> or <, where only a `limit` of the speed-up is known."""
+    limit: float | None
+    problem: str | None
+    """Why there is neither."""
+    speedup: float | None
+    speedup_low: float | None
+    speedup_high: float | None
+    speedup_p: float | None
+    speedup_scatter: float | None
+    """How many times as far its seeds scatter as those of the other rows, where a test sees that."""
+    speedup_p_holm: float | None
+    wall: float | None
+    """The speed-up in wall time, at the speeds of these runs."""
+    wall_low: float | None
+    wall_high: float | None
+    wall_p: float | None
+    wall_scatter: float | None
+    wall_p_holm: float | None
+
+
+@dataclass(kw_only=True)
+class TrendRow(Record):
+    """Nats by which the difference to the baseline grows in a decade of tokens, compute or parameters."""
+
+    scheme: str
+    baseline: str
+    along: str
+    size: str
+    seeds: list[float]
+    """The slope of each seed."""
+    n: int
+    slope: float | None
+    slope_low: float | None
+    slope_high: float | None
+    slope_p: float | None
+    slope_scatter: float | None
+    slope_p_holm: float | None
+
+
+@dataclass(kw_only=True)
+class LawFit(Record):
+    """loss = E + A (x / scale)^-a of a scheme, x its tokens or compute."""
+
+    scheme: str
+    along: str
+    size: str
+    points: int
+    """Different places that it goes through."""
+    problem: str | None
+    E: float | None = None
+    A: float | None = None
+    a: float | None = None
+    scale: float | None = None
+    rms: float | None = None
+    E_low: float | None = None
+    E_high: float | None = None
+    a_low: float | None = None
+    a_high: float | None = None
