@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ..devices import pick_device
-from ..errors import CheckpointError, ConfigError
+from ..errors import ConfigError
 from ..measure.ablation import ablation
 from ..measure.config import ProbeConfig
 from ..measure.load import context_of
@@ -34,14 +34,11 @@ from ..schemes import parse
 from .open import Opened, read_settings, run_of
 from .probe_inputs import open_probed, read_data
 from .runs import environment
-from .runs.folder import check_writable, first_difference, is_unused, stored_settings
-from .simulate import save
+from .simulate import check_directory, save
 
 Progress = Callable[[str, float], None]
 ABLATION_TOKENS = 4096
 """Blocks are left out on the first batches with as many tokens."""
-VOLATILE = ("out", "device")
-"""Settings under which a probe measures the same."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -163,7 +160,7 @@ def probe_models(config: ProbeConfig, progress: Progress | None = None) -> list[
     """Probes every model of a command and writes its directory. Nothing is written before all of them are measured.
     CheckpointError if that cannot be written or holds something else, another probe too."""
     out = Path(config.out)
-    check_probe_folder(out, config)
+    check_directory(out, asdict(config), "probe", "models")
     models = [run_of(name, config.scheme) for name in config.models]
     for name in models:  # a wrong name is an error before minutes of work on the others
         read_settings(name, causal=False, revision=config.revision, trust_remote_code=config.trust_remote_code)
@@ -241,17 +238,6 @@ def list_batches(data: Any) -> list[Tensor | Inputs]:
                 f"these, not {type(batch).__name__}: torch.tensor(...) makes ids of a list of lists"
             )
     return batches
-
-
-def check_probe_folder(out: Path, config: ProbeConfig) -> None:
-    """CheckpointError unless the folder can be written and is new, or holds the same probe."""
-    check_writable(out)
-    if is_unused(out):
-        return
-    if not (out / "norms.jsonl").exists() or (out / "metrics.jsonl").exists():  # a run has norms too
-        raise CheckpointError(f"{out} is not empty and holds no probe; choose another --out")
-    if differs := first_difference(stored_settings(out), asdict(config), VOLATILE):
-        raise CheckpointError(f"{out} holds a probe with {differs}; choose another --out")
 
 
 def short_names(models: Sequence[str]) -> list[str]:

@@ -31,16 +31,16 @@ SAME = ("geonorm", "commit", "python", "torch")
 """What must not have changed for finished schemes to be taken over."""
 
 
-def check_directory(out: Path, settings: Mapping[str, Any]) -> None:
-    """CheckpointError if `out` cannot be written or holds something else than this simulation. Leaves nothing."""
+def check_directory(out: Path, settings: Mapping[str, Any], kind: str = "simulation", key: str = "beta") -> None:
+    """CheckpointError if `out` cannot be written or holds something else than this simulation, or than this study of
+    another kind, whose settings have that key. Leaves nothing."""
     check_writable(out)
     if is_unused(out):
         return
-    if not (out / "config.yaml").exists() or "beta" not in stored_settings(out):
-        raise CheckpointError(f"{out} is not empty and holds no simulation; choose another --out")
-    before = stored_settings(out)
+    if not (out / "config.yaml").exists() or key not in (before := stored_settings(out)):
+        raise CheckpointError(f"{out} is not empty and holds no {kind}; choose another --out")
     if differs := first_difference(before, dict(settings), but=VOLATILE):
-        raise CheckpointError(f"{out} holds a simulation with {differs}; choose another --out")
+        raise CheckpointError(f"{out} holds a {kind} with {differs}; choose another --out")
 
 
 def read_sources(schemes: Sequence[str]) -> dict[str, Any]:

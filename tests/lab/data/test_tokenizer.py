@@ -122,30 +122,6 @@ def test_files_that_cut_fill_up_or_add_tokens_do_not(bpe, tmp_path, source):
     assert np.array_equal(odd.encode([WORDS])[0], bpe.encode([WORDS])[0])
 
 
-def test_text_that_spells_a_token_is_text(bpe, tmp_path, source):
-    """Also where the token is a piece of the model, as in T5's tokenizers, or added and not marked as special."""
-    library = pytest.importorskip("tokenizers")
-    names = ["</s>", "<mask>"]
-    pieces = [
-        ("<unk>", -9.0),
-        *((name, 0.0) for name in names),
-        *((character, -1.0) for character in "▁abmask</s>"),
-    ]
-    pieced = library.Tokenizer(library.models.Unigram(list(dict(pieces).items()), 0))
-    pieced.pre_tokenizer, pieced.decoder = library.pre_tokenizers.Metaspace(), library.decoders.Metaspace()
-    pieced.add_special_tokens(names[:1])
-    pieced.save(str(tmp_path / "pieced.json"))
-    content = json.loads(bpe.json)
-    content["added_tokens"][0]["special"] = False
-    (tmp_path / "plain.json").write_text(json.dumps(content))
-    for name, text in (("pieced", "ab</s>ab<mask>b </s>"), ("plain", "ab<|endoftext|>ab<|endoftext|>")):
-        tokenizer = load_tokenizer(str(tmp_path / f"{name}.json"), source, 400, tmp_path)
-        whole, other = tokenizer.encode([text, "ab"])
-        assert tokenizer.eos not in whole.tolist()
-        assert tokenizer.decode(whole).replace(" ", "") == text.replace(" ", "")
-        assert other.tolist() == tokenizer.encode(["ab"])[0].tolist() and other.dtype == whole.dtype
-
-
 @each("end", [4, 5])
 def test_a_new_token_never_has_the_id_of_another(tmp_path, source, end):
     library = pytest.importorskip("tokenizers")

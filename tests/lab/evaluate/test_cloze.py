@@ -43,7 +43,7 @@ def test_the_harness_is_told_where_the_choices_are(tmp_path: Path) -> None:
 
 def test_behind_several_contexts_stands_one_continuation(tmp_path: Path) -> None:
     """The harness is told of that of the right choice alone, and would compare no other."""
-    with pytest.raises(DataError, match=r"line 3: with contexts the choices are one continuation"):
+    with pytest.raises(DataError, match=r"q.jsonl:3: with contexts the choices are one continuation"):
         questions.check_questions(write(tmp_path / "q.jsonl", SHARED, SHARED | {"choices": ["c", "d"]}))
 
 
@@ -64,7 +64,7 @@ def test_behind_several_contexts_stands_one_continuation(tmp_path: Path) -> None
 )
 def test_every_line_must_be_a_question(row: object, tmp_path: Path) -> None:
     """Not the first alone: the harness ends at a later one in a traceback."""
-    with pytest.raises(DataError, match="line 3: not a set of questions"):
+    with pytest.raises(DataError, match=r"wrong.jsonl:3: not a set of questions"):
         questions.check_questions(write(tmp_path / "wrong.jsonl", PLAIN, row))
 
 
@@ -74,5 +74,5 @@ def test_files_that_are_no_set(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="some lines have context and some contexts"):
         questions.check_questions(write(tmp_path / "both.jsonl", PLAIN, SHARED))
     (broken := tmp_path / "broken.jsonl").write_bytes(json.dumps(PLAIN).encode() + b"\n\xff\n")
-    with pytest.raises(DataError, match="line 2: not a set"):
+    with pytest.raises(DataError, match="not UTF-8 at byte 51"):
         questions.check_questions(broken)

@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from geonorm.errors import ConfigError
 from geonorm.lab.evaluate import evaluate as use, generate
 from geonorm.lab.evaluate.config import GenerateConfig
-from geonorm.lab.evaluate.downstream import gold
 from geonorm.lab.open import open_run
 from geonorm.models import Decoder, DecoderConfig
 
@@ -231,17 +230,6 @@ def test_the_folder_of_a_comparison(
     result = call("generate", best, "--scheme", "geonorm")
     assert result.status == 2 and "--scheme is for the folder of a comparison" in result.err
     assert not Path("out").exists()
-
-
-@each("right, marked", [("b", [1]), (2, [2]), ([0, 2], [0, 2])])
-def test_the_right_choice_by_hand(right: Any, marked: list[int]) -> None:
-    """Several right ones count together. The harness is not needed for it."""
-    scores = [-1.0, -1.5, -0.5, -2.0]
-    task = SimpleNamespace(multiple_input=False, doc_to_choice=lambda _: list("abcd"), doc_to_target=lambda doc: doc)
-    found = gold(task, [{"doc": right, "filtered_resps": [(score, False) for score in scores]}])
-    weights = [math.exp(score) for score in scores]
-    assert found["gold_probability"] == pytest.approx(sum(weights[i] for i in marked) / sum(weights))
-    assert found["gold_nats"] == -max(scores[i] for i in marked) and found["chance"] == len(marked) / 4
 
 
 def test_a_text_that_ends_at_once_is_its_prompt(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,13 +67,6 @@ class MaskedTokens:
     accuracy: ClassVar[bool] = True
     ahead: ClassVar[bool] = False
 
-    @classmethod
-    def of(cls, tokenizer: Tokenizer) -> MaskedTokens:
-        """With the tokens of a tokenizer. DataError if it has no mask token."""
-        if tokenizer.mask is None:
-            raise DataError(f"tokenizer '{tokenizer.name}' has no mask token: masked language modelling needs one")
-        return cls(tokenizer.mask, tokenizer.eos, tokenizer.vocab_size)
-
     def pairs(self, windows: NDArray[np.int64], numbers: list[int], seed: int) -> Pair:
         ids = windows[:, :-1].copy()
         targets = np.full_like(ids, IGNORED)
@@ -100,8 +93,12 @@ def draw_bits(seed: int, number: int, count: int) -> NDArray[np.uint64]:
 
 
 def pick_objective(name: str, tokenizer: Tokenizer) -> Objective:
-    """causal or mlm, with the tokens of a tokenizer."""
-    return MaskedTokens.of(tokenizer) if name == "mlm" else NextToken()
+    """causal or mlm, with the tokens of a tokenizer. DataError for mlm if it has no mask token."""
+    if name != "mlm":
+        return NextToken()
+    if tokenizer.mask is None:
+        raise DataError(f"tokenizer '{tokenizer.name}' has no mask token: masked language modelling needs one")
+    return MaskedTokens(tokenizer.mask, tokenizer.eos, tokenizer.vocab_size)
 
 
 NEXT = NextToken()
@@ -115,8 +112,6 @@ class Batches:
 
     def __init__(self, tokens: Ids, batch_size: int, context: int, seed: int, objective: Objective = NEXT) -> None:
         """tokens: 1-d, of any integer type. Raises `DataError` where they do not fill one batch."""
-        if batch_size < 1 or context < 1 or seed < 0:
-            raise DataError(f"batch size {batch_size}, context {context}, seed {seed}: give sizes >= 1 and a seed >= 0")
         self.blocks, self.batch_size, self.seed = count_blocks(tokens, context), batch_size, seed
         self.tokens, self.context, self.objective = tokens, context, objective
         self.permutation = lru_cache(maxsize=2)(self._permute)  # a batch can straddle two epochs
@@ -132,14 +127,10 @@ class Batches:
 
         `rows` picks rows of the global batch, for example one rank's; the other rows are not read.
         """
-        samples, blocks = self.pick(step, rows)
-        return self.objective.pairs(cut_windows(self.tokens, blocks, self.context), samples, self.seed)
-
-    def pick(self, step: int, rows: slice | range | None = None) -> tuple[list[int], list[int]]:
-        """Numbers of the samples of a step, and of the blocks that they are; `rows` picks some of the global batch."""
         samples = step * self.batch_size + np.arange(self.batch_size)[rows if rows is not None else slice(None)]
-        places = ((int(i) // self.blocks, int(i) % self.blocks) for i in samples)
-        return [int(i) for i in samples], [int(self.permutation(epoch)[place]) for epoch, place in places]
+        numbers = [int(i) for i in samples]
+        blocks = [int(self.permutation(i // self.blocks)[i % self.blocks]) for i in numbers]
+        return self.objective.pairs(cut_windows(self.tokens, blocks, self.context), numbers, self.seed)
 
     def _permute(self, epoch: int) -> NDArray[np.int64]:
         # sorting raw bits: numpy keeps the stream of a bit generator for ever, that of `permutation` it may change

@@ -15,7 +15,7 @@ import lzma
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import chain
@@ -35,9 +35,10 @@ FORMATS = {
 MAGIC = {b"PAR1": "parquet", b"\xff\xff\xff\xff": "arrow"}
 DATA_SUFFIXES = (*FORMATS, ".txt", ".text")
 # What counts as text when a folder is read; a file that is named directly may have any suffix.
-TEXT_SUFFIXES = tuple(
-    ".txt .text .md .rst .org .tex .bib .html .xml .yaml .yml .toml "
-    ".py .pyi .c .h .cc .cpp .hpp .cu .cuh .rs .go .java .kt .js .ts .rb .jl .lua .r .sh .lean .v".split()
+READABLE = (
+    *FORMATS,
+    *".txt .text .md .rst .org .tex .bib .html .xml .yaml .yml .toml "
+    ".py .pyi .c .h .cc .cpp .hpp .cu .cuh .rs .go .java .kt .js .ts .rb .jl .lua .r .sh .lean .v".split(),
 )
 STRINGS = ("string", "large_string", "string_view")
 """Types of columns that hold text."""
@@ -68,18 +69,9 @@ def format_of(path: Path) -> str:
     return FORMATS.get(suffix_of(path), content)
 
 
-def has_text_suffix(path: Path) -> bool:
-    return suffix_of(path) in (*FORMATS, *TEXT_SUFFIXES)
-
-
-def is_readable_in_folder(path: Path) -> bool:
-    """True for a suffix that is read when it is in a folder, and no metadata."""
-    return has_text_suffix(path) and not is_metadata(path)
-
-
-def is_data(path: Path) -> bool:
-    """True for a suffix of text that was collected, and none of a program or a document."""
-    return suffix_of(path) in DATA_SUFFIXES and not is_metadata(path)
+def is_in_folder(path: Path, suffixes: Container[str]) -> bool:
+    """True for a file with one of these suffixes that is read when it is in a folder: no metadata."""
+    return suffix_of(path) in suffixes and not is_metadata(path)
 
 
 def is_metadata(path: Path) -> bool:

@@ -19,15 +19,16 @@ from typing import Literal, NamedTuple
 from ...errors import DataError, cause, nearest
 from . import stdlib
 from .files import (
+    DATA_SUFFIXES,
+    READABLE,
     STRINGS,
     format_of,
-    has_text_suffix,
     import_extra,
-    is_data,
-    is_readable_in_folder,
+    is_in_folder,
     read_documents,
     read_texts,
     sha256_of,
+    suffix_of,
     text_field,
 )
 
@@ -153,7 +154,7 @@ def find_local(spec: str) -> LocalFiles | None:
     if not os.path.exists(path):
         known = corpora()
         if spec not in known:
-            if HUB_NAME.fullmatch(spec) and not has_text_suffix(path) and not path.parent.is_dir():
+            if HUB_NAME.fullmatch(spec) and suffix_of(path) not in READABLE and not path.parent.is_dir():
                 return None
             raise unknown_source(spec, path, known)
         path = known[spec]
@@ -166,16 +167,12 @@ def find_local(spec: str) -> LocalFiles | None:
     parts = [*split["train"], *split["validation"]]
     places = dict.fromkeys([path, parts[0].parent])
     others = (entry for place in places for entry in entries(place) if entry not in [*parts, *places])
-    return LocalFiles(name, train, validation, tuple(e for e in others if e.is_dir() or is_readable_in_folder(e)))
+    return LocalFiles(name, train, validation, tuple(e for e in others if e.is_dir() or is_in_folder(e, READABLE)))
 
 
 def unknown_source(spec: str, path: Path, known: Mapping[str, Path]) -> DataError:
     names = ["stdlib", *known]
-    try:
-        siblings = [str(path.with_name(entry)) for entry in os.listdir(path.parent)]
-    except OSError:
-        siblings = []
-    hint = nearest(spec, names + siblings) or f"known corpora: {', '.join(names)}"
+    hint = nearest(spec, [*names, *map(str, path.parent.glob("*"))]) or f"known corpora: {', '.join(names)}"
     missing = "" if known else " ($GEONORM_DATA names no folder with corpora)"
     return DataError(f"no file, folder or corpus '{spec}': {hint}{missing}")
 
@@ -192,7 +189,7 @@ def split_by_name(folder: Path) -> dict[Split, list[Path]]:
     dot or dash of their names, as in the Hub's ``train-00000-of-00002.parquet``. Else nothing."""
     named: dict[str, list[Path]] = {}
     for path in entries(folder):
-        if path.is_dir() or is_data(path):  # a program's train.py and test.py are no parts
+        if path.is_dir() or is_in_folder(path, DATA_SUFFIXES):  # a program's train.py and test.py are no parts
             named.setdefault(re.split("[.-]", path.name)[0], []).append(path)
     train, held_out = (
         next((named[name] for name in names if name in named), []) for names in (TRAIN_NAMES, HELD_OUT_NAMES)
@@ -217,7 +214,7 @@ def files_at(path: Path) -> tuple[Path, ...]:
         for file in sorted(below)
         if not any(part.startswith(".") for part in file.relative_to(path).parts)
         and file.is_file()
-        and is_readable_in_folder(file)
+        and is_in_folder(file, READABLE)
     )
     if not files:
         raise DataError(

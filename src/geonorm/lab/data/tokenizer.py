@@ -8,7 +8,6 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,8 @@ TokenIds = NDArray[np.unsignedinteger[Any]]
 class Tokenizer(ABC):
     """What geonorm needs of a tokenizer.
 
-    `eos` is the id put after each document; text never encodes to it, not even text that spells its name. `mask` is
-    the id that hides a token, where there is one; `unknown` that of text without a token of its own, else -1.
+    `eos` is the id put after each document; text that spells its name stays text where it is a special token. `mask`
+    is the id that hides a token, where there is one; `unknown` that of text without a token of its own, else -1.
     `fingerprint` is the SHA-256 (hex) of the tokenizer's canonical JSON. `own_end`: the token of `eos` where that does
     not follow from it.
     """
@@ -120,24 +119,10 @@ class FileTokenizer(Tokenizer):
         self.mask = next((self._ids[token] for token in MASK_NAMES if token in self._ids), None)
         number = model.get("unk_id")
         self.unknown = self._ids.get(model.get("unk_token"), -1 if number is None else number)
-        spelled = [name for name in (ends[0], *MASK_NAMES) if self._ids.get(name) in self._encode([name])[0]]
-        self._spelled = re.compile("|".join(map(re.escape, spelled))) if spelled else None
 
     def encode(self, texts: list[str]) -> list[TokenIds]:
-        if self._spelled is None or not any(map(self._spelled.search, texts)):
-            return self._encode(texts)
-        return [np.concatenate(self._encode(self._part(text))) for text in texts]
-
-    def _encode(self, texts: list[str]) -> list[TokenIds]:
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, dtype=self.dtype) for encoding in encodings]
-
-    def _part(self, text: str) -> list[str]:
-        """The text cut behind the first character of each name of a token that is no text, where the library takes the
-        name for the token (T5's are pieces of its model; others are added and not marked as special)."""
-        assert self._spelled is not None
-        cuts = [0, *(match.start() + 1 for match in self._spelled.finditer(text)), len(text)]
-        return [text[first:last] for first, last in pairwise(cuts)]
 
     def decode(self, ids: Iterable[int]) -> str:
         return str(self._tokenizer.decode([int(i) for i in ids]))

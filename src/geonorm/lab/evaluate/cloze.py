@@ -7,13 +7,12 @@ name without suffix (`copa.validation`), or given as a path.
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 from ...errors import DataError
-from ..data.files import JSON_SUFFIXES, read_bytes
+from ..data.files import JSON_SUFFIXES, read_json_records
 
 
 def local_sets() -> dict[str, Path]:
@@ -61,11 +60,8 @@ def check_questions(path: Path) -> bool:
     """True if questions have one context per choice, which all of them or none must. DataError for the first line that
     is no question."""
     forms = set()
-    for number, line in enumerate(read_bytes(path).splitlines(), 1):
-        if not line.strip():
-            continue
+    for place, question in read_json_records(path):
         try:
-            question = json.loads(line)
             gold, choices, shared = question["gold"], question["choices"], "contexts" in question
             contexts = question["contexts"] if shared else [question["context"]]
             sound = isinstance(contexts, list) and isinstance(choices, list) and type(gold) is int
@@ -74,12 +70,12 @@ def check_questions(path: Path) -> bool:
                 raise ValueError
         except (ValueError, KeyError, TypeError):
             raise DataError(
-                f"{path}, line {number}: not a set of questions: each line needs context (or contexts), choices and "
+                f"{place}: not a set of questions: each line needs context (or contexts), choices and "
                 "gold, the index of the right one"
             ) from None
         if shared and len(set(choices)) > 1:
             raise DataError(
-                f"{path}, line {number}: with contexts the choices are one continuation, which stands behind each of "
+                f"{place}: with contexts the choices are one continuation, which stands behind each of "
                 "them: give the same text every time"
             )
         forms.add(shared)

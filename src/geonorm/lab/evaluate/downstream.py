@@ -8,9 +8,7 @@ import logging
 from collections.abc import Iterable
 from functools import partial
 from importlib import import_module
-from math import exp, sqrt
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 from ...errors import ConfigError, DataError, cause, nearest
@@ -81,23 +79,13 @@ class Tasks:
             (folder / f"{name}.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
 
     def scores(self, lm: Any) -> dict[str, dict[str, Any]]:
-        """Results by task: documents, each metric with its standard error, and for questions with choices
-
-        chance               accuracy of guessing: mean of 1 / choices
-        gold_probability     softmax over the choices' log-likelihoods at the right one: chance for a model that knows
-                             nothing, and smoother than accuracy for small models
-        gold_nats            -log p(right choice | context), summed over its tokens
-        """
+        """Results by task: the number of documents, and each metric with its standard error."""
         report = harness("evaluator").evaluate(lm, self.loaded, limit=self.limit, bootstrap_iters=1000)
         rows = {}
         for name, result in report["results"].items():
-            row = metrics(result)
-            if samples := report["samples"].get(name):
-                row = {"documents": len({sample["doc_id"] for sample in samples}), **row}
-                task = self.loaded["tasks"][name]
-                if task.OUTPUT_TYPE == "multiple_choice":
-                    row.update(gold(task, samples))
-            rows[name] = finite_row(row)
+            samples = report["samples"].get(name)  # none of a group
+            documents = {"documents": len({sample["doc_id"] for sample in samples})} if samples else {}
+            rows[name] = finite_row(documents | metrics(result))
         return rows
 
 
@@ -109,33 +97,6 @@ def metrics(row: dict[str, Any]) -> dict[str, float]:
         if comma and isinstance(value, (int, float)):
             numbers[metric if which == "none" else f"{metric}[{which}]"] = float(value)
     return numbers
-
-
-def gold(task: Any, samples: list[dict[str, Any]]) -> dict[str, float]:
-    """Chance, and probability and nats of the right choice with standard errors; several right ones count together."""
-    chance, shares, nats = [], [], []
-    for sample in samples:
-        doc = sample["doc"]
-        choices = task.doc_to_choice(doc)
-        scores = [float(score) for score, _ in sample["filtered_resps"][: len(choices)]]
-        right = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
-        right = [choices.index(right) if isinstance(right, str) else right] if not isinstance(right, list) else right
-        top = max(scores)
-        weights = [exp(score - top) for score in scores]
-        chance.append(len(right) / len(choices))
-        shares.append(sum(weights[i] for i in right) / sum(weights))
-        nats.append(-max(scores[i] for i in right))
-    return {
-        "chance": fmean(chance),
-        "gold_probability": fmean(shares),
-        "gold_probability_stderr": standard_error(shares),
-        "gold_nats": fmean(nats),
-        "gold_nats_stderr": standard_error(nats),
-    }
-
-
-def standard_error(values: list[float]) -> float:
-    return stdev(values) / sqrt(len(values)) if len(values) > 1 else float("nan")
 
 
 def harness_model(model: Any, tokenizer: Any, batch_size: int, live: bool = False) -> Any:

@@ -69,10 +69,7 @@ def trained_on(opened: Opened) -> set[str]:
     """sha256 of all data of a run, or of the run that a folder was exported from, as far as they are on record."""
     if not isinstance(opened, OpenedRun):
         return set((getattr(opened.model.config, "trained_on_sha256", None) or "").split())
-    try:
-        return seen_data(run_folder(Path(opened.name)))
-    except CheckpointError:  # environment.json is missing
-        return set()
+    return seen_data(run_folder(Path(opened.name)))
 
 
 def window(opened: Opened, context: int | None) -> int:
