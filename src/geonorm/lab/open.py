@@ -168,12 +168,10 @@ def read_settings(
     GeonormError where it is neither or cannot be used."""
     path = Path(name)
     if path.exists() and not (path / "config.json").is_file():
-        try:
-            return RunFolder(run_folder(path)).config()
-        except CheckpointError as error:
-            if path.is_dir() and "holds no run" in str(error):
-                raise CheckpointError(f"{error}, nor a config.json of a Hugging Face model") from None
-            raise
+        folder = run_folder(path)
+        if not (folder / "config.yaml").exists():
+            raise CheckpointError(f"{path} holds no run (no config.yaml), nor a config.json of a Hugging Face model")
+        return RunFolder(folder).config()
     load.hugging_face()
     from .. import hf  # noqa: F401  our own model types become known
 

@@ -157,8 +157,7 @@ def test_parts_are_known_by_their_names(
     write(tmp_path, [*train, *held_out, *others])
     assert parts(tmp_path) == [train, held_out]
     facts: dict[str, Any] = inspect_source(open_source(str(tmp_path)))
-    left_out = sorted({name.split("/")[0] for name in others})
-    assert facts.get("left_out", []) == [str(tmp_path / name) for name in left_out]
+    assert facts["files"] == [str(tmp_path / name) for name in [*train, *held_out]]
 
 
 def test_parts_may_lie_in_a_folder_called_data(tmp_path: Path) -> None:
@@ -167,11 +166,8 @@ def test_parts_may_lie_in_a_folder_called_data(tmp_path: Path) -> None:
     held_out, others = ["data/validation-00000-of-00001.jsonl"], ["README.md", "data/test-00000-of-00001.jsonl"]
     write(tmp_path / "hub", [*train, *held_out, *others])
     assert parts(tmp_path / "hub") == [train, held_out]
-    facts: dict[str, Any] = inspect_source(open_source(str(tmp_path / "hub")))
-    assert facts["left_out"] == [str(tmp_path / "hub" / name) for name in others]
     write(tmp_path / "both", ["train.txt", "valid.txt", *train, *held_out])
     assert parts(tmp_path / "both") == [["train.txt"], ["valid.txt"]]
-    assert inspect_source(open_source(str(tmp_path / "both")))["left_out"] == [str(tmp_path / "both" / "data")]
     write(tmp_path / "deep", ["data/data/train.txt", "data/data/valid.txt"])
     assert open_source(str(tmp_path / "deep")).files == tuple(sorted((tmp_path / "deep/data/data").iterdir()))
     assert len(parts(tmp_path / "deep")[0]) == 1

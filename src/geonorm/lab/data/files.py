@@ -46,15 +46,19 @@ WHOLE_BYTES = 1 << 28  # of what has to be in memory as a whole: a line of JSON,
 PIECE_BYTES = 1 << 24  # a longer text file is read as several documents, so that memory stays bounded
 
 
-def new_zstandard() -> Any:
-    return import_extra("zstandard", "reading .zst", "train").ZstdDecompressor().decompressobj()
-
-
 COMPRESSIONS: dict[str, tuple[bytes, int, Callable[[], Any]]] = {
     ".gz": (b"\x1f\x8b", 1 << 12, lambda: zlib.decompressobj(31)),
     ".xz": (b"\xfd7zXZ\0", 1 << 12, lzma.LZMADecompressor),
     ".bz2": (b"BZh", 1 << 5, bz2.BZ2Decompressor),
-    ".zst": (b"\x28\xb5\x2f\xfd", 1 << 8, new_zstandard),
+    ".zst": (
+        b"\x28\xb5\x2f\xfd",
+        1 << 8,
+        lambda: import_extra("zstandard", "reading .zst", "train").ZstdDecompressor().decompressobj(),
+    ),
+        b"\x28\xb5\x2f\xfd",
+        1 << 8,
+        lambda: import_extra("zstandard", "a .zst file", "train").ZstdDecompressor().decompressobj(),
+    ),
 }
 """By suffix: how such a file begins, the bytes that are decompressed at once (bz2 makes up to 46 MB of 40 of them,
 zstandard 128 KiB of four), and the decompressor of one stream of it."""

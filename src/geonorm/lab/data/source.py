@@ -50,15 +50,13 @@ class Source:
     """Text with a train and a validation split.
 
     `fingerprint` is the SHA-256 (hex) of the content and of everything that decides the split; `files` are
-    the local files read, empty for a dataset from the Hub; `left_out` are entries of the folder that belong to
-    neither split, such as test text.
+    the local files read, empty for a dataset from the Hub.
     """
 
     name: str
     fingerprint: str
     files: tuple[Path, ...]
     splits: Mapping[Split, Documents] = field(repr=False, compare=False)
-    left_out: tuple[Path, ...] = ()
     own_split: bool = True
     """True if it came with text to validate on; else that was held out of its own."""
     sums: tuple[str, ...] = ()
@@ -85,7 +83,6 @@ class LocalFiles(NamedTuple):
     name: str
     train: tuple[Path, ...]
     validation: tuple[Path, ...] = ()
-    left_out: tuple[Path, ...] = ()
 
 
 def open_source(spec: str) -> Source:
@@ -122,7 +119,7 @@ def open_source(spec: str) -> Source:
         splits = hold_out(parts.name, splits["train"], HELD_OUT_SHARE, one_text=one_text)
     fingerprint = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     files = parts.train + parts.validation
-    return Source(parts.name, fingerprint, files, splits, parts.left_out, bool(parts.validation), tuple(sums))
+    return Source(parts.name, fingerprint, files, splits, bool(parts.validation), tuple(sums))
 
 
 def read_all(files: tuple[Path, ...]) -> Iterator[str]:
@@ -164,10 +161,7 @@ def find_local(spec: str) -> LocalFiles | None:
     if not (split := split_folder(path)):
         return LocalFiles(name, files_at(path))
     train, validation = (tuple(chain.from_iterable(map(files_at, split[part]))) for part in SPLITS)
-    parts = [*split["train"], *split["validation"]]
-    places = dict.fromkeys([path, parts[0].parent])
-    others = (entry for place in places for entry in entries(place) if entry not in [*parts, *places])
-    return LocalFiles(name, train, validation, tuple(e for e in others if e.is_dir() or is_in_folder(e, READABLE)))
+    return LocalFiles(name, train, validation)
 
 
 def unknown_source(spec: str, path: Path, known: Mapping[str, Path]) -> DataError:
@@ -244,16 +238,12 @@ def open_hub(spec: str) -> Source:
         rows = ({field: row[field] or ""} if field else row for row in dataset[split])
         try:
             yield from read_texts((spec, row) for row in rows)
-        except DataError:
-            raise
         except Exception as error:
-            raise no_dataset(spec, error) from error
+            raise error if isinstance(error, DataError) else no_dataset(spec, error) from error
 
     splits: dict[Split, Documents] = {split: partial(read, split) for split in SPLITS}
     if not (has_split := "validation" in dataset):
         splits = hold_out_stream(splits["train"], HELD_OUT_SHARE)
-    if next(splits["train"](), None) is None:
-        raise DataError(f"{spec}: no text in it: give a dataset with at least one document")
     part = "own split" if has_split else repr(HELD_OUT_SHARE)
     identity = f"geonorm hub 2\n{name}\n{config}\n{revision}\n{part}"
     return Source(spec, hashlib.sha256(identity.encode()).hexdigest(), (), splits, own_split=has_split)

@@ -108,13 +108,10 @@ class FileTokenizer(Tokenizer):
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
         self._ids: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
-        if not self._ids:
-            raise DataError(f"{name}: the tokenizer has an empty vocabulary")
-        self.vocab_size = max(self._ids.values()) + 1
         ends = [token for token in (*END_NAMES, *([end] if end else [])) if token in self._ids]
         if not ends:
             raise DataError(f"{name}: no end-of-document token: add one of {' '.join(END_NAMES)} to the tokenizer")
-        self.eos = self._ids[ends[0]]
+        self.eos, self.vocab_size = self._ids[ends[0]], max(self._ids.values()) + 1
         self.own_end = ends[0] if ends[0] not in END_NAMES else None
         self.mask = next((self._ids[token] for token in MASK_NAMES if token in self._ids), None)
         number = model.get("unk_id")

@@ -164,8 +164,7 @@ def write_tokens(folder: Path, source: Source, tokenizer: Tokenizer, progress: P
 
 
 def inspect_source(source: Source, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
-    """Read `source` once and return name, files, what of its folder is left out (where something is), sha256, counts
-    per split and its first 200 characters.
+    """Read `source` once and return name, files, sha256, counts per split and its first 200 characters.
 
     Counts are documents, characters and UTF-8 bytes; with a tokenizer also tokens (each document's eos
     included) and bytes per token. Nothing is written.
@@ -188,7 +187,6 @@ def inspect_source(source: Source, tokenizer: Tokenizer | None = None) -> dict[s
     return {
         "name": source.name,
         "files": [str(path) for path in source.files],
-        **({"left_out": [str(path) for path in source.left_out]} if source.left_out else {}),
         "sha256": source.fingerprint,
         **({"tokenizer": tokenizer.name, "tokenizer_sha256": tokenizer.fingerprint} if tokenizer else {}),
         "splits": splits,

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -116,12 +115,9 @@ def harness_model(model: Any, tokenizer: Any, batch_size: int, live: bool = Fals
                     f"{request.task_name}: a choice of question {request.doc_id} has {size} tokens, and the model's "
                     f"context is {lm.max_length}: take it out"
                 )
-        return loglikelihood(requests, **settings)
+        return loglikelihood(requests, **{"disable_tqdm": not live, **settings})
 
     lm.loglikelihood = check_and_score
-    if not live:
-        for name in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
-            setattr(lm, name, partial(getattr(lm, name), disable_tqdm=True))
     return lm
 
 
