@@ -55,10 +55,6 @@ COMPRESSIONS: dict[str, tuple[bytes, int, Callable[[], Any]]] = {
         1 << 8,
         lambda: import_extra("zstandard", "reading .zst", "train").ZstdDecompressor().decompressobj(),
     ),
-        b"\x28\xb5\x2f\xfd",
-        1 << 8,
-        lambda: import_extra("zstandard", "a .zst file", "train").ZstdDecompressor().decompressobj(),
-    ),
 }
 """By suffix: how such a file begins, the bytes that are decompressed at once (bz2 makes up to 46 MB of 40 of them,
 zstandard 128 KiB of four), and the decompressor of one stream of it."""
