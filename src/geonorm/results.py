@@ -6,6 +6,7 @@ Drawing stands above the studies, so that it is looked up by name when a figure 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -18,12 +19,12 @@ from .errors import GeonormError, unknown
 Rows = Sequence[Mapping[str, Any]]
 
 
-class Result:
+class Result(ABC):
     """Found by a study: `tables` are lists of rows by name, `files` what the folder of its command holds."""
 
+    @abstractmethod
     def tables(self) -> dict[str, Rows]:
         """Lists of rows by name, the one that says most first."""
-        raise NotImplementedError
 
     def files(self) -> dict[str, Any]:
         """Content of the files of its folder by name: rows for NAME.jsonl."""

@@ -3,6 +3,7 @@ tables, figures and the sections of a page."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Study:
+class Study(ABC):
     """A comparison, ladder, simulation or probe, read from its folder."""
 
     path: Path
@@ -44,9 +45,9 @@ class Study:
     without_limits: ClassVar[str] = ""
 
     @property
+    @abstractmethod
     def series(self) -> list[str]:
         """Every series: schemes, or the models of a probe."""
-        raise NotImplementedError
 
     @property
     def names(self) -> list[str]:
@@ -76,37 +77,37 @@ class Study:
     def limits_title(self) -> str:
         return f"What limits this {self.what.lower()}"
 
+    @abstractmethod
     def caption(self) -> str:
         """Size, seeds and data, for every section and figure."""
-        raise NotImplementedError
 
+    @abstractmethod
     def findings(self) -> list[tuple[str, str]]:
         """A sentence for each series."""
-        raise NotImplementedError
 
     def limits(self) -> list[str]:
         """What a reader must know before believing the numbers, as sentences."""
         return []
 
+    @abstractmethod
     def tables(self) -> dict[str, Table]:
         """By title."""
-        raise NotImplementedError
 
     def notes(self) -> list[str]:
         """What the columns of the tables mean."""
         return []
 
+    @abstractmethod
     def charts(self) -> dict[str, list[Chart]]:
         """The charts of each figure file."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sections(self, place: Mapping[str, int]) -> list[Section]:
         """The page below the findings. place: by series, the index of its entry in the legend."""
-        raise NotImplementedError
 
+    @abstractmethod
     def records(self) -> list[Record]:
         """The rows of the CSV file."""
-        raise NotImplementedError
 
     def figures(self) -> dict[str, Spec]:
         """By the name of its file, each figure with something to show."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,16 @@ import yaml
 
 import geonorm
 from geonorm import report
-from geonorm.errors import CheckpointError, ConfigError
+from geonorm.errors import ConfigError
 from geonorm.lab.compare import ladder_config as rule
-from geonorm.lab.compare.ladder import about, check_rungs, count_parameters, ladder_run, outline
+from geonorm.lab.compare.ladder import about, ladder_run, outline
 from geonorm.lab.compare.ladder_config import LadderConfig, Size
-from geonorm.lab.config import Optim, TrainConfig
+from geonorm.lab.config import Model, Optim, TrainConfig
 from geonorm.lab.plan import looked_up
 from geonorm.lab.runs.records import Summary
 from geonorm.lab.statistics.speedup import judge_ladder
 from geonorm.report.comparison import load_comparison
 from geonorm.report.style import si
-from geonorm.settings import to_dict
 
 from ...rows import each
 from ..conftest import results
@@ -128,34 +126,13 @@ def test_one_integer_sets_a_size_and_each_part_can_be_said() -> None:
     def count(shape: dict[str, int]) -> int:
         return 12 * shape["layers"] * shape["width"] ** 2 + 2048 * shape["width"]
 
-    size = LadderConfig().size("4", count)
+    size = LadderConfig().size(4, count)
     assert (size.depth, size.width, size.heads, size.hidden, size.batch_size, size.name) == (4, 64, 4, 172, 4, "d4w64")
     assert size.steps == (round(20 * count({"layers": 4, "width": 64}) / 512),)
     assert size.lr == pytest.approx(19 / (64 * size.steps[0] ** 0.5))
-    own = LadderConfig(budgets=["4M"]).size("4:width=96,batch_size=8,lr=3e-3", count)
-    assert (own.width, own.heads, own.batch_size, own.lr, own.steps) == (96, 6, 8, 3e-3, (round(4e6 / 1024),))
-    assert LadderConfig(budgets=["1"]).size("2", count).lr == 0.012  # the highest there is
-
-
-def test_a_folder_has_one_size_of_a_depth_and_width(tmp_path: Path) -> None:
-    """Else runs of both would count as budgets of one."""
-
-    def rungs(*depth: str, **more: Any) -> tuple[LadderConfig, list[Size]]:
-        config = LadderConfig(depth=list(depth), budgets=["100k"], out=str(tmp_path), **more)
-        return config, [config.size(text, partial(count_parameters, config.shape(config.schemes[0]))) for text in depth]
-
-    config, (size,) = rungs("4")
-    run = ladder_run(config, size, "pre", 1.0, 0, 0)
-    Path(run.out).mkdir(parents=True)
-    for folder, settings in ((tmp_path, config), (Path(run.out), run)):
-        (folder / "config.yaml").write_text(yaml.safe_dump(to_dict(settings)))
-    check_rungs(*rungs("4", "8"))
-    check_rungs(*rungs("4:lr=1e-3", rates=[1.0, 2.0]))
-    for other in ("4:hidden=100", "4:heads=2", "4:batch_size=2"):
-        with pytest.raises(CheckpointError, match=r"holds runs of another size d4w64 \(heads 4, hidden 172, batch"):
-            check_rungs(*rungs(other))
-        with pytest.raises(ConfigError, match=f"--depth {other} is another size d4w64"):
-            check_rungs(*rungs("4", other))
+    wide = LadderConfig(budgets=["4M"], model=Model(width=96)).size(4, count)
+    assert (wide.width, wide.heads, wide.hidden, wide.steps) == (96, 6, 258, (round(4e6 / 512),))
+    assert LadderConfig(budgets=["1"]).size(2, count).lr == 0.012  # the highest there is
 
 
 @each("name, tables", [("nano", 1), ("nano-gpt2", 0.125), ("modern", 3)])
@@ -207,11 +184,7 @@ def test_a_size_at_which_every_run_failed_is_in_the_tables(processes: Any, ladde
 @each(
     "options, said",
     [
-        (["--depth", "4,6"], "--depth takes whole numbers with blanks between"),
-        (["--depth", "4:widht=96"], "unknown setting of --depth 4 'widht': did you mean 'width'?"),
-        (["--depth", "4:width=96,width=64"], "--depth 4:width=96,width=64 sets width twice: give it once"),
-        (["--depth", "4:width=wide"], "width of --depth 4 takes a whole number, got 'wide'"),
-        (["--depth", "99999"], "--depth 99999 is more than 1000 blocks"),
+        (["--depth", "99999"], "depth must be between 1 and 1000, got 99999"),
         (["--budgets", "many"], "--budgets takes tokens for each parameter (20) or in all (500k, 4M), got 'many'"),
         (["--budgets", "20000"], "2000 at most; for that many in all write 20k"),
         (["--budgets", "1", "2"], "several --budgets are cool-downs of one trunk: add --optim.schedule wsd"),
@@ -220,7 +193,6 @@ def test_a_size_at_which_every_run_failed_is_in_the_tables(processes: Any, ladde
         (["--schemes", "gonorm"], "did you mean 'geonorm'?"),
         (["--steps", "100"], "unknown option '--steps'"),
         (["--model.layers", "3"], "--model.layers is what --depth sets"),
-        (["--depth", "1:heads=3"], "model.width 16 must be an even multiple of model.heads 3"),
     ],
 )
 def test_wrong_input_is_one_line_and_writes_nothing(ladder: Any, tmp_path: Path, options: list[str], said: str) -> None:
@@ -240,7 +212,7 @@ def test_from_python(processes: Any, text: Path, tmp_path: Path, small_steps: No
     assert [row["size"] for row in found.tables()["speedups"]] == ["d1w16", "d2w16"]
     assert {"speedup", "speedup_low", "wall", "parameters"} <= set(found.frame().columns)
     assert found.plot("loss").spec["layer"]
-    with pytest.raises(ConfigError, match="whole numbers"):
+    with pytest.raises(ConfigError, match="depth must be"):
         geonorm.ladder("pre", depth=["4,6"])
 
 

@@ -33,11 +33,11 @@ from ..runs.folder import (
     write_settings,
 )
 from ..runs.provenance import Provenance
-from ..runs.records import Record, Summary
+from ..runs.records import Summary
 from ..statistics.comparison import aggregate
 from ..train.text import load_text
 from .executors import Executor, LocalExecutor, Say, outcome
-from .tune import Rates, run_config, tune, tuning_rows
+from .tune import Rates, run_config, tune
 
 GRID = {
     "schemes", "seeds", "lrs", "tune", "jobs", "launcher", "out", "depth", "rates", "log.to",
@@ -94,8 +94,7 @@ def run_comparison(
             best |= dict.fromkeys(others, Rates(config.lrs[0]))
         study.executor.run([make_run(s, best[s], seed) for seed in range(config.seeds) for s in schemes if s in best])
         runs = [summary for _, summary in study.read_runs()]
-        tables: dict[str, Sequence[Record]] = {"schemes": aggregate(runs), "tuning": tuning_rows(runs)}
-        return study.write_results(runs, {name: [row.row() for row in rows] for name, rows in tables.items()}, command)
+        return study.write_results(runs, {"schemes": [row.row() for row in aggregate(runs)]}, command)
 
 
 @dataclass

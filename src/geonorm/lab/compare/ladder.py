@@ -17,18 +17,18 @@ from typing import Any
 
 import torch
 
-from ...errors import CheckpointError, ConfigError
+from ...errors import ConfigError
 from ...models.config import DecoderConfig, preset
 from ...models.decoder import Decoder
 from ...schemes import parse
 from ...schemes.origin import stored
-from ...settings import check_unused, from_dict, to_dict
+from ...settings import check_unused, from_dict
 from ..config import Shared, TrainConfig
 from ..load import Ladder
 from ..plan import looked_up
-from ..runs.folder import RunFolder, slug
+from ..runs.folder import slug
 from ..statistics.speedup import judge_ladder
-from .compare import begin_study, check_directory, order_schemes
+from .compare import begin_study, order_schemes
 from .executors import Say
 from .ladder_config import LadderConfig, Size
 from .tune import round_rate
@@ -46,14 +46,14 @@ def ladder(schemes: Sequence[str] | str = ("pre", "geonorm"), **settings: Any) -
     settings: those of the command line, groups as mappings. Runs that `out` holds already are kept. Raises ConfigError
     or DataError with one line before anything is written.
 
-    >>> geonorm.ladder("pre", depth=["4,6"])
+    >>> geonorm.ladder("pre", depth=[4, 6], budgets=["many"])
     Traceback (most recent call last):
-    geonorm.errors.ConfigError: --depth takes whole numbers with blanks between (4 6 8:width=96), got '4,6'
+    geonorm.errors.ConfigError: --budgets takes tokens for each parameter (20) or in all (500k, 4M), got 'many'
     """
     names = [schemes] if isinstance(schemes, str) else [str(scheme) for scheme in schemes]
-    for name in {"depth", "budgets"} & settings.keys():
-        values = settings[name] if isinstance(settings[name], (list, tuple)) else [settings[name]]
-        settings[name] = [str(value) for value in values]
+    if "budgets" in settings:
+        budgets = settings["budgets"] if isinstance(settings["budgets"], (list, tuple)) else [settings["budgets"]]
+        settings["budgets"] = [str(budget) for budget in budgets]
     config: LadderConfig = from_dict(LadderConfig, {**settings, "schemes": names})
     check_unused(config, settings)
     return Ladder(Path(config.out), run_ladder(config))
@@ -66,8 +66,9 @@ def run_ladder(
     comparison raises."""
     schemes = [str(parse(scheme)) for scheme in config.schemes]
     shape = config.shape(find_baseline(Path(config.out), schemes))
-    sizes = [config.size(text, partial(count_parameters, shape)) for text in config.depth]
-    check_rungs(config, sizes)
+    sizes = [config.size(depth, partial(count_parameters, shape)) for depth in config.depth]
+    if ruled := [scheme for scheme in schemes if config.recipe == "own" and "lr" in parse(scheme).recipe()]:
+        raise ConfigError(f"the recipe of {ruled[0]} sets lr, which a ladder's rule does: take --recipe shared")
     make_run = partial(ladder_run, config)
     samples = [make_run(size, scheme, 1.0, 0, 0) for scheme in config.schemes for size in sizes]
     with begin_study(config, samples, say, live) as study:
@@ -78,27 +79,6 @@ def run_ladder(
         summaries = [replace(summary, **about(run, summary.parameters)) for run, summary in study.read_runs()]
         tables = {"data": config.data} | judge_ladder(summaries, study.order[0])
         return study.write_results(summaries, tables, command)
-
-
-def check_rungs(config: LadderConfig, sizes: Sequence[Size]) -> None:
-    """ConfigError, CheckpointError for the folder, where two sizes of one depth and width differ in more than the rate:
-    their runs would count as one. ConfigError for a scheme whose own recipe has one rate for all sizes."""
-    for scheme in config.schemes if config.recipe == "own" else ():
-        if "lr" in parse(scheme).recipe():
-            raise ConfigError(f"the recipe of {scheme} sets lr, which a ladder's rule does: take --recipe shared")
-    known: dict[str, Size] = {}
-    for text, size in zip(config.depth, sizes, strict=True):
-        if replace(first := known.setdefault(size.name, size), lr=size.lr) != size:
-            raise ConfigError(f"--depth {text} is another size {first.name}: a ladder has one of each depth and width")
-    check_directory(out := Path(config.out), to_dict(config), type(config))
-    for settings in sorted(out.glob("runs/*/config.yaml")):
-        run = RunFolder(settings.parent).config()
-        shape = run.shape(run.scheme)
-        same = known.get(f"d{shape.layers}w{shape.width}")
-        rest = {"heads": shape.heads, "hidden": shape.hidden, "batch_size": run.batch_size}
-        if same and (any(getattr(same, key) != value for key, value in rest.items()) or run.steps not in same.steps):
-            others = ", ".join(f"{key} {value}" for key, value in (rest | {"steps": run.steps}).items())
-            raise CheckpointError(f"{out} holds runs of another size {same.name} ({others}); choose another --out")
 
 
 def ladder_run(config: LadderConfig, size: Size, scheme: str, rate: float, seed: int, budget: int) -> TrainConfig:

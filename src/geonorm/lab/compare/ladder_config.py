@@ -6,15 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import Any
+from typing import Annotated
 
-from ...errors import ConfigError, unknown
+from ...errors import ConfigError
 from ...models.config import preset
-from ...settings import Count, Positive, convert_value, to_dict
+from ...settings import Positive, Range, to_dict
 from ..config import Grid
 
-OWN = {"width": Count, "heads": Count, "hidden": Count, "batch_size": Count, "lr": Positive}
-"""What the text of a size may set by itself."""
 UNITS = {"k": 1e3, "M": 1e6, "B": 1e9}
 MOST = 2000
 """Tokens for each parameter: beyond it a number without a unit is taken for a slip."""
@@ -22,7 +20,7 @@ DEEPEST = 1000
 """Blocks, those of the deepest Transformer that is published (arXiv:2203.00555)."""
 
 
-# The rule: what the depth sets. --model.width and others hold for all sizes, the text of a size goes before both.
+# The rule: what the depth sets. --model.width and others hold for all sizes.
 WIDTH = 16
 """Width of the stream, per block; hidden units in the proportion of the preset."""
 HEAD = 16
@@ -72,9 +70,8 @@ class LadderConfig(Grid):
 
     schemes: list[str] = field(default_factory=lambda: ["pre", "geonorm"])
     """Residual schemes; the first is the baseline of every speed-up."""
-    depth: list[str] = field(default_factory=lambda: ["3", "4", "6"])
-    """Blocks of each size, which set all else; 8:width=96,lr=3e-3 sets some of it (width heads hidden batch_size
-    lr)."""
+    depth: list[Annotated[int, Range(1, DEEPEST)]] = field(default_factory=lambda: [3, 4, 6])
+    """Blocks of each size, which set all else."""
     budgets: list[str] = field(default_factory=lambda: ["20"])
     """Tokens of a run: for each parameter (20), or in all (500k, 4M). Several are cool-downs of one trunk, which needs
     --optim.schedule wsd."""
@@ -88,8 +85,6 @@ class LadderConfig(Grid):
         for name in ("schemes", "depth", "rates"):
             if not getattr(self, name):
                 raise ConfigError(f"--{name} is empty: a ladder needs at least one")
-        for text in self.depth:
-            read_size(text)
         if to_dict(self.model)["layers"] is not None:
             raise ConfigError("--model.layers is what --depth sets: leave it out")
         tokens = [read_budget(text, 1) for text in self.budgets]
@@ -98,51 +93,25 @@ class LadderConfig(Grid):
         if len(tokens) > 1 and self.optim.schedule != "wsd":
             raise ConfigError("several --budgets are cool-downs of one trunk: add --optim.schedule wsd")
 
-    def size(self, text: str, count: Callable[[dict[str, int]], int]) -> Size:
-        """What the text of a size and the rule make of it. `count`: parameters of a model whose shape has these
-        fields. ConfigError where a budget is less than a step."""
-        depth, fixed = read_size(text)
-        model = {name: getattr(self.model, name) for name in ("width", "heads", "hidden", "context")}
-        fixed = {name: value for name, value in model.items() if value is not None} | fixed
-        like = preset(self.preset)
-        width = fixed.get("width", WIDTH * depth)
-        heads = fixed.get("heads", max(1, width // HEAD))
-        hidden = fixed.get("hidden", round(width * like.hidden / like.width))
-        context = fixed.get("context", like.context)
+    def size(self, depth: int, count: Callable[[dict[str, int]], int]) -> Size:
+        """What the rule makes of a depth. count: parameters of a model whose shape has these fields. ConfigError where
+        a budget is less than a step."""
+        like, model = preset(self.preset), to_dict(self.model)
+        width = model["width"] or WIDTH * depth
+        heads = model["heads"] or max(1, width // HEAD)
+        hidden = model["hidden"] or round(width * like.hidden / like.width)
+        context = model["context"] or like.context
         parameters = count({"layers": depth, "width": width, "heads": heads, "hidden": hidden})
         tokens = sorted(read_budget(budget, parameters) for budget in self.budgets)
-        batch = fixed.get("batch_size", max(1, round(max(LEAST, BATCH * sqrt(tokens[-1])) / context)))
+        batch = max(1, round(max(LEAST, BATCH * sqrt(tokens[-1])) / context))
         steps = [round(each / (batch * context)) for each in tokens]
         if steps[0] < 1 or len(set(steps)) < len(steps):
             raise ConfigError(
-                f"--depth {text}: batches of {batch} x {context} tokens make {steps} steps of the budgets: "
-                "each budget needs a step, and no two the same number; give smaller batches or larger budgets"
+                f"--depth {depth}: batches of {batch} x {context} tokens make {steps} steps of the budgets: "
+                "each budget needs a step, and no two the same number; give larger budgets"
             )
-        lr = fixed.get("lr", min(HIGHEST, RATE / (width * sqrt(steps[-1]))))
+        lr = min(HIGHEST, RATE / (width * sqrt(steps[-1])))
         return Size(depth, width, heads, hidden, batch, tuple(steps), lr)
-
-
-def read_size(text: str) -> tuple[int, dict[str, Any]]:
-    """The depth, and what it does not leave to the rule: 8:width=96,lr=3e-3."""
-    head, _, tail = text.partition(":")
-    try:
-        depth = int(head)
-    except ValueError:
-        depth = 0
-    if depth < 1:
-        raise ConfigError(f"--depth takes whole numbers with blanks between (4 6 8:width=96), got {text!r}")
-    if depth > DEEPEST:
-        raise ConfigError(f"--depth {head} is more than {DEEPEST} blocks, the deepest that are known: give fewer")
-    fixed: dict[str, Any] = {}
-    for word in tail.split(",") if tail else ():
-        name, _, value = word.partition("=")
-        if name not in OWN:
-            raise ConfigError(unknown(f"setting of --depth {head}", name, OWN))
-        if name in fixed:
-            raise ConfigError(f"--depth {text} sets {name} twice: give it once")
-        about = f"{name} of --depth {head}"
-        fixed[name] = convert_value(about, convert_value(about, value, OWN[name], typed=True), OWN[name])
-    return depth, fixed
 
 
 def read_budget(text: str, parameters: int) -> float:

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from ..config import TUNING_SEED, CompareConfig, Recipe, TrainConfig
 from ..runs.folder import slug
-from ..runs.records import Summary, TuningRow
 from ..statistics.comparison import usable
 from .executors import Executor
 
@@ -135,31 +134,3 @@ def run_config(config: CompareConfig, scheme: str, rates: Rates, seed: int) -> T
         shared["optim"] = replace(config.optim, rates=words)
     name += f"-seed{seed}" + ("-tune" if seed == TUNING_SEED else "")
     return TrainConfig(**shared, scheme=scheme, lr=rates.lr, seed=seed, out=str(Path(config.out) / "runs" / name))
-
-
-def tuning_rows(runs: Sequence[Summary]) -> list[TuningRow]:
-    """The tuning of each scheme, by its tuning runs."""
-    rows = []
-    for scheme in dict.fromkeys(run.scheme for run in runs if run.phase == "tune"):
-        tuned = [run for run in runs if run.scheme == scheme and run.phase == "tune" and run.lr]
-        embeds = {(run.rates or {}).get("embed") for run in tuned}
-        losses = {
-            Rates(run.lr or 0.0, (run.rates or {}).get("embed") if len(embeds) > 1 else None): run.val_loss or inf
-            for run in tuned
-        }
-        best = best_rates(losses)
-        trials = [{"lr": run.lr, "rates": run.rates, "val_loss": run.val_loss, "status": run.status} for run in tuned]
-        ended = losses[best] < inf
-        rows.append(
-            TuningRow(
-                scheme=scheme,
-                seed=TUNING_SEED,
-                steps=max(run.steps or 0 for run in tuned),
-                endpoint="val_loss of the final weights",
-                lr=best.lr if ended else None,
-                embed=best.embed,
-                interior=ended and is_interior(losses, best),
-                trials=trials,
-            )
-        )
-    return rows

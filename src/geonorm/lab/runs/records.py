@@ -315,23 +315,3 @@ class ComparisonRow(Record):
 
     def row(self) -> dict[str, Any]:
         return super().row() | {"fit": self.fit and self.fit.row()}
-
-
-@dataclass(kw_only=True)
-class TuningRow(Record):
-    """The tuning of a scheme: a row of `tuning` in results.json."""
-
-    scheme: str
-    seed: int
-    """Of the tuning runs; no final run has it."""
-    steps: int
-    endpoint: str
-    """What decides."""
-    lr: float | None
-    """The best learning rate; None if no run finished."""
-    embed: float | None
-    """The best multiplier of the embedding's rate, where that was tuned."""
-    interior: bool
-    """True if lower and higher values were tried of both."""
-    trials: list[Any]
-    """lr, rates, val_loss and status of each run."""
