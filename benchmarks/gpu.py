@@ -145,12 +145,12 @@ def wide(out: Path) -> list[Verdict]:
     changes = (
         "--model.layers 2 --steps 20 --batch-size 4 --data stdlib --tokens.tokenizer byte --evaluation.every 20 "
         "--evaluation.tokens 8192 --checkpoint.every 20 --checkpoint.keep 1 --optim.warmup 0.1 --runtime.device cuda "
-        "--runtime.compile false --runtime.recompute false --runtime.parallel none --runtime.tensorboard false"
+        "--runtime.compile false --runtime.recompute false --runtime.tensorboard false"
     )
     found = []
     for scheme in ("geonorm", "pre", "deepnorm"):
         words = ["--config", str(ROOT / "configs" / "7b.yaml"), *changes.split(), "--out", str(out / scheme)]
-        config = read(TrainCommand, "gpu.py wide", [*words, "--scheme", scheme]).run()
+        config = read(TrainCommand, "gpu.py wide", [*words, "--scheme", scheme])
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         summary = run(config)

@@ -45,7 +45,7 @@ def place_runs(runs: Sequence[Summary], grid: Grid) -> list[Summary]:
     known: dict[str, dict[str, Any]] = {}
     for name, words in grid.items():
         if (row := name.rpartition("-lr")[0]) in wanted - known.keys():
-            known[row] = about(read(TrainCommand, "geonorm train", list(words)).run())
+            known[row] = about(read(TrainCommand, "geonorm train", list(words)))
     return [replace(run, **known[row]) for run in runs if (row := run.run.rpartition("-lr")[0]) in known]
 
 

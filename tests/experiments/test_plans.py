@@ -49,7 +49,7 @@ def test_every_run_of_a_plan_is_a_command(experiment: str) -> None:
             own, other = (each[each.index("--lr") :] for each in (words[: words.index("--branch")], grid[trunk]))
             assert own == other[: len(own)]
     for name in (order[0], order[len(order) // 2], order[-1]):
-        config = read(TrainCommand, "geonorm train", list(grid[name])).run()
+        config = read(TrainCommand, "geonorm train", list(grid[name]))
         assert config.steps and config.shape(config.scheme).layers
 
 

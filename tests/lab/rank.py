@@ -95,7 +95,7 @@ def born(patch: pytest.MonkeyPatch, out: str, settings: dict[str, Any]) -> int:
     """Builds a model for this world; the first rank writes its initial weights, whole, and every rank what it held at
     most while it built, by the records of PyTorch's allocator, in bytes; then takes two steps."""
     config = from_dict(train.TrainConfig, settings)
-    text = train.load_text(config)
+    text = train.load_text(resolve(config).text)
     torch.use_deterministic_algorithms(True)  # memory that nobody fills is not a number
     with train.join_world(torch.device("cpu")) as ranks:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
@@ -112,7 +112,7 @@ def born(patch: pytest.MonkeyPatch, out: str, settings: dict[str, Any]) -> int:
         state.model.blocks[-1].register_forward_hook(lambda _, __, out: dtypes.append(str(out.dtype)))
         losses = []
         for step in (1, 2):
-            with parallel.precision(config.runtime, state.device):
+            with state.parallel_model.precision():
                 loss = state.parallel_model.loss(*train.fetch_batch(state, step))
             loss.backward()
             losses.append(float(ranks.mean(loss.detach())))
@@ -131,7 +131,8 @@ def gather(patch: pytest.MonkeyPatch, folder: str, out: str, settings: dict[str,
     config = from_dict(train.TrainConfig, settings)
     device = torch.device("cpu")
     with train.join_world(device) as ranks:
-        state = train.build_state(resolve(config, ranks), train.load_text(config), device, ranks)
+        setup = resolve(config, ranks)
+        state = train.build_state(setup, train.load_text(setup.text), device, ranks)
         checkpoint.load_checkpoint(train.Path(folder), state.model, state.optimizers, ranks)
         tensors, _ = checkpoint.tensors_to_save(state.model, state.optimizers, ranks)
         whole = {name: t.full_tensor() if isinstance(t, parallel.DTensor) else t for name, t in tensors.items()}

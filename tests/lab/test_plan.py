@@ -203,7 +203,7 @@ def test_text_and_json_say_the_same(call: Any) -> None:
 @each("path", CONFIGS)
 def test_configs_are_whole_and_build(path: Path, scheme: str) -> None:
     """Every committed config is read by the command line, and its model is built on the meta device."""
-    config = read(TrainCommand, "geonorm train", ["--config", str(path), "--scheme", scheme]).run()
+    config = read(TrainCommand, "geonorm train", ["--config", str(path), "--scheme", scheme])
     with torch.device("meta"):
         model = Decoder(config.shape(scheme))
     assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))

@@ -169,11 +169,10 @@ def publish(out: Path) -> None:
 
 def run_train(command: TrainCommand) -> int:
     """train one model, or go on with a run that was stopped"""
-    config = command.run()
     if command.dry_run:
         from ..lab.plan import plan, table
 
-        planned = plan(config, command.world_size or 1, command.machine)
+        planned = plan(command, command.world_size or 1, command.machine)
         settings = json.dumps(planned["settings"], indent=1)
         print(json.dumps(planned, indent=1) if command.json else f"{settings}\n{table(planned)}")
         return 0
@@ -182,13 +181,13 @@ def run_train(command: TrainCommand) -> int:
 
     try:
         with show_progress(watched(), tell=False) as progress:
-            summary = run(config, progress=progress)
+            summary = run(command, progress=progress)
     except Interrupted as stop:
         if output.first():
             output.complain(f"{stop}; the same command goes on from there")
         return 130
     if output.first():
-        print(f"{result_line(summary)}  in {config.out}")
+        print(f"{result_line(summary)}  in {command.out}")
     return 0
 
 

@@ -21,6 +21,13 @@ TRAINED_WITH: dict[str, Literal["adamw", "muon"]] = {"modern": "muon", "modern-d
 Many = Annotated[int, Range(1), Range(1, 2**53)]
 TUNING_SEED = 1_000_000
 """Seed of the runs that choose a learning rate: none that a final run uses, however many seeds are added."""
+
+
+def phase_of(seed: int) -> str:
+    """What a comparison uses a run for: to tune, or as one of its final runs."""
+    return "tune" if seed == TUNING_SEED else "final"
+
+
 Amount = Annotated[float, Range(1e-6, 1e9)]
 RATED = ("embed", "position", "head", "hidden", "q", "k", "v", "o", "up", "gate", "down", "gain")
 """Roles that may have a learning rate of their own: what models.init has, as far as models of text have it."""
@@ -28,8 +35,6 @@ WIDTHLESS = ("embed", "position", "gain")
 """Roles whose best rate does not depend on the width: no sum over the width stands between them and the stream."""
 LARGE = 0.1
 """A share of every matrix that no step should take: the default of a decay that the learning rate multiplies."""
-NORMS_WITH_BIAS = ("layer", "dyt", "derf")
-"""Norms that have a bias beside their gains."""
 Memory = Annotated[float, Range(0, 0.999999)]
 """Share of an average that it keeps in a step."""
 
@@ -97,24 +102,6 @@ class Optim(Settings):
         multipliers = {role: rate * (ratio if role in WIDTHLESS else 1) for role, rate in self.multipliers.items()}
         return replace(self, rates=[f"{role}={rate:.6g}" for role, rate in multipliers.items()])
 
-    def warmup_end(self, steps: int) -> int:
-        """The last step of warm-up."""
-        return round(self.warmup * steps) if self.warmup_steps is None else self.warmup_steps
-
-    def stable_end(self, steps: int) -> int:
-        """The last step before the cool-down of wsd: up to there a longer run is the same run."""
-        return steps - max(1, round(self.cooldown * steps))
-
-    def check_steps(self, steps: int) -> None:
-        """ConfigError where warm-up does not end before what follows it: the rate would never be the one that is
-        given."""
-        end, what = (self.stable_end(steps), "cool-down") if self.schedule == "wsd" else (steps, "end")
-        if (warm := self.warmup_end(steps)) > end:
-            raise ConfigError(
-                f"warm-up of {warm} of {steps} steps goes beyond step {end}, the {what}: shorten --optim.warmup_steps "
-                "or --optim.warmup, or train longer"
-            )
-
 
 @dataclass(frozen=True)
 class Evaluation(Settings):
@@ -133,10 +120,6 @@ class Evaluation(Settings):
     """Share of the steps, the last ones, whose mean weights are evaluated too (val_loss_average); 0: none."""
     trace_tokens: Natural = 1024
     """Held-out tokens, spread like the others, on which the geometry of every site is measured; 0: no trace."""
-
-    def averaging_start(self, steps: int) -> int:
-        """The step after which weights are averaged; the last one if they are not."""
-        return steps - (max(1, round(self.average * steps)) if self.average else 0)
 
 
 @dataclass(frozen=True)
@@ -162,11 +145,6 @@ class Log(Settings):
     """Trackers, each an extra of the package (pip install 'geonorm[wandb]'); none by default. Their project is
     $WANDB_PROJECT, or geonorm."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if len(set(self.to)) < len(self.to):
-            raise ConfigError("--log.to names a tracker twice")
-
 
 @dataclass(frozen=True)
 class Tokens(Settings):
@@ -185,10 +163,10 @@ class Guard(Settings):
 
     prefix = "guard."
 
-    nan: Literal["stop", "skip", "rewind"] = "stop"
-    """A loss or gradient that is not finite. skip: the batch is dropped; rewind: back to the last checkpoint, and on
-    with the data behind the bad batch; stop: the run ends with a diagnosis, as after ten of the others."""
-    spike: Literal["ignore", "stop", "skip", "rewind"] = "ignore"
+    nan: Literal["stop", "rewind"] = "stop"
+    """A loss or gradient that is not finite. stop: the run ends with a diagnosis; rewind: back to the last checkpoint,
+    and on with the data behind the bad batch, at most ten times."""
+    spike: Literal["ignore", "rewind"] = "ignore"
     """A loss more than six standard deviations above the mean of the last 100."""
 
 
@@ -212,7 +190,7 @@ class Runtime(Settings):
     """Activation checkpointing, block by block."""
     accumulate: Count = 1
     """Micro-batches per step and rank."""
-    parallel: Literal["auto", "none", "ddp", "fsdp"] = "auto"
+    parallel: Literal["auto", "ddp", "fsdp"] = "auto"
     """Under torchrun: ddp, the model whole on every rank (auto), or fsdp, each block sharded over the ranks."""
     shard_size: Count | None = None
     """fsdp: ranks that share one copy of the model, beside other copies; all ranks when not given."""
@@ -330,13 +308,6 @@ class Shared(Settings):
             yield "optim.floor", "optim.schedule cosine or wsd"
         if self.optim.warmup_steps is not None:
             yield "optim.warmup", "optim.warmup_steps to be left out"
-        shape = self.shape("pre")
-        if not shape.gains or shape.norm not in NORMS_WITH_BIAS:
-            yield "model.norm_bias", "norms with gains and a bias, model.norm layer, dyt or derf"
-        if shape.init not in ("neox", "gpt2"):
-            yield "model.init_depth", "model.init neox or gpt2"
-        if shape.positions != "rope":
-            yield "model.rope_theta", "model.positions rope"
 
 
 @dataclass(frozen=True)
@@ -347,14 +318,6 @@ class Recipe(Shared):
     """Optimizer steps."""
     batch_size: Many = 4
     """Sequences per step."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.batch_size % self.runtime.accumulate:
-            raise ConfigError(
-                f"batch_size {self.batch_size} must be a multiple of runtime.accumulate {self.runtime.accumulate}"
-            )
-        self.optim.check_steps(self.steps)
 
 
 @dataclass(frozen=True)
@@ -384,11 +347,6 @@ class TrainConfig(Recipe):
             object.__setattr__(self, "scheme", preset(self.preset).scheme)
         check_out(self.out)
 
-    @property
-    def phase(self) -> str:
-        """What a comparison uses the run for."""
-        return "tune" if self.seed == TUNING_SEED else "final"
-
 
 @dataclass(frozen=True)
 class TrainCommand(TrainConfig):
@@ -409,19 +367,10 @@ class TrainCommand(TrainConfig):
     """With --dry-run: one JSON object instead of a table."""
     machine: Machine = field(default_factory=Machine)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, given, instead in (
-            ("--world-size", self.world_size is not None, "; torchrun --nproc-per-node N starts N ranks"),
-            ("--json", self.json, ""),
-            ("--machine.*", self.machine != Machine(), ""),
-        ):
-            if given and not self.dry_run:
-                raise ConfigError(f"{name} belongs to --dry-run{instead}")
-
-    def run(self) -> TrainConfig:
-        """The settings of the run itself."""
-        return TrainConfig(**{f.name: getattr(self, f.name) for f in fields(TrainConfig)})
+    def unused(self) -> Iterator[tuple[str, str]]:
+        yield from super().unused()
+        if not self.dry_run:
+            yield from ((name, "--dry-run") for name in ("world_size", "json", "machine.tflops", "machine.memory"))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -31,7 +31,7 @@ from ..settings import to_dict
 from .config import Machine, TrainConfig
 from .distributed.ranks import World
 from .footprint import Conditions, Piece, footprint
-from .resolve import resolve
+from .resolve import Resolved, resolve
 
 FP32, BF16 = 4, 2
 MANY = 64
@@ -44,54 +44,45 @@ MFU = 0.4
 """Share of the peak that the model's own operations reach, recomputation not counted."""
 
 
-@dataclass(frozen=True)
-class Division:
-    """How a model lies on its ranks: `shard` ranks hold one copy together."""
-
-    kind: str
-    shard: int
-
-
 def plan(config: TrainConfig, ranks: int = 1, machine: Machine | None = None) -> dict[str, Any]:
     """The plan of a run on so many ranks; sizes in bytes, times in seconds. ConfigError for settings that do not fit
     together."""
     machine = machine or Machine()
     setup = resolve(config, World(size=ranks))
-    config, shape, runtime = setup.config, setup.shape, setup.config.runtime
+    shape, schedule, runtime = setup.shape, setup.schedule, setup.runtime
     shard = (runtime.shard_size or ranks) if setup.layout == "fsdp" else 1
-    where = Division(setup.layout, shard)
-    micro = config.batch_size // (ranks * runtime.accumulate)
+    micro = setup.text.batch_size // (ranks * runtime.accumulate)
     with torch.device("meta"):
         model = Decoder(shape)
     operations = flops_per_token(model)
-    tokens = config.batch_size * shape.context
-    memory = Memory(model, config, where)
+    tokens = setup.text.step_tokens
+    memory = Memory(model, setup, shard)
     peak, tflops = memory.peak(micro), machine.tflops or TFLOPS[runtime.dtype]
     seconds = operations * tokens / (ranks * tflops * 1e12 * MFU)
     room = int(machine.memory * 2**30)
     largest = memory.largest(room)
     return {
-        "settings": to_dict(config),
+        "settings": {**setup.folder.settings, "lr": schedule.lr, "optim": to_dict(schedule.optim)},
         "model": to_dict(shape),
         "fits": peak <= room,
         "peak_bytes": peak,
         "peak_bytes_recompute": memory.peak(micro, recompute=True),
         "peak_bytes_no_recompute": memory.peak(micro, recompute=False),
         "memory": memory.parts(micro),
-        "lr": config.lr,
+        "lr": schedule.lr,
         "micro_batch": micro,
         "accumulate": runtime.accumulate,
         "tokens_per_step": tokens,
-        "tokens": config.steps * tokens,
+        "tokens": schedule.steps * tokens,
         "largest_micro_batch": largest,
         "largest_batch": largest * ranks * runtime.accumulate,
         "ranks": ranks,
-        "parallel": where.kind,
-        "ranks_of_a_copy": where.shard,
+        "parallel": setup.layout,
+        "ranks_of_a_copy": shard,
         "parameters": model.parameter_count(),
         "matmul_parameters": model.matmul_parameter_count(),
         "flops_per_token": operations,
-        "flops": operations * config.steps * tokens,
+        "flops": operations * schedule.steps * tokens,
         "seconds_per_step": seconds,
         "mfu_assumed": MFU,
         "tflops_assumed": tflops,
@@ -144,12 +135,13 @@ def looked_up(model: Decoder) -> int:
 class Memory:
     """Bytes that a rank holds in a step, for any number of sequences in a pass."""
 
-    def __init__(self, model: Decoder, config: TrainConfig, where: Division) -> None:
-        self.where, self.runtime = where, config.runtime
-        self.adding = where.kind == "ddp" or (where.kind == "none" and config.runtime.accumulate > 1)
-        half = config.runtime.dtype == "bf16"
+    def __init__(self, model: Decoder, setup: Resolved, shard: int) -> None:
+        """shard: ranks that hold one copy of the model together."""
+        self.runtime, self.fsdp, self.shard = setup.runtime, setup.layout == "fsdp", shard
+        self.adding = setup.layout == "ddp" or (setup.layout == "none" and self.runtime.accumulate > 1)
+        half = self.runtime.dtype == "bf16"
         conditions = Conditions(
-            torch.bfloat16 if half and where.kind == "fsdp" else torch.float32,
+            torch.bfloat16 if half and self.fsdp else torch.float32,
             (lambda: torch.autocast("cpu", torch.bfloat16)) if half else nullcontext,
             self.adding,
         )
@@ -158,10 +150,10 @@ class Memory:
         self.lines = {size: [footprint(model, n * size, conditions) for n in (1, 2)] for size in (1, MANY)}
         count = model.parameter_count()
         orthogonal = sum(w.numel() for role, w, _, _ in model.weights() if ROLES[role].hidden)
-        momenta = 2 * count - (orthogonal if config.optim.name == "muon" else 0)
-        self.parameters = FP32 * count // where.shard
-        self.optimizer = FP32 * momenta // where.shard
-        self.average = self.parameters if config.evaluation.average else 0
+        momenta = 2 * count - (orthogonal if setup.schedule.optim.name == "muon" else 0)
+        self.parameters = FP32 * count // shard
+        self.optimizer = FP32 * momenta // shard
+        self.average = self.parameters if setup.schedule.average else 0
 
     def pieces(self, batch: int, recompute: bool | None = None) -> list[Piece]:
         few, many = (
@@ -191,13 +183,12 @@ class Memory:
             "loss": max(head.forward, head.saved + head.backward),
             "gathered": self.gathered_weights(pieces),
             # the fp32 buffer in which FSDP reduces the gradients of one block
-            "reducing": FP32 * max(piece.weights for piece in pieces) if self.where.kind == "fsdp" else 0,
+            "reducing": FP32 * max(piece.weights for piece in pieces) if self.fsdp else 0,
         }
 
     def peak(self, batch: int, recompute: bool | None = None) -> int:
         """The most that a step holds at any moment: through the forward pass and back, one piece after the other."""
         pieces = self.pieces(batch, recompute)
-        fsdp = self.where.kind == "fsdp"
         held = self.parameters + self.optimizer + self.average + self.gathered_weights(pieces)
         # gradients that are added to are there all the time; others appear block by block
         held += self.parameters if self.adding else 0
@@ -209,14 +200,14 @@ class Memory:
             held += piece.saved
             cached += max(0, cast - fixed.saved)
         for piece in reversed(pieces):
-            top = max(top, held + piece.backward + (FP32 * piece.weights if fsdp else 0))
+            top = max(top, held + piece.backward + (FP32 * piece.weights if self.fsdp else 0))
             held -= piece.saved
-            held += 0 if self.adding else FP32 * piece.weights // self.where.shard
+            held += 0 if self.adding else FP32 * piece.weights // self.shard
         return top
 
     def gathered_weights(self, pieces: list[Piece]) -> int:
         """Whole weights that FSDP holds at once: those of a block and of the next, which is fetched ahead."""
-        if self.where.kind != "fsdp":
+        if not self.fsdp:
             return 0
         whole = [piece.weights * piece.width for piece in pieces]
         return max(map(sum, pairwise(whole)))

@@ -1,9 +1,10 @@
-"""What follows from the settings of a run, worked out once, before anything opens: its scheme and model, what the
-scheme's recipe changes, how the model lies on the ranks, and how often it is evaluated and saved."""
+"""The configuration of a run becomes the parts of the run, once, before anything opens. Each part of the program takes
+the part that it needs; none looks at the configuration again."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from ..devices import memory_of_machine
@@ -11,46 +12,111 @@ from ..errors import ConfigError
 from ..models.config import DecoderConfig
 from ..models.init import check_start
 from ..schemes import Scheme, parse
-from .config import TrainConfig
+from ..settings import to_dict
+from .config import Checkpoint, Evaluation, Guard, Log, Runtime, TrainConfig
 from .distributed.parallel import layout
 from .distributed.ranks import World
+from .schedule import Schedule
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """What is read, and in which pieces."""
+
+    source: str
+    tokenizer: str
+    objective: str
+    vocab_size: int
+    context: int
+    batch_size: int
+    seed: int
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of a step."""
+        return self.batch_size * self.context
+
+
+@dataclass(frozen=True)
+class FolderPart:
+    """Where a run lies, what its folder says that it is, and where it begins."""
+
+    path: Path
+    settings: dict[str, Any]
+    """As config.yaml holds them."""
+    resume: bool
+    branch: str | None
+    init_from: str | None
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A run, ready to be built."""
+    """The parts of a run."""
 
-    config: TrainConfig
-    """Its settings, with the departures in place."""
+    folder: FolderPart
+    text: TextPart
+    shape: DecoderConfig
+    """The model."""
     scheme: Scheme
     departures: dict[str, float]
     """What the scheme's own recipe sets, if the run asks for it: keys weight_decay, warmup, lr, clip."""
-    shape: DecoderConfig
+    schedule: Schedule
+    runtime: Runtime
     layout: str
     """none, ddp or fsdp on the ranks of a world; empty where no world is known."""
-    evaluate_every: int
-    """Steps between evaluations."""
-    save_every: int
-    """Steps between checkpoints."""
+    evaluation: Evaluation
+    checkpoint: Checkpoint
+    guard: Guard
+    log: Log
 
 
-def resolve(config: TrainConfig, world: World | None = None) -> Resolved:
-    """ConfigError for a scheme or model that does not exist, or does not fit the ranks of a world."""
-    scheme, shape = parse(config.scheme), config.shape(config.scheme)
+def resolve(config: TrainConfig, world: World | None = None, on_cpu: bool = False) -> Resolved:
+    """ConfigError for a scheme or model that does not exist, or does not fit the ranks of a world or the memory of a
+    machine that trains on its CPU, and for a warm-up that does not end in time."""
+    scheme, shape, settings = parse(config.scheme), config.shape(config.scheme), to_dict(config)
+    if on_cpu:
+        check_memory(shape)
     check_start(scheme, shape)
     departures = dict(scheme.recipe()) if config.recipe == "own" else {}
-    changes: dict[str, Any] = dict(departures)
-    lr = changes.pop("lr", config.lr)
+    changes: dict[str, Any] = {"lr": config.lr, **departures}
+    lr = changes.pop("lr")
     if "warmup" in changes:
         changes["warmup_steps"] = None
+    schedule = Schedule(
+        replace(config.optim, **changes),
+        lr,
+        config.steps,
+        config.evaluation.every or max(1, config.steps // 3),
+        config.checkpoint.every or max(1, config.steps // 5),
+        config.evaluation.average,
+    )
     return Resolved(
-        config=replace(config, lr=lr, optim=replace(config.optim, **changes)),
+        folder=FolderPart(
+            Path(config.out),
+            {field.name: settings[field.name] for field in fields(TrainConfig)},
+            config.resume == "auto",
+            config.branch,
+            config.init_from,
+        ),
+        text=TextPart(
+            config.data,
+            config.tokens.tokenizer,
+            config.objective,
+            shape.vocab_size,
+            shape.context,
+            config.batch_size,
+            config.seed,
+        ),
+        shape=shape,
         scheme=scheme,
         departures=departures,
-        shape=shape,
+        schedule=schedule,
+        runtime=config.runtime,
         layout="" if world is None else layout(config.runtime, world, config.batch_size),
-        evaluate_every=config.evaluation.every or max(1, config.steps // 3),
-        save_every=config.checkpoint.every or max(1, config.steps // 5),
+        evaluation=config.evaluation,
+        checkpoint=config.checkpoint,
+        guard=config.guard,
+        log=config.log,
     )
 
 

@@ -27,6 +27,7 @@ from geonorm.lab.compare.tune import Rates, run_config
 from geonorm.lab.config import CompareConfig, TrainConfig
 from geonorm.lab.runs.folder import RunFolder, lock_folder, read_rows, slug, write_json
 from geonorm.progress import Bars
+from geonorm.settings import to_dict
 
 from ...rows import each
 from ..conftest import results
@@ -196,7 +197,7 @@ def test_names_of_runs_are_files_and_unique() -> None:
 
 def test_a_run_of_other_settings_in_the_way(tmp_path: Path) -> None:
     config = run_config(CompareConfig(out=str(tmp_path), steps=400), "pre", Rates(1e-3), 0)
-    with RunFolder.open(config):
+    with RunFolder.open(Path(config.out), to_dict(config)):
         pass
     assert not done(config)
     with pytest.raises(CheckpointError, match=r"holds a run with lr 0\.001, not 0\.002"):

@@ -8,7 +8,7 @@ from math import inf, isclose, log, sqrt
 from typing import Any
 
 from geonorm.lab.compare.tune import Rates, missing_rates, run_config, tune
-from geonorm.lab.config import TUNING_SEED, CompareConfig, Optim, TrainConfig
+from geonorm.lab.config import TUNING_SEED, CompareConfig, Optim, TrainConfig, phase_of
 from geonorm.lab.runs.records import Summary
 
 from ...rows import each
@@ -30,7 +30,7 @@ class FakeExecutor:
         for config in configs:
             loss = self.loss(config)
             known = {"status": "finished", "val_loss": loss} if loss < inf else {"status": "diverged"}
-            about = {"scheme": config.scheme, "lr": config.lr, "phase": config.phase, "steps": config.steps}
+            about = {"scheme": config.scheme, "lr": config.lr, "phase": phase_of(config.seed), "steps": config.steps}
             ended.append(Summary.read({**known, **about, "rates": config.optim.multipliers or None}))
         self.summaries += ended
         return ended
@@ -57,7 +57,7 @@ def test_the_best_has_half_octaves_out_to_a_factor_of_2_on_both_sides(best: floa
     for factor in (0.5, sqrt(0.5), sqrt(2), 2):
         assert any(isclose(lr, rates.lr * factor, rel_tol=0.01) for lr in tried), factor
     assert len(tried) == len(set(tried)) == len({c.out for c in executor.configs})
-    assert all((c.phase, c.seed, c.steps) == ("tune", TUNING_SEED, 10) for c in executor.configs)
+    assert all((c.seed, c.steps) == (TUNING_SEED, 10) for c in executor.configs)
     assert "end of the grid" not in executor.lines[-1]
 
 
@@ -96,7 +96,7 @@ def test_the_embedding_is_tuned_apart_where_it_is_named(start: float, best: floa
     assert all(f"-embed{c.optim.multipliers['embed']:g}-" in c.out for c in executor.configs)
     assert rates.embed == best and "end of the grid" not in executor.lines[-1]
     final = run_config(CompareConfig(optim=Optim(rates=["embed=1"])), "pre", rates, 0)
-    assert final.optim.multipliers == {"embed": best} and final.phase == "final"
+    assert final.optim.multipliers == {"embed": best} and phase_of(final.seed) == "final"
 
 
 def test_a_rate_that_is_nearly_there_is_not_tried_again() -> None:

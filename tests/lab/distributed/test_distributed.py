@@ -172,7 +172,6 @@ def test_a_run_goes_on_in_another_world(saved_on_two: Path, runs: Any, call: Any
 @each(
     "options, said",
     [
-        (["--runtime.parallel", "none"], "--runtime.parallel none is one rank, this is 2: use ddp or fsdp"),
         (["--data", "/nowhere/text.txt"], "/nowhere/text.txt"),
         (["--scheme", "geonrom"], "did you mean 'geonorm'"),
     ],

@@ -15,6 +15,7 @@ from geonorm.lab.config import TrainConfig
 from geonorm.lab.data.batches import Batches
 from geonorm.lab.open import open_run
 from geonorm.lab.runs.folder import RunFolder, read_rows
+from geonorm.settings import to_dict
 
 from ...rows import each
 
@@ -169,13 +170,16 @@ def test_place_that_cannot_be_written(train: Any) -> None:
 
 
 def test_directory_in_use_is_refused(train: Any, tmp_path: Path) -> None:
-    config = TrainConfig(out=str(tmp_path / "run"))
-    with RunFolder.open(config):
+    place = tmp_path / "run", to_dict(TrainConfig(out=str(tmp_path / "run")))
+    with RunFolder.open(*place):
         result = train(tmp_path / "run")
         assert result.status == 2 and "holds a run with" in result.err  # other settings, seen before the lock
-        with pytest.raises(CheckpointError, match="in use by another process"), RunFolder.open(config):
+        with (
+            pytest.raises(CheckpointError, match="in use by another process"),
+            RunFolder.open(*place),
+        ):
             pass
-    with RunFolder.open(config):
+    with RunFolder.open(*place):
         pass
 
 

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from geonorm.lab.config import TrainConfig
-from geonorm.lab.train.branch import shared_steps
+from geonorm.lab.resolve import resolve
+from geonorm.lab.runs.folder import write_settings
+from geonorm.lab.train.branch import find_shared_prefix
 from geonorm.settings import from_dict
 
 from ...rows import each
@@ -91,8 +93,10 @@ def test_a_warm_up_that_grows_with_the_length_shares_nothing(train: Any, tmp_pat
 
 
 @each("average, last", [(0.0, 60), (0.2, 60), (0.8, 40)])
-def test_what_is_shared_ends_where_weights_are_averaged(average: float, last: int) -> None:
+def test_what_is_shared_ends_where_weights_are_averaged(average: float, last: int, tmp_path: Path) -> None:
     """The mean over the last steps of a run is of its own steps, whichever trunk they lie in."""
     settings = {"optim": {"schedule": "wsd", "warmup_steps": 2, "cooldown": 0.4}, "evaluation": {"average": average}}
-    long, short = (from_dict(TrainConfig, {**settings, "steps": steps, "branch": "short"}) for steps in (200, 100))
-    assert shared_steps(long, short) == last
+    write_settings(tmp_path / "config.yaml", {**settings, "steps": 100})
+    setup = resolve(from_dict(TrainConfig, {**settings, "steps": 200, "branch": str(tmp_path)}))
+    prefix = find_shared_prefix(setup.folder, setup.schedule)
+    assert prefix is not None and prefix.last == last

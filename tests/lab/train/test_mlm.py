@@ -16,10 +16,10 @@ from geonorm.errors import ConfigError
 from geonorm.lab.config import TrainConfig
 from geonorm.lab.data.batches import MaskedTokens
 from geonorm.lab.open import Opened, open_run
+from geonorm.lab.resolve import resolve
 from geonorm.lab.runs.folder import read_rows
 from geonorm.lab.train.evaluate import evaluate_held_out
 from geonorm.lab.train.text import load_text
-from geonorm.lab.train.validation import Validation
 
 from ..conftest import summary
 
@@ -56,9 +56,9 @@ def test_the_end_that_is_not_masked_is_the_one_that_text_is_stored_with(names: s
 def test_measures_are_those_of_masked_tokens_by_hand(models: Path) -> None:
     opened = open_run(models)
     model, config = opened.model, opened.config
-    text = load_text(config)
+    text = load_text(resolve(config).text)
     assert isinstance(text.objective, MaskedTokens)
-    validation = Validation(text.tokens, config, 16, torch.device("cpu"), objective=text.objective)
+    validation = text.validation(config.evaluation, 40, torch.device("cpu"))
     nats, right, bytes_, count = 0.0, 0, 0, 0
     for ids, targets in validation.part:
         assert ((targets != -100).sum(1) == 2).all() and (ids == text.objective.mask).any()

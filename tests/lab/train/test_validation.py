@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from geonorm import Decoder, DecoderConfig
-from geonorm.lab.config import Evaluation, TrainConfig
+from geonorm.lab.config import Optim, TrainConfig
 from geonorm.lab.distributed.ranks import World
 from geonorm.lab.open import open_run
+from geonorm.lab.resolve import resolve
 from geonorm.lab.runs.folder import read_rows
+from geonorm.lab.schedule import Schedule
 from geonorm.lab.train.averaging import Averaging
 from geonorm.lab.train.evaluate import share_batches
 from geonorm.lab.train.summary import EVALUATED
@@ -81,7 +83,7 @@ def test_the_part_and_the_trace_see_all_documents(books: Path) -> None:
     settings = {"data": str(books), "tokens": {"tokenizer": "byte"}, "evaluation": {"tokens": 256, "trace_tokens": 64}}
     model = {"layers": 1, "width": 16, "heads": 2, "hidden": 16, "vocab_size": 257, "context": 16}
     config = from_dict(TrainConfig, {**settings, "model": model})
-    validation = load_text(config).validation(config, config.shape("pre"), torch.device("cpu"), World())
+    validation = load_text(resolve(config).text).validation(config.evaluation, config.steps, torch.device("cpu"))
     part, traced = torch.cat([ids for ids, _ in validation.part]), validation.trace_ids()
     assert len(part) == 16 and len(traced) == 4
     for ids in (part, traced):
@@ -142,7 +144,7 @@ def tiny(scheme: str) -> Decoder:
 def test_an_average_that_begins_anew_forgets_what_it_was() -> None:
     """NaN of steps that were taken back is not in the mean of those that came in their place."""
     model = tiny("pre")
-    average = Averaging(model, TrainConfig(steps=4, evaluation=Evaluation(average=0.5)))
+    average = Averaging(model, Schedule(Optim(), 1e-3, steps=4, average=0.5))
     own = {name: p.detach().clone() for name, p in model.named_parameters()}
     with torch.no_grad():
         for weight in model.parameters():
@@ -157,7 +159,7 @@ def test_an_average_that_begins_anew_forgets_what_it_was() -> None:
 def test_an_average_is_measured_with_its_own_matrices_in_bf16() -> None:
     """Autocast keeps casts of weights until its context ends; those of the last weights are no part of the mean."""
     model = tiny("pre")
-    average = Averaging(model, TrainConfig(steps=2, evaluation=Evaluation(average=1.0)))
+    average = Averaging(model, Schedule(Optim(), 1e-3, steps=2, average=1.0))
     average.update(1)
     with torch.no_grad():
         for weight in model.parameters():
@@ -176,7 +178,7 @@ def test_an_average_is_measured_with_its_own_matrices_in_bf16() -> None:
 
 def test_an_average_keeps_a_constraint() -> None:
     model = tiny("ngpt")
-    average = Averaging(model, TrainConfig(steps=2, evaluation=Evaluation(average=1.0)))
+    average = Averaging(model, Schedule(Optim(), 1e-3, steps=2, average=1.0))
     average.update(1)
     with torch.no_grad():
         for weight in model.parameters():

@@ -21,7 +21,7 @@ from ...settings import check_unused, from_dict, to_dict
 from ..config import CompareConfig, Grid, Ray, Slurm, TrainConfig
 from ..distributed.ranks import ALONE
 from ..load import Comparison, read_comparison
-from ..resolve import check_memory, resolve
+from ..resolve import Resolved, resolve
 from ..runs.folder import (
     RunFolder,
     first_difference,
@@ -32,7 +32,6 @@ from ..runs.folder import (
     write_json,
     write_settings,
 )
-from ..runs.provenance import Provenance
 from ..runs.records import Summary
 from ..statistics.comparison import aggregate
 from ..train.text import load_text
@@ -138,14 +137,14 @@ def begin_study(config: Grid, samples: list[TrainConfig], say: Say, live: bool) 
     """Check all that can be known before anything is written, then lock the folder. `samples`: a run of each scheme,
     for each size there is."""
     out, settings = Path(config.out), to_dict(config)
-    check_samples(samples, config.launcher, config.runtime.device)
+    setups = resolve_samples(samples, config.launcher, config.runtime.device)
     schemes = [str(parse(scheme)) for scheme in settings["schemes"]]
     if repeated := [scheme for scheme in schemes if schemes.count(scheme) > 1]:
         raise ConfigError(f"--schemes names {repeated[0]} twice")
     check_directory(out, settings, type(config))
     # once, here: the runs find the tokens in the cache
-    text = load_text(max(samples, key=lambda sample: sample.batch_size))
-    provenance = Provenance.of(samples[0], text.sha256, text.fingerprint, dict.fromkeys(run.scheme for run in samples))
+    text = load_text(max((setup.text for setup in setups), key=lambda part: part.batch_size))
+    provenance = text.provenance(dict.fromkeys(run.scheme for run in samples))
     for folder in sorted((out / "runs").glob("*/config.yaml")):
         provenance.check(folder.parent)
     with closing(make_executor(config, say, live)) as executor, lock_folder(out):
@@ -156,15 +155,13 @@ def begin_study(config: Grid, samples: list[TrainConfig], say: Say, live: bool) 
         yield StudyFolder(out, config.verb, executor, order)
 
 
-def check_samples(samples: Sequence[TrainConfig], launcher: str, device: str) -> None:
+def resolve_samples(samples: Sequence[TrainConfig], launcher: str, device: str) -> list[Resolved]:
     """GeonormError where a run could not begin: its device is not there, its memory too small, its settings wrong."""
-    here = launcher == "local"
+    on_cpu, here = False, launcher == "local"
     if here or not device.startswith("cuda"):  # elsewhere there may be GPUs
-        on_cpu = pick_device(device).type == "cpu"
-        for sample in samples if here and on_cpu else ():
-            check_memory(sample.shape(sample.scheme))
-    for sample in samples:
-        resolve(sample, None if launcher == "submitit" else ALONE)  # a job of Slurm may have several ranks
+        on_cpu = pick_device(device).type == "cpu" and here
+    world = None if launcher == "submitit" else ALONE  # a job of Slurm may have several ranks
+    return [resolve(sample, world, on_cpu) for sample in samples]
 
 
 def make_executor(config: Grid, say: Say, live: bool) -> Executor:

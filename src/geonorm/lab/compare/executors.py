@@ -25,7 +25,7 @@ from ...output import columns
 from ...progress import NAME, Pace, Unwatched, shorten, show_progress, span
 from ...schemes import parse, sources_of
 from ...settings import to_dict
-from ..config import Runtime, TrainConfig
+from ..config import Runtime, TrainConfig, phase_of
 from ..runs.folder import RunFolder, check_free, rows_of, write_settings
 from ..runs.records import Summary
 from ..train.loop import Interrupted
@@ -56,7 +56,7 @@ class Phase:
         self.jobs: list[Job] = []
         self.total = sum(config.steps for config in configs)
         self.pace = Pace(self.steps(), clock=time.monotonic)
-        self.name = "tuning runs" if configs[0].phase == "tune" else "final runs"
+        self.name = "tuning runs" if phase_of(configs[0].seed) == "tune" else "final runs"
 
     @property
     def header(self) -> str:
@@ -251,7 +251,7 @@ def done(config: TrainConfig) -> bool:
     """True if a run needs no more work (a divergence is a result). CheckpointError if its folder holds another."""
     run = RunFolder(Path(config.out))
     if (run.path / "config.yaml").exists():
-        run.check_same(config)
+        run.check_same(to_dict(config))
     summary = run.summary()
     return summary is not None and summary.status in ("finished", "diverged")
 
@@ -259,8 +259,8 @@ def done(config: TrainConfig) -> bool:
 def outcome(config: TrainConfig) -> Summary:
     """The run's summary, or that of a failed run where it left none."""
     counts = {"steps": 0, "tokens": 0, "parameters": 0, "matmul_parameters": 0, "spikes": 0, "grad_spikes": 0}
-    known = {"status": "failed", "scheme": config.scheme, "seed": config.seed, "lr": config.lr, "phase": config.phase}
-    return RunFolder(Path(config.out)).summary() or Summary.read({**known, **counts, "wall_seconds": 0.0})
+    known = {"status": "failed", "scheme": config.scheme, "seed": config.seed, "lr": config.lr}
+    return RunFolder(Path(config.out)).summary() or Summary.read({**known, "phase": phase_of(config.seed), **counts, "wall_seconds": 0.0})
 
 
 def last_line(path: Path) -> str:

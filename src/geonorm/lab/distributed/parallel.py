@@ -69,12 +69,8 @@ def loss_of(model: Transformer, runtime: Runtime, device: torch.device, steps: i
 
 def layout(runtime: Runtime, world: World, batch_size: int) -> str:
     """none, ddp or fsdp. ConfigError for what does not fit this world."""
-    kind = runtime.parallel
-    if kind == "auto":
-        kind = "none" if world.size == 1 else "ddp"
-    if kind == "none" and world.size > 1:
-        raise ConfigError(f"--runtime.parallel none is one rank, this is {world.size}: use ddp or fsdp")
-    if kind in ("ddp", "fsdp") and world.size == 1 and not dist.is_initialized():
+    kind = runtime.parallel if runtime.parallel != "auto" else "none" if world.size == 1 else "ddp"
+    if kind != "none" and world.size == 1 and not dist.is_initialized():
         raise ConfigError(f"--runtime.parallel {kind} needs torchrun: torchrun --nproc-per-node N -m geonorm train ...")
     if batch_size % (world.size * runtime.accumulate):
         raise ConfigError(
@@ -141,7 +137,7 @@ class ParallelModel:
     def __init__(
         self, model: Transformer, runtime: Runtime, world: World, device: torch.device, kind: str, steps: int = 0
     ) -> None:
-        self.model, self.world, self.kind = model, world, kind
+        self.model, self.runtime, self.world, self.device = model, runtime, world, device
         if kind == "fsdp":
             shard(model, runtime, mesh_of(runtime, world, device))
             draw_weights(model, device)
@@ -157,6 +153,10 @@ class ParallelModel:
                 self.loss = DistributedDataParallel(
                     Losses(model), ids, broadcast_buffers=False, gradient_as_bucket_view=True
                 )
+
+    def precision(self) -> AbstractContextManager[object]:
+        """The context of a forward pass."""
+        return precision(self.runtime, self.device)
 
     def micro_batch(self, last: bool) -> AbstractContextManager[object]:
         """Around forward and backward of one micro-batch: DDP's ranks talk in the last one only. FSDP's talk in each,

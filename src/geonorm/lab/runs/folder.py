@@ -183,7 +183,7 @@ def stored_settings(folder: Path) -> dict[str, Any]:
     return values
 
 
-def first_difference(old: dict[str, Any], new: dict[str, Any], but: Container[str] = ()) -> str | None:
+def first_difference(old: Mapping[str, Any], new: Mapping[str, Any], but: Container[str] = ()) -> str | None:
     """The first setting in which two trees of settings differ, in words; None if they agree."""
     before, after = flatten(old), flatten(new)
     for key in after:
@@ -205,21 +205,23 @@ class RunFolder:
 
     @staticmethod
     @contextmanager
-    def open(config: TrainConfig, but: Container[str] = VOLATILE) -> Iterator[RunFolder]:
-        """Creates or re-enters config.out. CheckpointError if another process works in it, if it holds a run that
-        differs in more than `but`, or if it holds this run and resume is `never`; nothing is written in any of these
-        cases."""
-        run = RunFolder(Path(config.out))
+    def open(
+        path: Path, settings: Mapping[str, Any], resume: bool = True, but: Container[str] = VOLATILE
+    ) -> Iterator[RunFolder]:
+        """Creates or re-enters the folder of a run with these settings. CheckpointError if another process works in it,
+        if it holds a run that differs in more than `but`, or if it holds this run and is not to be resumed; nothing is
+        written in any of these cases."""
+        run = RunFolder(path)
         stored = run.path / "config.yaml"
         if stored.exists():
-            if config.resume == "never":
+            if not resume:
                 raise CheckpointError(f"{run.path} already holds a run; choose another --out or --resume auto")
-            run.check_same(config, but)
+            run.check_same(settings, but)
         elif not is_unused(run.path):
             raise CheckpointError(f"{run.path} is not empty and holds no run; choose another --out")
         with lock_folder(run.path):
             if not stored.exists():
-                write_settings(stored, to_dict(config))
+                write_settings(stored, settings)
             yield run
 
     def config(self) -> TrainConfig:
@@ -230,9 +232,9 @@ class RunFolder:
             raise CheckpointError(f"{self.path / 'config.yaml'} does not hold the settings of a run: {error}") from None
         return config
 
-    def check_same(self, config: TrainConfig, but: Container[str] = VOLATILE) -> None:
+    def check_same(self, settings: Mapping[str, Any], but: Container[str] = VOLATILE) -> None:
         """CheckpointError that names the first setting in which the directory's run differs."""
-        if differs := first_difference(to_dict(self.config()), to_dict(config), but=but):
+        if differs := first_difference(to_dict(self.config()), settings, but=but):
             raise CheckpointError(f"{self.path} holds a run with {differs}; choose another --out")
 
     def write(self, name: str, value: Any) -> None:
@@ -264,7 +266,7 @@ def is_ours(row: dict[str, Any], path: Path) -> bool:
     return isinstance(row.get("step"), int) and all(isinstance(row.get(n, ""), int | float | None) for n in numbers)
 
 
-def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Leaves of nested settings by dotted name."""
     flat: dict[str, Any] = {}
     for key, value in values.items():

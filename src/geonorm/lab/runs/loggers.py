@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import GeonormError, cause
-from ..config import TrainConfig
 from .folder import RunFolder, read_object
 
 TRACKED = "tracked.json"
@@ -91,10 +90,10 @@ LOGGERS: dict[str, tuple[str, Opener, str]] = {
 """By the word of --log.to: module, logger, and what helps where it is missing."""
 
 
-def find_loggers(config: TrainConfig) -> dict[str, Any]:
-    """The packages of the loggers that a run asks for, by name. GeonormError for one that is not here."""
+def find_loggers(names: Iterable[str]) -> dict[str, Any]:
+    """The packages of loggers by name, TensorBoard or a word of --log.to. GeonormError for one that is not here."""
     packages = {}
-    for name in [*["TensorBoard"] * config.runtime.tensorboard, *config.log.to]:
+    for name in names:
         module, _, remedy = LOGGERS[name]
         try:
             packages[name] = import_module(module)

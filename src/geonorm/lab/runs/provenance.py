@@ -14,7 +14,6 @@ from typing import Any
 from ... import elsewhere
 from ...errors import CheckpointError
 from ...schemes import parse, sources_of
-from ..config import Shared
 from .folder import read_objects, write_atomic, write_json
 
 FILE, FOLDER = "environment.json", "schemes"
@@ -81,11 +80,10 @@ class Provenance:
     """Schemes from elsewhere, in the form of `sources_of`."""
 
     @classmethod
-    def of(cls, config: Shared, data: str, tokenizer: str, schemes: Iterable[str]) -> Provenance:
-        """What runs of these settings and schemes are made from: data by their sha256, a tokenizer by its fingerprint
-        (empty where there is none)."""
+    def of(cls, data: str, tokenizer: str, own_tokenizer: bool, schemes: Iterable[str]) -> Provenance:
+        """What runs of some schemes are made from: data by their sha256, a tokenizer by its fingerprint."""
         sources = {place: about for scheme in schemes for place, about in sources_of(parse(scheme)).items()}
-        return cls(data, tokenizer, config.tokens.tokenizer == "bpe", sources)
+        return cls(data, tokenizer, own_tokenizer, sources)
 
     def check(self, folder: Path) -> None:
         """CheckpointError if the run in a folder was made from something else. One that has made no step, as its scheme

@@ -13,23 +13,23 @@ import torch
 from torch import Tensor
 
 from ...models.decoder import Transformer
-from ..config import TrainConfig
 from ..distributed.parallel import local_part
+from ..schedule import Schedule
 from .hooks import Hook, Row
 from .state import TrainState
 from .validation import MEASURES
 
 
 class Averaging(Hook):
-    """Running mean in fp32 (fp64 for fp64) of all parameters over the last `evaluation.average` of the steps."""
+    """Running mean in fp32 (fp64 for fp64) of all parameters over the last steps, as many as the schedule says."""
 
-    def __init__(self, model: Transformer, config: TrainConfig) -> None:
+    def __init__(self, model: Transformer, schedule: Schedule) -> None:
         self.model = model
-        self.first = config.evaluation.averaging_start(config.steps) + 1
+        self.first = schedule.averaging_start + 1
         self.means = {
             name: p.detach().to(torch.promote_types(p.dtype, torch.float32), copy=True)
             for name, p in model.named_parameters()
-            if config.evaluation.average
+            if schedule.average
         }
         self.tensors = {f"average.{name}": mean for name, mean in self.means.items()}
 
@@ -38,7 +38,7 @@ class Averaging(Hook):
 
     def on_evaluation(self, state: TrainState, row: Row) -> None:
         """At the end of a run: what is measured of the last weights, with `_average` behind the name."""
-        if self.means and state.step == state.config.steps:
+        if self.means and state.step == state.schedule.steps:
             state.parallel_model.reshard()
             with self.apply():
                 measured = state.validation.measure_end(self.model)

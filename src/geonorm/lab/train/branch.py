@@ -9,48 +9,25 @@ from its first step. A run that is extended (more --steps, the same folder) goes
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ...errors import CheckpointError, ConfigError
 from ...settings import to_dict
 from ..checkpoint import read_and_verify
-from ..config import TrainConfig
 from ..distributed.ranks import ALONE
-from ..resolve import resolve
+from ..resolve import FolderPart, resolve
 from ..runs.folder import VOLATILE, RunFolder, first_difference, read_text, write_atomic, write_settings
 from ..runs.loggers import TRACKED
+from ..schedule import Schedule
 from ..storage import saved_steps
-from .optim import rate_share
 
 APART = (*VOLATILE, "steps", "evaluation.every", "evaluation.whole", "checkpoint.every")
 """Settings in which a run and its branch may differ."""
-LONGER = (*VOLATILE, "steps", "optim.warmup", "optim.warmup_steps", "evaluation.every", "evaluation.whole",
-          "checkpoint.every")  # fmt: skip
+LONGER = (*APART, "optim.warmup", "optim.warmup_steps")
 """Settings that may change when a run is extended, if no learning rate so far was another."""
-
-
-def shared_steps(config: TrainConfig, other: TrainConfig) -> int:
-    """Steps that a run and one of another length have in common. ConfigError if their settings leave none."""
-    if other.scheme == config.scheme:  # else its text is not read: it may name code
-        other = resolve(other).config
-    if differs := first_difference(to_dict(other), to_dict(config), but=APART):
-        raise ConfigError(f"cannot branch from {config.branch}: it is a run with {differs}")
-    if config.optim.schedule != "wsd":
-        raise ConfigError(f"--branch needs --optim.schedule wsd, not {config.optim.schedule}")
-    last = min(run.optim.stable_end(run.steps) for run in (config, other))
-    if (step := first_other_rate(config, other, last)) is not None:
-        raise ConfigError(
-            f"cannot branch from {config.branch}: another learning rate at step {step}; give both the same "
-            "--optim.warmup-steps"
-        )
-    return min(last, config.evaluation.averaging_start(config.steps))
-
-
-def first_other_rate(config: TrainConfig, other: TrainConfig, last: int) -> int | None:
-    """The first step up to `last` at which the two runs have another share of their highest rate."""
-    shares = ([rate_share(run.optim, step, run.steps) for run in (config, other)] for step in range(1, last + 1))
-    return next((step for step, (ours, theirs) in enumerate(shares, 1) if ours != theirs), None)
 
 
 @dataclass(frozen=True)
@@ -60,33 +37,44 @@ class SharedPrefix:
     folder: RunFolder
     last: int
 
-    def copy_rows(self, run: RunFolder, resumed: bool) -> None:
-        """Copies its measurements, if the run resumes in its checkpoint; `truncate` drops those after that step."""
-        for name in ("metrics", "trace", "norms") if run.writes and resumed else ():
+    def copy_rows(self, run: RunFolder) -> None:
+        """Copy its measurements; `truncate` drops those after the step in which the run begins."""
+        for name in ("metrics", "trace", "norms") if run.writes else ():
             if text := read_text(getattr(self.folder, name)):
                 write_atomic(getattr(run, name), text)
 
 
-def find_shared_prefix(config: TrainConfig) -> SharedPrefix | None:
+def find_shared_prefix(folder: FolderPart, schedule: Schedule) -> SharedPrefix | None:
     """GeonormError, before anything is written, if `branch` names no run or one that does not fit."""
-    if config.branch is None:
+    if folder.branch is None:
         return None
-    folder = RunFolder(Path(config.branch))
-    return SharedPrefix(folder, shared_steps(config, folder.config()))
+    trunk = RunFolder(Path(folder.branch))
+    stored = trunk.config()
+    if differs := first_difference(to_dict(stored), folder.settings, but=APART):
+        raise ConfigError(f"cannot branch from {folder.branch}: it is a run with {differs}")
+    if schedule.optim.schedule != "wsd":
+        raise ConfigError(f"--branch needs --optim.schedule wsd, not {schedule.optim.schedule}")
+    other = resolve(stored).schedule
+    last = min(schedule.stable_end, other.stable_end)
+    if (step := schedule.first_other_share(other, last)) is not None:
+        raise ConfigError(
+            f"cannot branch from {folder.branch}: another learning rate at step {step}; give both the same "
+            "--optim.warmup-steps"
+        )
+    return SharedPrefix(trunk, min(last, schedule.averaging_start))
 
 
 @dataclass(frozen=True)
 class Extension:
     """A run whose folder holds it with fewer steps."""
 
-    config: TrainConfig
+    settings: Mapping[str, Any]
     last: int
     """The last step up to which both are one run."""
 
     def begin(self, run: RunFolder) -> None:
-        """Drops what the shorter run did after that, with its summary, and makes it the longer one. Whatever moment
-        this is cut short at, the folder holds a run, the shorter or the longer, that goes on from a checkpoint of
-        both."""
+        """Drop what the shorter run did after that, with its summary, and make it the longer one. Whatever moment this
+        is cut short at, the folder holds a run, the shorter or the longer, that goes on from a checkpoint of both."""
         steps = saved_steps(run.checkpoints)
         usable = [step for step in steps if step <= self.last]
         for step in reversed(usable):
@@ -100,38 +88,37 @@ class Extension:
             shutil.rmtree(run.checkpoints / f"step-{step}")
         for name in ("summary.json", TRACKED):
             (run.path / name).unlink(missing_ok=True)
-        write_settings(run.path / "config.yaml", to_dict(self.config))
+        write_settings(run.path / "config.yaml", self.settings)
 
 
-def find_extension(config: TrainConfig) -> Extension | None:
-    """None where config.out does not hold this run with fewer steps. CheckpointError, before anything is written, where
+def find_extension(folder: FolderPart, schedule: Schedule) -> Extension | None:
+    """None where the folder does not hold this run with fewer steps. CheckpointError, before anything is written, where
     more steps would have made another run of it, or nothing is left of it to go on from."""
-    folder = RunFolder(Path(config.out))
-    if config.resume == "never" or not (folder.path / "config.yaml").exists():
+    run = RunFolder(folder.path)
+    if not folder.resume or not (run.path / "config.yaml").exists():
         return None
-    stored = folder.config()
-    if config.steps <= stored.steps:
+    stored = run.config()
+    if schedule.steps <= stored.steps:
         return None
-    folder.check_same(config, but=LONGER)
-    before, after = resolve(stored).config, resolve(config).config
-    where = f"{folder.path} holds a run with steps {stored.steps}, not {config.steps}"
-    if (summary := folder.summary()) and summary.status == "diverged":
+    run.check_same(folder.settings, but=LONGER)
+    where = f"{run.path} holds a run with steps {stored.steps}, not {schedule.steps}"
+    if (summary := run.summary()) and summary.status == "diverged":
         raise CheckpointError(f"{where}, that diverged and with more would again; choose another --out")
-    if after.optim.schedule == "cosine":
+    if schedule.optim.schedule == "cosine":
         raise CheckpointError(
             f"{where}: under a cosine every rate after warm-up would have been another; choose another --out (wsd and "
             "constant can be extended)"
         )
-    wsd = after.optim.schedule == "wsd"
-    shared = before.optim.stable_end(stored.steps) if wsd else stored.steps
-    if first_other_rate(before, after, shared) is not None:
-        warmup = before.optim.warmup_end(stored.steps)
+    before = resolve(stored).schedule
+    shared = before.branch_step or stored.steps
+    if schedule.first_other_share(before, shared) is not None:
+        warmup = before.warmup_end
         raise CheckpointError(f"{where}, with {warmup} of warm-up: add --optim.warmup-steps {warmup} to extend it")
-    last = min(shared, after.evaluation.averaging_start(after.steps))
-    steps = saved_steps(folder.checkpoints)
-    if min(steps, default=last + 1) > last and (steps or folder.summary()):
+    last = min(shared, schedule.averaging_start)
+    steps = saved_steps(run.checkpoints)
+    if min(steps, default=last + 1) > last and (steps or run.summary()):
         raise CheckpointError(
             f"{where}, and none of its checkpoints is of the first {last}, which more steps would share; choose "
             "another --out"
         )
-    return Extension(config, last)
+    return Extension(folder.settings, last)

@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor
 
 from ...progress import Pace, Unwatched
-from .optim import name_phase
 from .state import TrainState
 from .summary import loss_text, progress_line
 
@@ -48,10 +47,10 @@ class ProgressReport(Hook):
         self.last_line = time.monotonic()
 
     def on_log(self, state: TrainState, rows: list[Row]) -> None:
-        step, steps, row = state.step, state.config.steps, rows[-1]
+        step, steps, row = state.step, state.schedule.steps, rows[-1]
         left = self.pace.left(step, steps)
-        phase = name_phase(state.config.optim, step, steps)
-        self.progress.show(self.name, step / steps, f"{step}/{steps} {phase} {loss_text(row)}", left)
+        line = f"{step}/{steps} {state.schedule.phase(step)} {loss_text(row)}"
+        self.progress.show(self.name, step / steps, line, left)
         overdue = time.monotonic() - self.last_line > LINE_INTERVAL and not self.progress.watched
         if "val_loss" in row or overdue:
             self.say(progress_line(row, steps, left))

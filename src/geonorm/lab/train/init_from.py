@@ -10,8 +10,8 @@ from ...errors import CheckpointError
 from ...models.decoder import Transformer
 from ...parsing import list_paths
 from ..checkpoint import load_matching
-from ..config import TrainConfig
 from ..distributed.ranks import World
+from ..resolve import FolderPart
 from ..runs.folder import RunFolder
 from ..runs.provenance import read_last, seen_data
 from ..storage import saved_steps
@@ -26,15 +26,13 @@ class InitialWeights:
     line: str
 
 
-def load_initial_weights(
-    config: TrainConfig, model: Transformer, tokenizer: str, world: World
-) -> InitialWeights | None:
-    """Give a model the newest weights of the run `init_from`, by name; None where there is no such run, or config.out
+def load_initial_weights(folder: FolderPart, model: Transformer, tokenizer: str, world: World) -> InitialWeights | None:
+    """Give a model the newest weights of the run `init_from`, by name; None where there is no such run, or the folder
     holds a checkpoint that the run goes on from. CheckpointError, before anything is written, for a run without a
     checkpoint, with another tokenizer or with weights of another shape; then the model is as it was."""
-    if config.init_from is None or saved_steps(Path(config.out) / "checkpoints"):
+    if folder.init_from is None or saved_steps(folder.path / "checkpoints"):
         return None
-    source = RunFolder(Path(config.init_from))
+    source = RunFolder(Path(folder.init_from))
     settings, steps = source.config(), saved_steps(source.checkpoints)
     if not steps:
         raise CheckpointError(f"{source.path} holds no checkpoint yet; let it train first")

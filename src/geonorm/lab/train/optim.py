@@ -1,9 +1,8 @@
-"""Optimizers and learning-rate schedules over torch's own parts."""
+"""Optimizers over torch's own parts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import cos, pi
 from typing import Any
 
 import torch
@@ -42,23 +41,3 @@ def select(groups: list[dict[str, Any]], wanted: Callable[[Tensor], bool]) -> li
     """The groups with the wanted parameters alone; those that have none left go."""
     parts = [{**group, "params": [p for p in group["params"] if wanted(p)]} for group in groups]
     return [group for group in parts if group["params"]]
-
-
-def rate_share(config: Optim, step: int, steps: int) -> float:
-    """Learning rate of step 1..steps as a share of the highest."""
-    warmup = config.warmup_end(steps)
-    if step <= warmup:
-        return step / max(1, warmup)
-    if config.schedule == "cosine":
-        progress = (step - warmup) / max(1, steps - warmup)
-        return config.floor + (1 - config.floor) * (1 + cos(pi * progress)) / 2
-    if config.schedule == "wsd":
-        return max(config.floor, min(1.0, (steps - step) / (steps - config.stable_end(steps))))
-    return 1.0
-
-
-def name_phase(config: Optim, step: int, steps: int) -> str:
-    """What the rate does at a step, in a word."""
-    if step <= config.warmup_end(steps):
-        return "warm-up"
-    return "cool-down" if config.schedule == "wsd" and step > config.stable_end(steps) else "training"

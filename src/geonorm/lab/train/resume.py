@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ...errors import CheckpointError
 from .. import checkpoint
-from ..distributed import parallel
 from ..runs.folder import RunFolder
 from .branch import SharedPrefix
 from .diagnose import diagnose
@@ -25,10 +24,9 @@ def hook_tensors(hooks: Sequence[Hook]) -> dict[str, Tensor]:
     return {name: tensor for hook in hooks for name, tensor in hook.tensors.items()}
 
 
-def save_state(state: TrainState, hooks: Sequence[Hook], saver: checkpoint.Saver, run: RunFolder) -> None:
-    """Copies the state; the files are written beside the next steps."""
+def save_state(state: TrainState, hooks: Sequence[Hook], saver: checkpoint.Saver) -> None:
+    """Copy the state; the files are written beside the next steps."""
     progress = {
-        "scheme": state.config.scheme,
         "seconds": state.seconds,
         "wall_seconds": time.monotonic() - state.started,
         "batch_offset": state.batch_offset,
@@ -44,7 +42,8 @@ def resume(state: TrainState, hooks: Sequence[Hook], run: RunFolder, prefix: Sha
     saved = checkpoint.load_newest(run.checkpoints, *target)
     if saved is None and prefix:
         saved = checkpoint.load_newest(prefix.folder.checkpoints, *target, prefix.last)
-        prefix.copy_rows(run, saved is not None)
+        if saved:
+            prefix.copy_rows(run)
     if saved is None:
         return False
     state.step, state.seconds = saved["step"], saved["seconds"]
@@ -69,14 +68,14 @@ def rewind(
         raise Diverged(explain(state, anomaly))
     saver.wait()
     state.guard.record(anomaly)
-    events, skipped, started = state.guard.events, state.batch_offset, state.started
+    events, offset, started = state.guard.events, state.batch_offset, state.started
     if not resume(state, hooks, run, prefix, say):
         raise CheckpointError(f"{anomaly}, and there is no checkpoint to go back to")
     for optimizer in state.optimizers:
         optimizer.zero_grad(set_to_none=True)
     run.truncate(state.step)
     state.guard.events, state.started = events, started
-    state.batch_offset = skipped + anomaly.step - state.step
+    state.batch_offset = offset + anomaly.step - state.step
     events[-1]["to"] = state.step
     say(f"{anomaly}: back to step {state.step}, and on with other data")
 
@@ -85,7 +84,7 @@ def explain(state: TrainState, anomaly: Anomaly) -> str:
     """The diagnosis of a bad step, the same on every rank: from one whose rows overflow, if there is one."""
     on_validation = "validation" in anomaly.what
     ids, _ = state.validation.part[0] if on_validation else fetch_batch(state, anomaly.step)
-    with parallel.precision(state.config.runtime, state.device):
+    with state.parallel_model.precision():
         report = diagnose(state.model, ids.to(state.device), anomaly.step, anomaly.what)
     reports = state.world.gather(report)
     return next((text for text in reports if "first sub-layer to overflow" in text), reports[0])

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from ...models.decoder import Decoder
-from ..config import TrainConfig
 from ..data.batches import Batches
 from ..distributed import parallel
 from ..distributed.ranks import ALONE, World
 from ..resolve import Resolved
+from ..schedule import Schedule
 from . import optim
 from .guard import AnomalyGuard
 from .init_from import InitialWeights, load_initial_weights
@@ -25,12 +25,12 @@ from .validation import Validation
 class TrainState:
     """A run between two of its steps."""
 
-    resolved: Resolved
     world: World
     device: torch.device
     model: Decoder
     parallel_model: parallel.ParallelModel
     optimizers: parallel.Optimizers
+    schedule: Schedule
     batches: Batches
     validation: Validation
     guard: AnomalyGuard
@@ -45,29 +45,27 @@ class TrainState:
     started: float = field(default_factory=time.monotonic)
     """When the run would have started without interruptions."""
 
-    @property
-    def config(self) -> TrainConfig:
-        return self.resolved.config
 
-
-def build_state(resolved: Resolved, text: TrainingText, device: torch.device, world: World = ALONE) -> TrainState:
+def build_state(setup: Resolved, text: TrainingText, device: torch.device, world: World = ALONE) -> TrainState:
     """The state before the first step. Nothing is written; GeonormError for settings that do not fit together."""
-    c, shape = resolved.config, resolved.shape
-    torch.manual_seed(c.seed)
-    with torch.device(build_device := parallel.build_device(resolved.layout)):
-        model = Decoder(shape)
-    model = parallel.distribute(model, c.runtime, device if build_device.type == "cpu" else build_device)
-    parallel_model = parallel.ParallelModel(model, c.runtime, world, device, resolved.layout, c.steps)
-    initial = load_initial_weights(c, model, text.fingerprint, world)
-    torch.manual_seed(parallel.rank_seed(c.seed, world))
-    optimizers = parallel.split_groups(optim.build_optimizers(model, c.optim, c.lr))
-    batches, validation = text.batches(c, shape), text.validation(c, shape, device, world)
-    guard = AnomalyGuard(c.guard)
-    return TrainState(resolved, world, device, model, parallel_model, optimizers, batches, validation, guard, initial)
+    runtime, schedule, seed = setup.runtime, setup.schedule, setup.text.seed
+    torch.manual_seed(seed)
+    with torch.device(build_device := parallel.build_device(setup.layout)):
+        model = Decoder(setup.shape)
+    model = parallel.distribute(model, runtime, device if build_device.type == "cpu" else build_device)
+    parallel_model = parallel.ParallelModel(model, runtime, world, device, setup.layout, schedule.steps)
+    initial = load_initial_weights(setup.folder, model, text.tokenizer.fingerprint, world)
+    torch.manual_seed(parallel.rank_seed(seed, world))
+    optimizers = parallel.split_groups(optim.build_optimizers(model, schedule.optim, schedule.lr))
+    validation = text.validation(setup.evaluation, schedule.steps, device, world)
+    return TrainState(
+        world, device, model, parallel_model, optimizers, schedule, text.batches(), validation,
+        AnomalyGuard(setup.guard), initial,
+    )  # fmt: skip
 
 
 def fetch_batch(state: TrainState, step: int) -> tuple[Tensor, Tensor]:
     """This rank's rows of the batch of a step, on its device: ids and targets (rows, context)."""
-    rows = parallel.rank_rows(state.config.batch_size, state.world)
+    rows = parallel.rank_rows(state.batches.batch_size, state.world)
     ids, targets = state.batches.at(step - 1 + state.batch_offset, rows)
     return parallel.to_device(ids, state.device), parallel.to_device(targets, state.device)

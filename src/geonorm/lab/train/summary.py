@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
+from collections.abc import Iterator
 from math import isnan
 from statistics import median
 from typing import Any
@@ -13,9 +14,10 @@ import torch
 from ...models.config import DecoderConfig
 from ...parsing import finite_or_none
 from ...progress import span
-from ..config import TrainConfig
+from ..resolve import TextPart
 from ..runs.folder import RunFolder, read_rows
 from ..runs.records import MetricRow, Summary
+from ..schedule import Schedule
 from ..statistics.spikes import find_spikes
 
 EVALUATED = """
@@ -30,7 +32,7 @@ def summarise(run: RunFolder, about: dict[str, Any], device: torch.device) -> Su
     rows = [row for row in map(MetricRow.read_or_none, read_rows(run.metrics)) if row]
     speeds = [row.tokens_per_second for row in rows if row.tokens_per_second is not None]
     last = next((row for row in reversed(rows) if row.val_loss is not None), None)
-    tail = [row.loss for row in rows[-max(1, len(rows) // 10) :] if row.skipped is None]
+    tail = [row.loss for row in rows[-max(1, len(rows) // 10) :]]
     summary = Summary.read(
         {
             **about,
@@ -47,16 +49,15 @@ def summarise(run: RunFolder, about: dict[str, Any], device: torch.device) -> Su
     return summary
 
 
-def describe(c: TrainConfig, shape: DecoderConfig, parameters: int, device: torch.device) -> list[str]:
-    """What a run is, in lines: its header."""
-    tokens = c.batch_size * shape.context
-    rate = " ".join([f"lr {c.lr:g}", *c.optim.rates]) + f", {c.optim.schedule}"
-    blind = shape.positions == "none" and c.objective != "causal"
-    return [
-        f"{c.scheme}: {parameters:,} parameters ({c.preset}), {c.runtime.dtype} on {device.type}",
-        f"{c.steps:,} steps of {tokens:,} tokens, {c.steps * tokens / parameters:.3g} per parameter; {rate}; {c.data}",
-        *(["positions none: nothing tells this encoder where a token stands, it reads a bag of them"] if blind else []),
-    ]
+def describe(shape: DecoderConfig, text: TextPart, schedule: Schedule, parameters: int, where: str) -> Iterator[str]:
+    """A run in lines: its header. where: in which dtype, on which device."""
+    tokens, steps = text.step_tokens, schedule.steps
+    length = f"{steps:,} steps of {tokens:,} tokens, {steps * tokens / parameters:.3g} per parameter"
+    rate = " ".join([f"lr {schedule.lr:g}", *schedule.optim.rates])
+    yield f"{shape.scheme}: {parameters:,} parameters, {where}"
+    yield f"{length}; {rate}, {schedule.optim.schedule}; {text.source}"
+    if shape.positions == "none" and not shape.causal:
+        yield "positions none: nothing tells this encoder where a token stands, it reads a bag of them"
 
 
 def loss_text(row: dict[str, Any]) -> str:

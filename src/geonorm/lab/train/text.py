@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-from ...models.config import DecoderConfig
-from ..config import Recipe, TrainConfig
+from ..config import Evaluation
 from ..data import TokenData, Tokenizer, load_tokenizer, open_source, tokenize
 from ..data.batches import Batches, Objective, pick_objective, validation_batches
-from ..distributed.ranks import World
+from ..distributed.ranks import ALONE, World
+from ..resolve import TextPart
+from ..runs.folder import RunFolder
+from ..runs.provenance import Provenance
 from .validation import Validation
 
 
@@ -19,37 +21,37 @@ from .validation import Validation
 class TrainingText:
     """Training and validation tokens with the tokenizer that made them."""
 
+    part: TextPart
     tokens: TokenData
     tokenizer: Tokenizer
     objective: Objective
 
-    @property
-    def sha256(self) -> str:
-        return self.tokens.sha256
+    def batches(self) -> Batches:
+        part = self.part
+        return Batches(self.tokens.train, part.batch_size, part.context, part.seed, self.objective)
 
-    @property
-    def fingerprint(self) -> str:
-        return self.tokenizer.fingerprint
+    def validation(self, evaluation: Evaluation, steps: int, device: torch.device, world: World = ALONE) -> Validation:
+        """steps: of the run, which measures all of the text at its end where that costs little."""
+        seen = steps * self.part.step_tokens
+        return Validation(self.tokens, evaluation, self.part.context, seen, device, world, self.objective)
 
-    def batches(self, c: TrainConfig, shape: DecoderConfig) -> Batches:
-        return Batches(self.tokens.train, c.batch_size, shape.context, c.seed, self.objective)
+    def provenance(self, schemes: Iterable[str]) -> Provenance:
+        """What runs of some schemes on this text are made from."""
+        trained_tokenizer = self.part.tokenizer == "bpe"
+        return Provenance.of(self.tokens.sha256, self.tokenizer.fingerprint, trained_tokenizer, schemes)
 
-    def validation(self, c: TrainConfig, shape: DecoderConfig, device: torch.device, world: World) -> Validation:
-        return Validation(self.tokens, c, shape.context, device, world, self.objective)
-
-    def save(self, folder: Path) -> None:
-        """Puts the tokenizer into the folder of a run."""
-        if not (folder / "tokenizer.json").exists():
-            self.tokenizer.save(folder / "tokenizer.json")
+    def save(self, run: RunFolder) -> None:
+        """Put the tokenizer into the folder of a run."""
+        if not (path := run.path / "tokenizer.json").exists():
+            self.tokenizer.save(path)
 
 
-def load_text(config: Recipe) -> TrainingText:
+def load_text(part: TextPart) -> TrainingText:
     """Tokens for a run or comparison; prepares and caches them on first use. DataError for anything unusable, too few
     tokens for one batch or one validation window included."""
-    shape = config.shape("pre")
-    source = open_source(config.data)
-    tokenizer = load_tokenizer(config.tokens.tokenizer, source, shape.vocab_size, mask=not shape.causal)
-    tokens = tokenize(source, tokenizer)
-    Batches(tokens.train, config.batch_size, shape.context, seed=0)
-    next(validation_batches(tokens.validation, 1, shape.context))
-    return TrainingText(tokens, tokenizer, pick_objective(config.objective, tokenizer))
+    source = open_source(part.source)
+    tokenizer = load_tokenizer(part.tokenizer, source, part.vocab_size, mask=part.objective == "mlm")
+    text = TrainingText(part, tokenize(source, tokenizer), tokenizer, pick_objective(part.objective, tokenizer))
+    text.batches()
+    next(validation_batches(text.tokens.validation, 1, part.context))
+    return text

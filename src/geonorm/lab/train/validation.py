@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...models.decoder import IGNORED
 from ...modes import evaluating
-from ..config import TrainConfig
+from ..config import Evaluation
 from ..data import TokenData
 from ..data.batches import NEXT, Objective, validation_batches
 from ..distributed.ranks import ALONE, World
@@ -31,20 +31,21 @@ class Validation:
     def __init__(
         self,
         tokens: TokenData,
-        config: TrainConfig,
+        evaluation: Evaluation,
         context: int,
+        seen: int,
         device: torch.device,
         world: World = ALONE,
         objective: Objective = NEXT,
     ) -> None:
+        """seen: tokens that the run trains on."""
         self.tokens, self.context, self.device, self.world = tokens, context, device, world
         self.objective, self.accuracy = objective, objective.accuracy
         self.rows = max(1, EVALUATION_BATCH // context)
-        self.trace_tokens = config.evaluation.trace_tokens
-        cheap = 3 * len(tokens.validation) <= config.steps * config.batch_size * context
-        self.whole = cheap if config.evaluation.whole is None else config.evaluation.whole
+        self.trace_tokens = evaluation.trace_tokens
+        self.whole = 3 * len(tokens.validation) <= seen if evaluation.whole is None else evaluation.whole
         """True if all of it is measured at the end."""
-        self.part = list(validation_batches(tokens.validation, self.rows, context, config.evaluation.tokens, objective))
+        self.part = list(validation_batches(tokens.validation, self.rows, context, evaluation.tokens, objective))
         """Batches spread over all of it."""
 
     def trace_ids(self) -> Tensor:
