@@ -17,7 +17,7 @@ from geonorm import names, parse
 from geonorm.cli.arguments import read
 from geonorm.cli.main import main
 from geonorm.dynamics.config import SimulateConfig
-from geonorm.lab.config import CompareConfig
+from geonorm.lab.compare.config import CompareConfig
 from geonorm.schemes.combine import Nested
 
 from .rows import each

@@ -35,15 +35,6 @@ class Situation:
         return self.line.replace(" ".join(TINY), "...") + "".join(f" [{name}]" for name in (*self.files, *self.env))
 
 
-@dataclass(frozen=True)
-class Call:
-    """A call from Python, and words of the GeonormError that it must raise."""
-
-    name: str
-    call: Callable[[], object]
-    words: tuple[str, ...]
-
-
 TINY = (
     "--data text.txt --model.layers 1 --model.width 16 --model.heads 2 --model.hidden 16 --model.context 16 "
     "--model.vocab-size 257 --tokens.tokenizer byte --evaluation.tokens 256 --evaluation.trace-tokens 64 "
@@ -101,10 +92,6 @@ def left_behind(path: Path) -> None:
     path.mkdir()
     os.chdir(path)
     path.rmdir()
-
-
-def renamed(name: str) -> Content:
-    return lambda path: path.rename(path.with_name(name))
 
 
 def cut(share: float) -> Content:

@@ -21,11 +21,10 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from calls import CALLS
-from setting import SIMULATE, TEXT, TINY, Call, Situation
+from setting import SIMULATE, TEXT, TINY, Situation
 from situations import SITUATIONS
 
-EVERY: list[Situation | Call] = [*(one for every in SITUATIONS.values() for one in every), *CALLS]
+EVERY = [one for every in SITUATIONS.values() for one in every]
 SAMPLE = EVERY[5 :: len(EVERY) // 20][:20]
 SECONDS = 60
 NOBODY = 65534
@@ -108,24 +107,11 @@ def set_up(situation: Situation, prepared: Path, place: Path) -> None:
             path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-def verdict(situation: Situation | Call, prepared: Path) -> str:
+def verdict(situation: Situation, prepared: Path) -> str:
     """What is wrong with how it ended; empty if nothing is."""
     with tempfile.TemporaryDirectory() as place, contextlib.chdir(place), warnings.catch_warnings():
         warnings.simplefilter("default")
-        return of_call(situation) if isinstance(situation, Call) else of_command(situation, prepared, Path(place))
-
-
-def of_call(situation: Call) -> str:
-    from geonorm.errors import GeonormError
-
-    try:
-        with limited():
-            situation.call()
-    except (GeonormError, TypeError) as error:
-        return unsaid(str(error), situation.words)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "no error"
+        return of_command(situation, prepared, Path(place))
 
 
 def of_command(situation: Situation, prepared: Path, place: Path) -> str:
@@ -169,18 +155,9 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def situation_of(one: Any) -> tuple[str, ...]:
-    """What makes it another one than the others: the line, the words, what the files hold."""
-    return (one.name, *one.words, repr(getattr(one, "files", "")), repr(getattr(one, "env", "")))
-
-
-def test_no_two_are_the_same() -> None:
-    assert len({situation_of(one) for one in EVERY}) == len(EVERY)
-
-
 @pytest.mark.parametrize(
     "situation",
     [pytest.param(one, id=one.name[:80], marks=() if one in SAMPLE else pytest.mark.slow) for one in EVERY],
 )
-def test_a_situation_ends_in_one_right_line(situation: Situation | Call, prepared: Path) -> None:
+def test_a_situation_ends_in_one_right_line(situation: Situation, prepared: Path) -> None:
     assert verdict(situation, prepared) == ""

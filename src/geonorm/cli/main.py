@@ -14,8 +14,9 @@ from .. import elsewhere, output
 from ..bench.config import OpsBench, TrainBench
 from ..dynamics.config import SimulateConfig
 from ..errors import ConfigError, GeonormError, is_out_of_memory, unknown
+from ..lab.compare.config import CompareConfig, Grid
 from ..lab.compare.ladder_config import LadderConfig
-from ..lab.config import CompareConfig, DataConfig, ExportConfig, Grid, TrainCommand
+from ..lab.config import DataConfig, ExportConfig, TrainCommand
 from ..lab.evaluate.config import EvalConfig, GenerateConfig
 from ..lab.transfer_config import TransferConfig
 from ..measure.config import ProbeConfig

@@ -22,9 +22,10 @@ import yaml
 from geonorm import report
 from geonorm.errors import CheckpointError, ConfigError
 from geonorm.lab.compare import compare as lab, executors as team
+from geonorm.lab.compare.config import CompareConfig
 from geonorm.lab.compare.executors import done
 from geonorm.lab.compare.tune import Rates, run_config
-from geonorm.lab.config import CompareConfig, TrainConfig
+from geonorm.lab.config import TrainConfig
 from geonorm.lab.runs.folder import RunFolder, lock_folder, read_rows, slug, write_json
 from geonorm.progress import Bars
 from geonorm.settings import to_dict

@@ -7,8 +7,9 @@ from functools import partial
 from math import inf, isclose, log, sqrt
 from typing import Any
 
+from geonorm.lab.compare.config import CompareConfig
 from geonorm.lab.compare.tune import Rates, missing_rates, run_config, tune
-from geonorm.lab.config import TUNING_SEED, CompareConfig, Optim, TrainConfig, phase_of
+from geonorm.lab.config import TUNING_SEED, Optim, TrainConfig, phase_of
 from geonorm.lab.runs.records import Summary
 
 from ...rows import each

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -15,5 +17,10 @@ def tensors(run: Path, step: int) -> dict[str, torch.Tensor]:
 
 
 def same(first: Path, second: Path, step: int) -> bool:
-    a, b = tensors(first, step), tensors(second, step)
-    return bool(a) and a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    """True if two checkpoints are equal to the bit: the checksums of their files, and what is no tensor."""
+
+    def read(run: Path) -> list[Any]:
+        state = json.loads((run / "checkpoints" / f"step-{step}" / "state.json").read_text())
+        return [state[key] for key in ("sha256", "optimizer", "guard", "batch_offset")]
+
+    return read(first) == read(second)

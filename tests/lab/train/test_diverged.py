@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,11 @@ import pytest
 import torch
 
 from geonorm.lab import checkpoint
+from geonorm.lab.runs.folder import read_rows
 from geonorm.lab.train import loop, validation
 from geonorm.lab.train.hooks import Hook
 
-from ..conftest import add_hook
+from ..conftest import add_hook, summary
 
 
 class Poison(Hook):
@@ -39,13 +39,12 @@ def test_diverged_run(train: Any, call: Any, monkeypatch: Any, tmp_path: Path) -
         r"\.weight; first sub-layer to overflow: layer 0 mlp; clamp rate [\d.]+%; smallest \|x\| = [\d.]+; a lower --lr"
     )
     assert re.match(line, result.err), result.err
-    summary = json.loads((run / "summary.json").read_text())
-    assert summary["status"] == "diverged" and summary["steps"] == 5 and summary["diagnosis"] in result.err
+    ended = summary(run)
+    assert ended["status"] == "diverged" and ended["steps"] == 5 and ended["diagnosis"] in result.err
     assert checkpoint.saved_steps(run / "checkpoints") == [2, 4]
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     again = train(run, "--steps", 9, "--checkpoint.every", 2)
     assert again.status == 2 and "has diverged and would again: loss is not finite at step 6" in again.err
-    assert len(again.err.splitlines()) == 1
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     assert call("generate", run, "--tokens", 2).status == 0  # from the last good checkpoint
 
@@ -59,16 +58,13 @@ def test_gradient_alone(train: Any, monkeypatch: Any, tmp_path: Path) -> None:
 
 
 def test_validation_loss_alone(train: Any, monkeypatch: Any, tmp_path: Path) -> None:
-    def broken(*_: Any) -> dict[str, float]:
-        return {"val_loss": float("nan"), "val_bpb": float("nan"), "tokens": 1, "bytes": 1}
-
-    run = tmp_path / "run"
-    monkeypatch.setattr(validation, "evaluate_held_out", broken)
-    result = train(run, "--steps", 6, "--evaluation.every", 3, "--checkpoint.every", 1)
+    nan = dict.fromkeys(("val_loss", "val_bpb", "tokens", "bytes"), float("nan"))
+    monkeypatch.setattr(validation, "evaluate_held_out", lambda *_: nan)
+    result = train(tmp_path / "run", "--steps", 6, "--evaluation.every", 3, "--checkpoint.every", 1)
     assert result.status == 2 and "validation loss is not finite at step 3" in result.err
-    assert json.loads((run / "summary.json").read_text())["status"] == "diverged"
-    assert checkpoint.saved_steps(run / "checkpoints") == [1, 2]
-    assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["val_loss"] is None
+    assert summary(tmp_path / "run")["status"] == "diverged"
+    assert checkpoint.saved_steps(tmp_path / "run" / "checkpoints") == [1, 2]
+    assert list(read_rows(tmp_path / "run" / "metrics.jsonl"))[-1]["val_loss"] is None
 
 
 @pytest.mark.parametrize("saving", [3, 4])
@@ -76,9 +72,8 @@ def test_losses_read_seldom_still_keep_bad_steps_out(train: Any, monkeypatch: An
     """On a GPU losses are read every ten steps; before every checkpoint they are read as well."""
     monkeypatch.setitem(loop.LOG_EVERY, "cpu", 10)
     add_hook(monkeypatch, Poison(4))
-    run = tmp_path / "run"
-    result = train(run, "--steps", 30, "--checkpoint.every", saving, "--evaluation.every", 30)
+    result = train(tmp_path / "run", "--steps", 30, "--checkpoint.every", saving, "--evaluation.every", 30)
     assert result.status == 2 and "is not finite at step" in result.err
-    assert checkpoint.saved_steps(run / "checkpoints") == [saving]
-    losses = [json.loads(row)["loss"] for row in (run / "metrics.jsonl").read_text().splitlines()]
+    assert checkpoint.saved_steps(tmp_path / "run" / "checkpoints") == [saving]
+    losses = [row["loss"] for row in read_rows(tmp_path / "run" / "metrics.jsonl")]
     assert None not in losses[:4] and None in losses[4:]

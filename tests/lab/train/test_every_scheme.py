@@ -23,7 +23,6 @@ from geonorm.lab.distributed import parallel
 from geonorm.lab.open import open_run
 from geonorm.lab.runs.folder import read_rows
 from geonorm.lab.train.loop import train
-from geonorm.lab.train.trace import trace
 from geonorm.models import generate, preset
 from geonorm.schemes import advance
 
@@ -62,13 +61,6 @@ CPU = torch.device("cpu")
 DECLARED = {"ngpt": ("slot",), "angpt": ("slot",), "hyper": (".connection.",), "siamese(sum=norm": (".sum.",),
             "nag": (".modulator.",), "mhc": (".mapping.",), "attnres": (".recall.",),
             "affine": ("update_",)}  # fmt: skip
-
-# departures from the base standard deviation by role, at L = 2 blocks, from the papers; every other weight keeps it
-BLOCK_STD: dict[str, dict[str, float]] = {
-    "deepnorm": dict.fromkeys(("v", "o", "up", "gate", "down"), 16**-0.25),  # beta = (8 L)^(-1/4), not q and k
-    "sandwich": dict.fromkeys(("o", "down"), 0.5),  # 1 / sqrt(2 L)
-    "hybrid": dict.fromkeys(("o", "down"), 0.5),  # 1 / sqrt(2 L)
-}
 
 
 def decoder(scheme: str, block: str = "sequential", **changes: Any) -> Decoder:
@@ -114,31 +106,6 @@ def test_a_step_in_bf16_is_the_step_in_fp32(scheme: str) -> None:
     assert torch.cosine_similarity(gradient, turned, dim=0) > math.cos(0.1)
 
 
-@each("scheme", SCHEMES)
-def test_initial_standard_deviations_by_role(scheme: str) -> None:
-    """Drawn weights, against the table above; of weights that are constrained, what the constraint leaves."""
-    model = decoder(scheme, width=64, heads=4, hidden=96, context=8)
-    for role, weight, rule, site in model.weights():
-        name, part = scheme.partition("(")[0], str(rule).partition("(")[0]
-        std = weight.shape[1] ** -0.5 * BLOCK_STD.get(part, {}).get(role, 1.0)
-        lengths = weight.norm(dim=0 if role in ("o", "down") else 1)
-        if part == "ngpt":
-            torch.testing.assert_close(lengths, torch.ones_like(lengths))
-        elif part == "angpt":
-            assert weight.norm(dim=1).max() <= 1 + 1e-6 and weight.std().item() == pytest.approx(std, rel=0.1)
-        else:
-            assert weight.std().item() == pytest.approx(std, rel=0.06), (name, role, site)
-
-
-def test_deepnorm_scales_values_apart_from_queries_and_keys() -> None:
-    """In both layouts: v, o and MLP matrices are the draws of `pre` times (8 L)^(-1/4), q and k are equal."""
-    for block in ("sequential", "parallel"):
-        for (role, ours, _, _), (_, theirs, _, _) in zip(
-            decoder("deepnorm", block).weights(), decoder("pre", block).weights(), strict=True
-        ):
-            torch.testing.assert_close(ours, theirs * BLOCK_STD["deepnorm"].get(role, 1.0))
-
-
 def declaring(scheme: str) -> list[str]:
     """The names of DECLARED that a scheme is or contains; `affine` is also a value of a field."""
     return [name for name in DECLARED if name in scheme and f"={name}" not in scheme]
@@ -158,24 +125,6 @@ def test_parameters_are_those_of_pre_but_for_declared_ones() -> None:
         assert found == matrices, scheme
         assert abs(plain - everything) < 0.002 * everything, scheme
         assert (declared > 0) == bool(declaring(scheme)), scheme
-
-
-@each("scheme, block", LAYOUTS)
-def test_traces_say_what_they_must(scheme: str, block: str) -> None:
-    """Everything that exists is a finite number; with gains at 1, schemes of the plane leave it by rounding only."""
-    model = decoder(scheme, block)
-    rows = trace(model, ids(), 1, {}).sites
-    sites = list(model.residuals())
-    assert [(row["layer"], row["kind"]) for row in rows] == [(site.layer, site.kind) for site, _ in sites]
-    for row, (_, residual) in zip(rows, sites, strict=True):
-        unknown = {key for key, value in row.items() if value is None}
-        assert unknown <= {"clamped", "rotation", "grad_norm", "grad_w1", "grad_w2", "speed"}, row
-        assert ("speed" in unknown) == (not residual.scheme.planar or row["scheme"] == "rezero")  # a = 0 turns nothing
-        assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))
-        assert ("clamped" in unknown) == ("geonorm" not in row["scheme"])
-        if residual.scheme.planar:
-            assert row["off_plane"] < 1e-6, row
-        assert row["radius"] > 0 and (row["step_norm"] > 1e-3 or row["scheme"] in ("rezero", "prores"))
 
 
 class Runs:

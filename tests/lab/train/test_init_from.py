@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from geonorm.lab.runs.provenance import seen_data
 
+from ..conftest import without
 from .saved import tensors
 
 
@@ -55,10 +57,8 @@ def test_under_another_scheme_names_that_match_are_loaded(
 
 
 def test_constraints_of_the_new_scheme_hold_from_the_start(source: Path, train: Any, tmp_path: Path) -> None:
-    begun = train(tmp_path / "run", "--scheme", "ngpt", "--steps", 1, "--lr", 0, "--init-from", source)
-    assert begun.status == 0
-    found = weights(tmp_path / "run", 1)
-    rows = next(tensor for name, tensor in found.items() if name.endswith("embed.weight")).norm(dim=-1)
+    assert train(tmp_path / "run", "--scheme", "ngpt", "--steps", 1, "--lr", 0, "--init-from", source).status == 0
+    rows = weights(tmp_path / "run", 1)["model.embed.weight"].norm(dim=-1)
     torch.testing.assert_close(rows, torch.ones_like(rows))
 
 
@@ -86,20 +86,16 @@ def test_what_the_source_was_trained_on_was_seen(source: Path, train: Any, tmp_p
     ("options", "said"),
     [
         (["--init-from", "nowhere"], "there is no run nowhere"),
+        (["--init-from", "empty"], "empty holds no checkpoint yet"),
         (["--model.width", 32], "is of a model of another size: embed.weight is [257, 16] there, [257, 32] here"),
         (["--tokens.tokenizer", "bpe"], "has another tokenizer: add --tokens.tokenizer"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_a_line(
-    options: list[Any], said: str, source: Path, train: Any, tmp_path: Path
+    options: list[Any], said: str, source: Path, train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = options if "--init-from" in options else ["--init-from", source, *options]
-    refused = train(tmp_path / "run", "--steps", 1, *given)
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(source, "empty", ignore=shutil.ignore_patterns("checkpoints"))
+    refused = train(tmp_path / "run", "--steps", 1, *without(["--init-from", source], options), *options)
     assert refused.status == 2 and said in refused.err and refused.err.count("\n") == 1
     assert not (tmp_path / "run").exists()
-
-
-def test_a_run_without_a_checkpoint_is_refused(source: Path, train: Any, tmp_path: Path) -> None:
-    (source / "checkpoints").rename(tmp_path / "elsewhere")
-    refused = train(tmp_path / "run", "--steps", 1, "--init-from", source)
-    assert refused.status == 2 and "source holds no checkpoint yet" in refused.err

@@ -34,26 +34,16 @@ def test_steps_are_torchs_to_the_rounding_of_bfloat16(shape: tuple[int, int], ne
 
 
 @each("shape", SHAPES)
-@each("dtype", [torch.float32, torch.float64])
-def test_singular_values_go_through_the_polynomial_and_vectors_stay(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    """The equation on the singular value decomposition: u, v kept, s -> a s + b s^3 + c s^5, five times."""
-    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=dtype)
+def test_singular_values_go_through_the_polynomial_and_vectors_stay(shape: tuple[int, int]) -> None:
+    """The equation on the singular value decomposition: u, v stay, s -> a s + b s^3 + c s^5, five times. Zero is no
+    division."""
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     a, b, c = 3.4445, -4.7750, 2.0315
-    u, s, v = torch.linalg.svd(matrix.double(), full_matrices=False)
+    u, s, v = torch.linalg.svd(matrix, full_matrices=False)
     s = s / s.norm()
     for _ in range(5):
         s = a * s + b * s**3 + c * s**5
-    found = orthogonalize(matrix, (a, b, c), 5, 1e-7)
-    assert found.dtype == dtype
-    tight = 1e-12 if dtype == torch.float64 else 1e-4
-    torch.testing.assert_close(found.double(), u @ s.diag() @ v, rtol=tight, atol=tight)
-
-
-def test_a_matrix_without_a_gradient_only_decays_and_zero_is_no_division() -> None:
-    weight = torch.nn.Parameter(torch.ones(3, 5))
-    optimizer = Muon([weight], lr=0.1, weight_decay=0.5, adjust_lr_fn="match_rms_adamw")
-    optimizer.step()
-    assert torch.equal(weight.detach(), torch.ones(3, 5))  # no gradient yet: not touched
-    weight.grad = torch.zeros(3, 5)
-    optimizer.step()
-    torch.testing.assert_close(weight.detach(), torch.full((3, 5), 0.95))
+    result = orthogonalize(matrix, (a, b, c), 5, 1e-7)
+    torch.testing.assert_close(result, u @ s.diag() @ v, rtol=1e-12, atol=1e-12)
+    assert orthogonalize(matrix.float(), (a, b, c), 5, 1e-7).dtype == torch.float32
+    assert not orthogonalize(0 * matrix, (a, b, c), 5, 1e-7).any()

@@ -17,18 +17,12 @@ import torch
 from safetensors.torch import load_file
 
 from geonorm.lab.data.batches import Batches
+from geonorm.lab.open import open_run
 from geonorm.lab.runs.folder import read_rows
+from geonorm.lab.storage import saved_steps
+from geonorm.lab.train import loop
 
-
-def same_files(first: Path, second: Path) -> bool:
-    """Whether two checkpoints hold the same tensors, weights and optimizer state."""
-    for name in ("model.safetensors", "optimizer.safetensors"):
-        a, b = load_file(first / name), load_file(second / name)
-        assert set(a) == set(b) and a
-        if not all(torch.equal(a[key], b[key]) for key in a):
-            return False
-    states = [json.loads((folder / "state.json").read_text()) for folder in (first, second)]
-    return bool(states[0]["optimizer"] == states[1]["optimizer"] and states[0]["sha256"] == states[1]["sha256"])
+from .saved import same
 
 
 @pytest.mark.parametrize(
@@ -53,10 +47,8 @@ def test_ten_steps_equal_five_and_five(
     resumed = train(parts, *options)
     assert resumed.status == 0 and f"resuming {parts} at step 5 of 10" in resumed.out
     assert losses(whole) == losses(parts)
-    assert same_files(whole / "checkpoints" / "step-10", parts / "checkpoints" / "step-10")
-    assert not same_files(whole / "checkpoints" / "step-8", parts / "checkpoints" / "step-10")
-    whole_trace, parts_trace = ((run / "trace.jsonl").read_text() for run in (whole, parts))
-    assert whole_trace == parts_trace
+    assert same(whole, parts, 10)
+    assert (whole / "trace.jsonl").read_text() == (parts / "trace.jsonl").read_text()
 
 
 def test_a_last_step_that_is_interrupted_is_the_end(train: Any, after: Any, tmp_path: Path) -> None:
@@ -107,14 +99,14 @@ def test_killed_then_interrupted_then_whole(process: Any, train: Any, losses: An
     assert err.startswith("stopped at step") and err.endswith("the same command goes on from there\n")
     assert len(err.splitlines()) == 1
 
-    kept = losses(run)
-    assert [row[0] for row in kept] == list(range(1, len(kept) + 1))
+    made = losses(run)
+    assert [row[0] for row in made] == list(range(1, len(made) + 1))
     assert not list((run / "checkpoints").glob(".*"))
     straight = tmp_path / "straight"
-    with after(len(kept)):
+    with after(len(made)):
         train(straight, "--steps", steps, "--evaluation.every", steps)
-    assert losses(straight) == kept
-    assert same_files(*(max((r / "checkpoints").glob("step-*"), key=os.path.getmtime) for r in (run, straight)))
+    assert losses(straight) == made
+    assert same(run, straight, len(made))
 
 
 def flip(path: Path, at: int = -5) -> None:
@@ -132,13 +124,13 @@ def test_damaged_newest_checkpoint_is_passed_over(
     train(whole, *options)
     with after(8):
         train(run, *options)
+    damaged = run / "checkpoints" / "step-8" / (name or "model.safetensors")
     if name is None:
-        (run / "checkpoints" / "step-8" / "model.safetensors").unlink()
+        damaged.unlink()
     elif name == "state.json":
-        state = run / "checkpoints" / "step-8" / name
-        state.write_text(state.read_text().replace('"step": 8', '"step": 9'))
+        damaged.write_text(damaged.read_text().replace('"step": 8', '"step": 9'))
     else:
-        flip(run / "checkpoints" / "step-8" / name)
+        flip(damaged)
     resumed = train(run, *options)
     assert resumed.status == 0, resumed.err
     assert "step-8" in resumed.out and "falling back" in resumed.out and "at step 6 of 10" in resumed.out
@@ -166,13 +158,11 @@ def test_a_run_that_was_copied_goes_on_in_its_own_folder(
     monkeypatch.chdir(tmp_path)
     assert train(Path("run"), "--steps", 2, "--optim.schedule", "constant").status == 0
     shutil.copytree("run", "copy")
-    for stored in (Path("copy/config.yaml"), Path("../copy/config.yaml")):
-        rows = [len((tmp_path / name / "metrics.jsonl").read_text().splitlines()) for name in ("run", "copy")]
-        done = call("train", "--config", stored, "--steps", rows[1] + 2)
-        assert done.status == 0 and [
-            len((tmp_path / name / "metrics.jsonl").read_text().splitlines()) for name in ("run", "copy")
-        ] == [2, rows[1] + 2], done
-        (tmp_path / "elsewhere").mkdir(exist_ok=True)
+    (tmp_path / "elsewhere").mkdir()
+    for place, steps in (("copy/config.yaml", 4), ("../copy/config.yaml", 6)):
+        assert call("train", "--config", Path(place), "--steps", steps).status == 0
+        made = [len((tmp_path / name / "metrics.jsonl").read_text().splitlines()) for name in ("run", "copy")]
+        assert made == [2, steps]
         monkeypatch.chdir(tmp_path / "elsewhere")
     assert not list((tmp_path / "elsewhere").iterdir())
 
@@ -185,3 +175,16 @@ def test_steps_read_their_batch_at_each_roles_rate(train: Any, tmp_path: Path, m
     second, third = (load_file(tmp_path / f"run/checkpoints/step-{step}/model.safetensors") for step in (2, 3))
     moved = {name for name in third if not torch.allclose(second[name], third[name], atol=1e-6)}
     assert "model.embed.weight" not in moved and "model.head.weight" in moved, "the rate of a role holds in the loop"
+
+
+def test_a_checkpoint_by_the_clock(train: Any, losses: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights in it are those that the scheme constrains."""
+    for name, steps in (("long", [4]), ("short", [1, 2, 3, 4])):
+        words = ["--scheme", "ngpt", "--lr", 0.05, "--checkpoint.every", 99, "--checkpoint.keep", 9]
+        train(tmp_path / name, "--steps", 4, *words)
+        assert saved_steps(tmp_path / name / "checkpoints") == steps
+        monkeypatch.setattr(loop, "LONGEST_UNSAVED", 1e-9)
+    assert losses(tmp_path / "long") == losses(tmp_path / "short")
+    for role, weight, _, _ in open_run(tmp_path / "short").model.weights():
+        lengths = weight.norm(dim=0 if role in ("o", "down") else -1)
+        torch.testing.assert_close(lengths, torch.ones_like(lengths), msg=role)

@@ -14,6 +14,7 @@ from torch import nn
 
 from geonorm import Site, sphere
 from geonorm.lab.train import trace as lab
+from geonorm.lab.train.weight_norms import copy_writers, measure_turns
 from geonorm.measure.observe import watch
 from geonorm.models import Decoder, DecoderConfig
 from geonorm.schemes import Pre, names, read_at, write_at
@@ -50,17 +51,19 @@ def hooks(decoder: Decoder) -> int:
     return sum(len(module._forward_hooks) + len(module._backward_hooks) for module in decoder.modules())
 
 
-@each("scheme", names())
-def test_every_scheme_has_a_trace_that_joins_up(scheme: str) -> None:
-    decoder = model(scheme)
+@each("scheme, block", [*((name, "sequential") for name in names()), ("hyper", "parallel"), ("geonorm", "parallel")])
+def test_every_scheme_has_a_trace_that_joins_up(scheme: str, block: str) -> None:
+    """A row for each sub-layer, with finite numbers, in the plane of x and u where the scheme says so; and for each
+    norm of the stream."""
+    decoder = model(scheme, block=block)
     decoder.train()
     seen = []
     with watch(decoder, lambda place, x, u, after: seen.append((place.site, x, u, after))):
         logits = decoder(IDS)
-    assert [(site.layer, site.kind) for site, *_ in seen] == [(0, "attn"), (0, "mlp"), (1, "attn"), (1, "mlp")]
+    assert [site for site, *_ in seen] == [site for site, _ in decoder.residuals()]
     for (_, _, _, after), (_, x, _, _) in pairwise(seen):
         assert torch.equal(after, x)
-    rows = lab.trace(decoder, IDS, 5, {}).sites
+    rows, norms = lab.trace(decoder, IDS, 5, {})
     assert hooks(decoder) == 0 and decoder.training and torch.equal(decoder(IDS), logits)
     for row, (_, x, u, after) in zip(rows, seen, strict=True):
         if scheme in MEASURED:
@@ -68,7 +71,18 @@ def test_every_scheme_has_a_trace_that_joins_up(scheme: str) -> None:
         assert row["radius"] == pytest.approx(x.norm(dim=-1).mean().item(), rel=1e-5)
         assert row["step_norm"] == pytest.approx((after - x).norm(dim=-1).mean().item(), rel=1e-5)
         assert row["update_norm"] == pytest.approx(u.norm(dim=-1).mean().item(), rel=1e-5)
-        assert row["step"] == 5 and row["scheme"]
+        assert row["step"] == 5 and (row["clamped"] is None) == ("geonorm" not in row["scheme"])
+        json.dumps(row, allow_nan=False)
+    for row, (_, residual) in zip(rows, decoder.residuals(), strict=True):
+        assert not residual.scheme.planar or row["off_plane"] < 1e-6
+        assert (row["speed"] is None) == (not residual.scheme.planar or row["scheme"] == "rezero")  # it turns nothing
+    own = [decoder.entry.own, *(residual.own for _, residual in decoder.residuals()), decoder.exit.own]
+    assert len(norms) == sum(type(module) in lab.CENTRED for part in own for module in part.modules())
+    for row in norms:
+        assert row["step"] == 5 and row["kind"] in ("entry", "attn", "mlp", "parallel", "exit")
+        assert row["norm_after"] > 0 and 0 <= row["cos_ones_before"] <= 1
+        width = 4 * 16 if (scheme, row["norm"]) == ("mhc", "all") else 16  # all streams of a token at once
+        assert row["cos_null_analytic"] == pytest.approx(math.sqrt(2 / (math.pi * width)))
         json.dumps(row, allow_nan=False)
 
 
@@ -131,19 +145,16 @@ def test_speed_is_the_scheme_s() -> None:
         decoder(IDS)
     for row, x in zip(lab.trace(decoder, IDS, 1, {}).sites, entering, strict=True):
         assert row["speed"] == pytest.approx(1 / (1 / x.norm(dim=-1)).mean().item(), rel=1e-5)
-    limited = lab.trace(model("geonorm(max_angle=3.0, alpha=0.01)"), IDS, 1, {}).sites
-    assert [row["clamped"] for row in limited] == [0.0] * 4
-    for row in limited:
+    for row in lab.trace(model("geonorm(max_angle=3.0, alpha=0.01)"), IDS, 1, {}).sites:
         assert row["speed"] == pytest.approx(100 * 4.0 * row["t"], rel=1e-4)
     for row in lab.trace(model("deepnorm"), IDS, 1, {}).sites:  # N of radius 4 maps u to 4 u / |x|, |x| = 4
         assert row["speed"] == pytest.approx(4.0 * 4**0.25, rel=1e-3)
 
 
-@each("limit, share", [("1e-6", 1.0), ("3.0", 0.0)])
-def test_share_of_clamped_tokens(limit: str, share: float) -> None:
-    rows = lab.trace(model(f"geonorm(decay=constant, max_angle={limit}, alpha=1e-3)" if share == 0 else
-                           f"geonorm(decay=constant, max_angle={limit})"), IDS, 1, {}).sites  # fmt: skip
-    assert [row["clamped"] for row in rows] == [share] * 4
+def test_share_of_clamped_tokens() -> None:
+    for fields, share in (("max_angle=1e-6", 1.0), ("max_angle=3.0, alpha=1e-3", 0.0)):
+        rows = lab.trace(model(f"geonorm(decay=constant, {fields})"), IDS, 1, {}).sites
+        assert [row["clamped"] for row in rows] == [share] * 4
 
 
 def test_gradient_norms_add_up() -> None:
@@ -178,21 +189,6 @@ def test_w2_is_no_matrix_that_a_scheme_puts_inside(monkeypatch: pytest.MonkeyPat
         if site.kind == "mlp":
             down = decoder.blocks[site.layer].mlp.branch.down.weight
             assert row["grad_w2"] == pytest.approx(down.grad.norm().item(), rel=1e-6)
-
-
-@each("scheme", names())
-def test_every_norm_of_the_stream_has_a_row(scheme: str) -> None:
-    decoder = model(scheme)
-    rows = lab.trace(decoder, IDS, 5, {}).norms
-    assert hooks(decoder) == 0
-    own = [decoder.entry.own, *(residual.own for _, residual in decoder.residuals()), decoder.exit.own]
-    assert len(rows) == sum(type(module) in lab.CENTRED for part in own for module in part.modules())
-    for row in rows:
-        assert row["step"] == 5 and row["kind"] in ("entry", "attn", "mlp", "exit") and isinstance(row["norm"], str)
-        assert row["norm_after"] > 0 and 0 <= row["cos_ones_before"] <= 1
-        width = 4 * 16 if (scheme, row["norm"]) == ("mhc", "all") else 16  # all streams of a token at once
-        assert row["cos_null_analytic"] == pytest.approx(math.sqrt(2 / (math.pi * width)))
-        json.dumps(row, allow_nan=False)
 
 
 def test_rows_of_norms_are_what_the_norms_did() -> None:
@@ -264,3 +260,20 @@ def test_quantiles_of_the_step_and_of_what_was_proposed() -> None:
             angle = min(site[f"proposal_{q}"], math.pi / 8)
             assert site[f"ratio_{q}"] == pytest.approx(math.sin(angle), rel=0.02)
         assert site["ratio_p05"] <= site["ratio_p50"] <= site["ratio_p95"] <= site["ratio_p99"] * 1.02
+
+
+@each("angle", [0.0, 1e-5, 0.3, 2.0])
+def test_the_angle_by_which_a_step_turns_a_matrix(angle: float) -> None:
+    decoder = model("geonorm").double()
+    before = copy_writers(decoder)
+    writers = [weight for role, weight, _, _ in decoder.weights() if role == "o"]
+    with torch.no_grad():
+        for weight in writers:
+            across = torch.randn_like(weight)
+            across -= (across * weight).sum() / weight.square().sum() * weight
+            across *= weight.norm() / across.norm()
+            weight.copy_(3 * (math.cos(angle) * weight + math.sin(angle) * across))
+    row = measure_turns(before)
+    assert row["angle_o"] == pytest.approx(angle, rel=1e-4, abs=1e-7)
+    assert row["angle_down"] == pytest.approx(0, abs=1e-7)
+    assert row["norm_o"] == pytest.approx(sum(weight.norm().item() for weight in writers) / 2)

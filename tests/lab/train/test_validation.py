@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ from geonorm.lab.runs.folder import read_rows
 from geonorm.lab.schedule import Schedule
 from geonorm.lab.train.averaging import Averaging
 from geonorm.lab.train.evaluate import share_batches
-from geonorm.lab.train.summary import EVALUATED
 from geonorm.lab.train.text import load_text
-from geonorm.lab.train.validation import MEASURES, number_documents
+from geonorm.lab.train.validation import number_documents
 from geonorm.settings import from_dict
+
+from ..conftest import summary
 
 
 @pytest.fixture(scope="module")
@@ -45,15 +46,15 @@ def test_the_whole_text_at_the_end_and_every_document(train: Any, books: Path, t
     run, eos, context = tmp_path / "run", 256, 16
     assert train(run, "--data", books, "--steps", 3, "--evaluation.every", 1, "--evaluation.whole", "true").status == 0
     first, _, last = read_rows(run / "metrics.jsonl")
-    summary = json.loads((run / "summary.json").read_text())
-    found = summary["val_documents"]
+    ended = summary(run)
+    found = ended["val_documents"]
     size = sum(3 * (100 + 50 * number) + 1 for number in range(3))
     windows = (size - 1) // context
     assert "val_documents" not in first and last["val_documents"] == found
     assert [row["document"] for row in found] == [0, 1, 2]
-    assert summary["val_tokens"] == sum(row["tokens"] for row in found) == windows * context
-    mean = sum(row["tokens"] * row["loss"] for row in found) / summary["val_tokens"]
-    assert summary["val_loss"] == last["val_loss"] == pytest.approx(mean, rel=1e-12)
+    assert ended["val_tokens"] == sum(row["tokens"] for row in found) == windows * context
+    mean = sum(row["tokens"] * row["loss"] for row in found) / ended["val_tokens"]
+    assert ended["val_loss"] == last["val_loss"] == pytest.approx(mean, rel=1e-12)
     assert last["val_loss_part"] != last["val_loss"]
     # a second time, token by token
     model = open_run(run).model
@@ -76,7 +77,7 @@ def test_the_whole_text_is_the_default_only_where_it_costs_little(train: Any, bo
     """1353 tokens of held-out text: a third of 64 steps of 4 x 16 and more."""
     for steps, whole in ((63, False), (64, True)):
         train(tmp_path / str(steps), "--data", books, "--steps", steps, "--evaluation.trace_tokens", 0)
-        assert ("val_documents" in json.loads((tmp_path / str(steps) / "summary.json").read_text())) == whole
+        assert ("val_documents" in summary(tmp_path / str(steps))) == whole
 
 
 def test_the_part_and_the_trace_see_all_documents(books: Path) -> None:
@@ -93,36 +94,38 @@ def test_the_part_and_the_trace_see_all_documents(books: Path) -> None:
 @pytest.mark.parametrize("scheme", ["geonorm(learn=gain)", "ngpt"])
 def test_averaged_weights_are_evaluated_and_survive_a_stop(train: Any, after: Any, tmp_path: Path, scheme: str) -> None:
     options = ["--scheme", scheme, "--steps", 10, "--evaluation.average", 0.4, "--checkpoint.every", 1]
-    kept: list[dict[str, torch.Tensor]] = []
-    found: list[torch.Tensor] = []
+    weights: list[dict[str, torch.Tensor]] = []
+    means: list[dict[str, torch.Tensor]] = []
     with pytest.MonkeyPatch.context() as patch:
-        update, applied = Averaging.update, Averaging.apply
+        update, apply = Averaging.update, Averaging.apply
 
         def note(average: Averaging, step: int) -> None:
             update(average, step)
-            kept.append({name: p.detach().double().clone() for name, p in average.model.named_parameters()})
+            weights.append({name: p.detach().double().clone() for name, p in average.model.named_parameters()})
 
         def look(average: Averaging) -> Any:
-            found.append({name: mean.clone() for name, mean in average.means.items()})
-            return applied(average)
+            means.append({name: mean.clone() for name, mean in average.means.items()})
+            return apply(average)
 
         patch.setattr(Averaging, "update", note)
         patch.setattr(Averaging, "apply", look)
         assert train(tmp_path / "whole", *options).status == 0
-    for name, mean in found[0].items():  # type: ignore[attr-defined]
-        expected = sum(step[name] for step in kept[6:]) / 4
+    for name, mean in means[0].items():
+        expected = sum(step[name] for step in weights[6:]) / 4
         torch.testing.assert_close(mean.double(), expected, rtol=1e-5, atol=1e-7)
-    summary = json.loads((tmp_path / "whole" / "summary.json").read_text())
-    assert summary["val_loss_average"] != summary["val_loss"] and summary["val_bpb_average"] > 0
+    whole = summary(tmp_path / "whole")
+    assert whole["val_loss_average"] != whole["val_loss"] and whole["val_bpb_average"] > 0
     last = open_run(tmp_path / "whole").model
-    assert all(torch.equal(p.double(), kept[-1][name]) for name, p in last.named_parameters()), "weights are put back"
+    assert all(torch.equal(p.double(), weights[-1][name]) for name, p in last.named_parameters()), (
+        "weights are put back"
+    )
 
     for stop in (5, 8):  # before the window, and inside it
         with after(stop):
             assert train(tmp_path / f"stop{stop}", *options).status == 130
         assert train(tmp_path / f"stop{stop}", *options).status == 0
-        again = json.loads((tmp_path / f"stop{stop}" / "summary.json").read_text())
-        assert again["val_loss_average"] == summary["val_loss_average"] and again["val_loss"] == summary["val_loss"]
+        again = summary(tmp_path / f"stop{stop}")
+        assert all(again[key] == whole[key] for key in ("val_loss_average", "val_loss"))
 
 
 def test_ranks_take_turns_and_count_each_batch_once() -> None:
@@ -133,37 +136,35 @@ def test_ranks_take_turns_and_count_each_batch_once() -> None:
     assert found[2] == [(2, "c", True), (4, "e", False)]
 
 
-def test_a_summary_keeps_all_that_is_measured_of_averaged_weights() -> None:
-    assert {f"{name}_average" for name in MEASURES} <= set(EVALUATED)
+def averaged(scheme: str, steps: int = 2, share: float = 1.0) -> tuple[Decoder, Averaging]:
+    model = Decoder(DecoderConfig(scheme, layers=1, width=16, heads=2, hidden=16, vocab_size=32, context=8))
+    return model, Averaging(model, Schedule(Optim(), 1e-3, steps=steps, average=share))
 
 
-def tiny(scheme: str) -> Decoder:
-    return Decoder(DecoderConfig(scheme, layers=1, width=16, heads=2, hidden=16, vocab_size=32, context=8))
+@torch.no_grad()
+def shake(model: Decoder, factor: float = 1.0) -> None:
+    for weight in model.parameters():
+        weight.mul_(factor).add_(torch.randn_like(weight))
+    model.constrain()
 
 
 def test_an_average_that_begins_anew_forgets_what_it_was() -> None:
     """NaN of steps that were taken back is not in the mean of those that came in their place."""
-    model = tiny("pre")
-    average = Averaging(model, Schedule(Optim(), 1e-3, steps=4, average=0.5))
-    own = {name: p.detach().clone() for name, p in model.named_parameters()}
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.fill_(torch.nan)
-        average.update(3)
-        average.put(own)
+    model, average = averaged("pre", 4, 0.5)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    shake(model, math.nan)
+    average.update(3)
+    average.put(before)
     for step in (3, 4):
         average.update(step)
-    assert all(torch.equal(mean, own[name]) for name, mean in average.means.items())
+    assert all(torch.equal(mean, before[name]) for name, mean in average.means.items())
 
 
 def test_an_average_is_measured_with_its_own_matrices_in_bf16() -> None:
     """Autocast keeps casts of weights until its context ends; those of the last weights are no part of the mean."""
-    model = tiny("pre")
-    average = Averaging(model, Schedule(Optim(), 1e-3, steps=2, average=1.0))
+    model, average = averaged("pre")
     average.update(1)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn_like(weight))
+    shake(model)
     average.update(2)
     ids = torch.arange(8)[None]
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -177,16 +178,12 @@ def test_an_average_is_measured_with_its_own_matrices_in_bf16() -> None:
 
 
 def test_an_average_keeps_a_constraint() -> None:
-    model = tiny("ngpt")
-    average = Averaging(model, Schedule(Optim(), 1e-3, steps=2, average=1.0))
+    model, average = averaged("ngpt")
     average.update(1)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.neg_().add_(torch.randn_like(weight))
-        model.constrain()
+    shake(model, -1.0)
     average.update(2)
-    own = model.head.weight.detach().clone()
+    before = model.head.weight.detach().clone()
     with average.apply():
-        assert not torch.equal(model.head.weight, own)
+        assert not torch.equal(model.head.weight, before)
         torch.testing.assert_close(model.head.weight.norm(dim=1), torch.ones(32))
-    assert torch.equal(model.head.weight, own)
+    assert torch.equal(model.head.weight, before)

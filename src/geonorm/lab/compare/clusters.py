@@ -18,8 +18,9 @@ from typing import Any
 
 from ...errors import ConfigError, GeonormError, cause
 from ...settings import from_dict
-from ..config import Ray, Runtime, Slurm, TrainConfig
+from ..config import Runtime, TrainConfig
 from ..train.loop import Interrupted, train
+from .config import Ray, Slurm
 from .executors import Executor, Job, Say, done, last_line, steps_made
 
 CARRIED = ("GEONORM_DATA", "GEONORM_CACHE", "GEONORM_BACKEND", "HOME", "XDG_CACHE_HOME")

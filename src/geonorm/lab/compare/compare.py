@@ -18,7 +18,7 @@ from ...devices import pick_device
 from ...errors import CheckpointError, ConfigError
 from ...schemes import parse
 from ...settings import check_unused, from_dict, to_dict
-from ..config import CompareConfig, Grid, Ray, Slurm, TrainConfig
+from ..config import TrainConfig
 from ..distributed.ranks import ALONE
 from ..load import Comparison, read_comparison
 from ..resolve import Resolved, resolve
@@ -35,6 +35,7 @@ from ..runs.folder import (
 from ..runs.records import Summary
 from ..statistics.comparison import aggregate
 from ..train.text import load_text
+from .config import CompareConfig, Grid, Ray, Slurm
 from .executors import Executor, LocalExecutor, Say, outcome
 from .tune import Rates, run_config, tune
 

@@ -260,7 +260,9 @@ def outcome(config: TrainConfig) -> Summary:
     """The run's summary, or that of a failed run where it left none."""
     counts = {"steps": 0, "tokens": 0, "parameters": 0, "matmul_parameters": 0, "spikes": 0, "grad_spikes": 0}
     known = {"status": "failed", "scheme": config.scheme, "seed": config.seed, "lr": config.lr}
-    return RunFolder(Path(config.out)).summary() or Summary.read({**known, "phase": phase_of(config.seed), **counts, "wall_seconds": 0.0})
+    return RunFolder(Path(config.out)).summary() or Summary.read(
+        {**known, "phase": phase_of(config.seed), **counts, "wall_seconds": 0.0}
+    )
 
 
 def last_line(path: Path) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated
 from ...errors import ConfigError
 from ...models.config import preset
 from ...settings import Positive, Range, to_dict
-from ..config import Grid
+from .config import Grid
 
 UNITS = {"k": 1e3, "M": 1e6, "B": 1e9}
 MOST = 2000

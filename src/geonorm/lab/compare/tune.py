@@ -14,9 +14,10 @@ from math import inf, log, sqrt
 from pathlib import Path
 from typing import NamedTuple
 
-from ..config import TUNING_SEED, CompareConfig, Recipe, TrainConfig
+from ..config import TUNING_SEED, Recipe, TrainConfig
 from ..runs.folder import slug
 from ..statistics.comparison import usable
+from .config import CompareConfig
 from .executors import Executor
 
 HALF_OCTAVES = [sqrt(2) ** k for k in (-2, -1, 1, 2)]

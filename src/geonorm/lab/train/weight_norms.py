@@ -6,6 +6,10 @@ then sets how far a step of the optimizer turns it.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from math import atan2, sqrt
+from statistics import fmean
+
 import torch
 from torch import Tensor
 
@@ -15,11 +19,8 @@ from .hooks import Hook, Row
 from .state import TrainState
 
 WRITERS = ("o", "down")
-
-
-def product(a: Tensor, b: Tensor, of: Tensor) -> float:
-    """<a, b> of this rank's parts of a weight, summed over the ranks that share it."""
-    return sum_over_ranks((a.double() * b.double()).sum(), [of]).item()
+Copies = list[tuple[str, Tensor, Tensor]]
+"""Role of a matrix, the matrix, and a copy of this rank's part of it."""
 
 
 class WeightNorms(Hook):
@@ -33,10 +34,6 @@ class WeightNorms(Hook):
         row |= measure_turns(self.before)
 
 
-Copies = list[tuple[str, Tensor, Tensor]]
-"""Role of a matrix, the matrix, and a copy of this rank's part of it."""
-
-
 @torch.no_grad()
 def copy_writers(model: Transformer) -> Copies:
     """The matrices that write to the stream, as they are now."""
@@ -46,12 +43,11 @@ def copy_writers(model: Transformer) -> Copies:
 @torch.no_grad()
 def measure_turns(before: Copies) -> dict[str, float]:
     """`angle_ROLE` and `norm_ROLE` of matrices against their copies."""
-    values: dict[str, list[float]] = {}
+    values = defaultdict[str, list[float]](list)
     for role, weight, old in before:
-        new = local_part(weight)
-        aa, ab, bb = product(old, old, weight), product(old, new, weight), product(new, new, weight)
-        sine = torch.tensor(max(0.0, aa * bb - ab * ab), dtype=torch.float64).sqrt()
-        turn = torch.atan2(sine, torch.tensor(ab, dtype=torch.float64)).item()
-        values.setdefault(f"angle_{role}", []).append(turn)
-        values.setdefault(f"norm_{role}", []).append(bb**0.5)
-    return {name: sum(each) / len(each) for name, each in values.items()}
+        a, b = old.double(), local_part(weight).double()
+        products = torch.stack([(a * a).sum(), (a * b).sum(), (b * b).sum()])
+        aa, ab, bb = sum_over_ranks(products, [weight]).tolist()
+        values[f"angle_{role}"].append(atan2(sqrt(max(0.0, aa * bb - ab * ab)), ab))
+        values[f"norm_{role}"].append(sqrt(bb))
+    return {name: fmean(each) for name, each in values.items()}

@@ -1,0 +1,206 @@
+"""More steps, as a branch or in the same folder: the run that was planned so from its first step; or one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from geonorm.lab.config import TrainConfig
+from geonorm.lab.resolve import resolve
+from geonorm.lab.runs.folder import write_settings
+from geonorm.lab.train import branch
+from geonorm.settings import from_dict
+
+from ...rows import each
+from ..conftest import summary, without
+from .saved import same
+
+WARM = ["--optim.warmup_steps", 2, "--evaluation.every", 2]
+SCHEDULES: dict[str, list[Any]] = {
+    "wsd": [*WARM, "--optim.schedule", "wsd", "--optim.cooldown", 0.4],
+    "constant": [*WARM, "--optim.schedule", "constant"],
+}
+WSD = SCHEDULES["wsd"]
+ENDS = ("status", "steps", "tokens", "val_loss", "train_loss", "val_loss_average")
+
+
+def assert_one_run(losses: Any, run: Path, planned: Path, steps: int) -> None:
+    """Weights, optimizer, losses, geometry and summary, bit for bit."""
+    assert losses(run) == losses(planned) and same(run, planned, steps)
+    for name in ("trace.jsonl", "norms.jsonl"):
+        assert (run / name).read_text() == (planned / name).read_text()
+    assert [summary(run).get(key) for key in ENDS] == [summary(planned).get(key) for key in ENDS]
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--scheme", "geonorm(learn=gain)", "--optim.name", "muon"],
+        ["--scheme", "ngpt", "--recipe", "own", "--evaluation.average", 0.2],
+        ["--scheme", "pre", "--evaluation.average", 0.6],
+    ],
+)
+def test_a_branch_equals_the_run_that_was_planned_so(
+    train: Any, losses: Any, after: Any, tmp_path: Path, options: list[Any]
+) -> None:
+    """Longer than its trunk, and shorter: the trunk's own checkpoint, or one on the way. One that is stopped goes on
+    when the trunk is there no more."""
+    short, long, grown, back = (tmp_path / name for name in ("short", "long", "grown", "back"))
+    assert train(short, *WSD, "--checkpoint.keep", 1, *options, "--steps", 10).status == 0
+    assert sorted(path.name for path in (short / "checkpoints").iterdir()) == ["step-10", "step-6"]
+    assert train(long, *WSD, *options, "--steps", 20, "--checkpoint.every", 4, "--checkpoint.keep", 9).status == 0
+    with after(9):
+        begun = train(grown, *WSD, *options, "--steps", 20, "--branch", short)
+    assert begun.status == 130 and f"resuming {grown} at step 6 of 20" in begun.out
+    moved = short.rename(tmp_path / "moved")
+    assert train(grown, *WSD, *options, "--steps", 20, "--branch", short).status == 2
+    assert "at step 9 of 20" in train(grown, *WSD, *options, "--steps", 20, "--branch", moved).out
+    assert_one_run(losses, grown, long, 20)
+    again = train(back, *WSD, *options, "--steps", 10, "--branch", long)
+    assert again.status == 0 and f"resuming {back} at step 4 of 10" in again.out
+    assert losses(back) == losses(moved) and same(back, moved, 10)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stopped", "options"),
+    [
+        ("wsd", None, ["--scheme", "ngpt", "--recipe", "own", "--evaluation.average", 0.3]),
+        ("wsd", 8, []),
+        ("constant", None, ["--scheme", "geonorm(learn=gain)", "--optim.name", "muon"]),
+        ("constant", 8, []),
+    ],
+)
+def test_an_extended_run_is_the_one_that_was_planned_so(
+    train: Any, losses: Any, after: Any, tmp_path: Path, schedule: str, stopped: int | None, options: list[Any]
+) -> None:
+    run, planned = tmp_path / "run", tmp_path / "planned"
+    words = [*SCHEDULES[schedule], *options]
+    with after(stopped or 99):
+        assert train(run, *words, "--steps", 10).status == (130 if stopped else 0)
+    short = losses(run)
+    longer = train(run, *words, "--steps", 20)
+    begin = 6 if schedule == "wsd" else stopped or 10
+    assert longer.status == 0 and f"resuming {run} at step {begin} of 20" in longer.out, longer
+    assert train(planned, *words, "--steps", 20).status == 0
+    assert_one_run(losses, run, planned, 20)
+    assert losses(run)[:begin] == short[:begin] and (losses(run)[: len(short)] == short) is (schedule == "constant")
+    stored = [yaml.safe_load((folder / "config.yaml").read_text()) for folder in (run, planned)]
+    assert {**stored[0], "out": None} == {**stored[1], "out": None}
+    assert "is already finished" in train(run, *words, "--steps", 20).out
+    shorter = train(run, *words, "--steps", 10)
+    assert shorter.status == 2 and "holds a run with steps 20, not 10" in shorter.err
+
+
+@pytest.mark.parametrize("moment", ["rmtree", "unlink", "write_settings"])
+def test_cut_short_at_any_moment_it_goes_on(
+    train: Any, losses: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The folder then holds the shorter run or the longer one; either goes on, and no cooled-down step is taken for one
+    of the trunk."""
+    run, planned = tmp_path / "run", tmp_path / "planned"
+    assert train(run, *WSD, "--steps", 10).status == 0
+
+    def cut(*_: Any, **__: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    places: dict[str, Any] = {"rmtree": branch.shutil, "unlink": Path, "write_settings": branch}
+    with monkeypatch.context() as patch:
+        patch.setattr(places[moment], moment, cut)
+        failed = train(run, *WSD, "--steps", 20)
+    assert failed.status == 2 and "Input/output error" in failed.err
+    assert yaml.safe_load((run / "config.yaml").read_text())["steps"] == 10
+    for folder, steps in ((run, 10), (run, 20), (planned, 20)):
+        assert train(folder, *WSD, "--steps", steps).status == 0
+    assert losses(run) == losses(planned) and same(run, planned, 20)
+
+
+SHARE = ["--optim.schedule", "wsd", "--optim.warmup", 0.2]
+
+
+@each(
+    "first, then, message",
+    [
+        (WSD, ["--lr", 1e-3], "a run with lr 0.005, not 0.001"),
+        (WSD, ["--optim.warmup_steps", 3], "a run with optim.warmup_steps 2, not 3"),
+        (WSD, ["--scheme", "post"], "a run with scheme geonorm, not post"),
+        (WSD, ["--branch", "nowhere"], "there is no run nowhere"),
+        (SHARE, [], "another learning rate at step 1; give both the same --optim.warmup-steps"),
+        (SCHEDULES["constant"], [], "--branch needs --optim.schedule wsd"),
+    ],
+)
+def test_a_branch_that_does_not_fit_is_refused_in_a_line(
+    train: Any, tmp_path: Path, first: list[Any], then: list[Any], message: str
+) -> None:
+    short, grown = tmp_path / "short", tmp_path / "grown"
+    train(short, *first, "--steps", 10)
+    refused = train(grown, *without([*first, "--branch", short], then), *then, "--steps", 20)
+    assert refused.status == 2 and message in refused.err and refused.err.count("\n") == 1
+    assert not grown.exists()
+
+
+@each(
+    "first, then, message",
+    [
+        ([], [], "holds a run with steps 10, not 20: under a cosine every rate after warm-up would have been another"),
+        (SHARE, [], "add --optim.warmup-steps 2 to extend it"),
+        (SCHEDULES["constant"], ["--lr", 1e-3], "holds a run with lr 0.005, not 0.001"),
+        (SCHEDULES["constant"], ["--optim.warmup_steps", 3], "with 2 of warm-up: add --optim.warmup-steps 2"),
+        (SCHEDULES["constant"], ["--resume", "never"], "already holds a run"),
+    ],
+)
+def test_what_cannot_be_extended_is_refused_in_a_line(
+    train: Any, tmp_path: Path, first: list[Any], then: list[Any], message: str
+) -> None:
+    run = tmp_path / "run"
+    assert train(run, *first, "--steps", 10).status == 0
+    before = contents(run)
+    refused = train(run, *without(first, then), *then, "--steps", 20)
+    assert refused.status == 2 and message in refused.err and refused.err.count("\n") == 1, refused
+    assert contents(run) == before
+
+
+@each("damage", ["its checkpoint", "its checkpoints", "its summary"])
+def test_what_is_left_of_a_shorter_run_stays(train: Any, losses: Any, tmp_path: Path, damage: str) -> None:
+    """Where its only checkpoint of the trunk is damaged, it has none, or it diverged."""
+    run = tmp_path / "run"
+    assert train(run, *WSD, "--checkpoint.keep", 1, "--steps", 10).status == 0
+    if damage == "its checkpoint":
+        (run / "checkpoints" / "step-6" / "model.safetensors").write_bytes(b"x")
+    elif damage == "its checkpoints":
+        shutil.rmtree(run / "checkpoints")
+    else:
+        (run / "summary.json").write_text(json.dumps({**summary(run), "status": "diverged"}))
+    before = contents(run)
+    refused = train(run, *WSD, "--steps", 20)
+    messages = {"its checkpoint": "step-6", "its checkpoints": "none of its checkpoints is of the first 6"}
+    assert refused.status == 2 and messages.get(damage, "not 20, that diverged") in refused.err
+    assert contents(run) == before
+
+
+def test_a_run_without_checkpoints_begins_anew(train: Any, losses: Any, tmp_path: Path) -> None:
+    """Killed before its first save: there is nothing to lose."""
+    run, planned = tmp_path / "run", tmp_path / "planned"
+    assert train(run, *WSD, "--steps", 10).status == 0
+    shutil.rmtree(run / "checkpoints")
+    (run / "summary.json").unlink()
+    assert train(run, *WSD, "--steps", 20).status == 0 and train(planned, *WSD, "--steps", 20).status == 0
+    assert losses(run) == losses(planned)
+
+
+@each("average, last", [(0.0, 60), (0.2, 60), (0.8, 40)])
+def test_what_is_shared_ends_where_weights_are_averaged(average: float, last: int, tmp_path: Path) -> None:
+    """The mean over the last steps of a run is of its own steps, whichever trunk they lie in."""
+    settings = {"optim": {"schedule": "wsd", "warmup_steps": 2, "cooldown": 0.4}, "evaluation": {"average": average}}
+    write_settings(tmp_path / "config.yaml", {**settings, "steps": 100})
+    setup = resolve(from_dict(TrainConfig, {**settings, "steps": 200, "branch": str(tmp_path)}))
+    prefix = branch.find_shared_prefix(setup.folder, setup.schedule)
+    assert prefix is not None and prefix.last == last
