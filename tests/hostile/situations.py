@@ -84,7 +84,6 @@ READING = [
     s("generate model", "scheme", files={"model/config.json": edited(scheme="nothing")}),
     s("generate model", "tokenizer", files={"model/tokenizer.json": cut(0.5)}),
     s("generate model", "model", files={"model/model.safetensors": cut(0.5)}),
-    s("eval run --data text.txt --context 8", "--context is for Hugging Face models"),
     s("eval model --data text.txt --context 4096", "--context 4096 does not fit"),
     s("eval run --data tiny.txt", "use more text", files={"tiny.txt": "one\ntwo\n"}),
     s("eval run --tasks q.jsonl", "q.jsonl", files={"q.jsonl": '{"question": 3}\n'}),

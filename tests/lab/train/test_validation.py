@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -20,7 +19,6 @@ from geonorm.lab.schedule import Schedule
 from geonorm.lab.train.averaging import Averaging
 from geonorm.lab.train.evaluate import share_batches
 from geonorm.lab.train.text import load_text
-from geonorm.lab.train.validation import number_documents
 from geonorm.settings import from_dict
 
 from ..conftest import summary
@@ -38,46 +36,26 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_token_belongs_to_the_document_whose_end_comes_next() -> None:
-    assert number_documents(np.array([5, 6, 9, 7, 9, 9, 8]), eos=9).tolist() == [0, 0, 0, 1, 1, 2, 3]
-
-
-def test_the_whole_text_at_the_end_and_every_document(train: Any, books: Path, tmp_path: Path) -> None:
-    run, eos, context = tmp_path / "run", 256, 16
+def test_the_whole_text_at_the_end(train: Any, books: Path, tmp_path: Path) -> None:
+    """A second time token by token, over the ends of documents."""
+    run, context = tmp_path / "run", 16
     assert train(run, "--data", books, "--steps", 3, "--evaluation.every", 1, "--evaluation.whole", "true").status == 0
     first, _, last = read_rows(run / "metrics.jsonl")
-    ended = summary(run)
-    found = ended["val_documents"]
-    size = sum(3 * (100 + 50 * number) + 1 for number in range(3))
-    windows = (size - 1) // context
-    assert "val_documents" not in first and last["val_documents"] == found
-    assert [row["document"] for row in found] == [0, 1, 2]
-    assert ended["val_tokens"] == sum(row["tokens"] for row in found) == windows * context
-    mean = sum(row["tokens"] * row["loss"] for row in found) / ended["val_tokens"]
-    assert ended["val_loss"] == last["val_loss"] == pytest.approx(mean, rel=1e-12)
-    assert last["val_loss_part"] != last["val_loss"]
-    # a second time, token by token
-    model = open_run(run).model
-    texts = sorted((books / "validation").iterdir())
-    tokens = [t for path in texts for t in (*path.read_bytes(), eos)]
-    nats, count = [0.0] * 3, [0] * 3
+    tokens = torch.tensor([t for path in sorted((books / "validation").iterdir()) for t in (*path.read_bytes(), 256)])
+    windows = (len(tokens) - 1) // context
+    ids, targets = (tokens[at : at + windows * context].view(windows, context) for at in (0, 1))
     with torch.no_grad():
-        for window in range(windows):
-            ids = torch.tensor(tokens[window * context : (window + 1) * context + 1])
-            losses = torch.nn.functional.cross_entropy(model(ids[None, :-1])[0], ids[1:], reduction="none")
-            for place, loss in enumerate(losses.tolist(), start=window * context + 1):
-                document = tokens[:place].count(eos)
-                nats[document] += loss
-                count[document] += 1
-    assert [row["tokens"] for row in found] == count
-    assert [row["loss"] for row in found] == pytest.approx([n / c for n, c in zip(nats, count, strict=True)], rel=1e-5)
+        loss = torch.nn.functional.cross_entropy(open_run(run).model(ids).flatten(0, 1), targets.flatten())
+    assert "val_loss_part" not in first and last["val_loss_part"] != last["val_loss"]
+    assert summary(run)["val_loss"] == last["val_loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert summary(run)["val_tokens"] == last["val_tokens"] == windows * context
 
 
 def test_the_whole_text_is_the_default_only_where_it_costs_little(train: Any, books: Path, tmp_path: Path) -> None:
     """1353 tokens of held-out text: a third of 64 steps of 4 x 16 and more."""
     for steps, whole in ((63, False), (64, True)):
         train(tmp_path / str(steps), "--data", books, "--steps", steps, "--evaluation.trace_tokens", 0)
-        assert ("val_documents" in summary(tmp_path / str(steps))) == whole
+        assert ("val_loss_part" in summary(tmp_path / str(steps))) == whole
 
 
 def test_the_part_and_the_trace_see_all_documents(books: Path) -> None:

@@ -32,8 +32,6 @@ class Objective(Protocol):
 
     accuracy: ClassVar[bool]
     """True if the share of targets that are the likeliest is measured."""
-    ahead: ClassVar[bool]
-    """True if a target is the token after its input, else it is the input itself."""
 
     def pairs(self, windows: NDArray[np.int64], numbers: list[int], seed: int) -> Pair:
         """(inputs, targets) of windows (rows, context + 1): int64 (rows, context)."""
@@ -44,7 +42,6 @@ class NextToken:
     """Every token is predicted from those before it."""
 
     accuracy: ClassVar[bool] = False
-    ahead: ClassVar[bool] = True
 
     def pairs(self, windows: NDArray[np.int64], numbers: list[int], seed: int) -> Pair:
         data = torch.from_numpy(windows)
@@ -65,7 +62,6 @@ class MaskedTokens:
     end: int
     vocab_size: int
     accuracy: ClassVar[bool] = True
-    ahead: ClassVar[bool] = False
 
     def pairs(self, windows: NDArray[np.int64], numbers: list[int], seed: int) -> Pair:
         ids = windows[:, :-1].copy()

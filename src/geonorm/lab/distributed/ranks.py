@@ -144,6 +144,7 @@ def join_world(device: torch.device) -> Iterator[World]:
         return
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
+        # torchrun started its ranks again: the store still holds keys of their earlier life
         store = PrefixStore(f"life {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", meet())
         options: dict[str, Any] = {"store": store, "rank": rank, "world_size": size, "timeout": TIMEOUT}
         if device.type == "cuda":

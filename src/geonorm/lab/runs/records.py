@@ -90,8 +90,6 @@ class HeldOut(Record):
     val_bpb_average: float | None = None
     val_accuracy_average: float | None = None
     val_tokens: int | None = None
-    val_documents: list[Any] | None = None
-    """Loss by document: document, tokens, loss."""
 
 
 @dataclass(kw_only=True)
@@ -176,8 +174,6 @@ class MetricRow(HeldOut):
     lr: float
     grad_norm: float
     """Before clipping."""
-    skipped: str | None = None
-    """Why the batch was left out."""
     angle_o: float | None = None
     """Mean angle, radians, by which the step turned the matrices of a role; `norm_o`, their mean norm after it."""
     norm_o: float | None = None

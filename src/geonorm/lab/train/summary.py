@@ -22,7 +22,6 @@ from ..statistics.spikes import find_spikes
 
 EVALUATED = """
     val_loss val_bpb val_accuracy val_loss_part val_loss_average val_bpb_average val_accuracy_average val_tokens
-    val_documents
 """.split()
 """Columns of the last evaluation that a summary has."""
 
