@@ -27,8 +27,6 @@ class Situation:
     words: tuple[str, ...]
     files: Mapping[str, Content] = field(default_factory=dict)
     env: Mapping[str, str | None] = field(default_factory=dict)
-    nobody: bool = False
-    """Without the rights of root, which no permission stops."""
 
     @property
     def name(self) -> str:
@@ -46,13 +44,11 @@ SIMULATE = "simulate --schemes pre --tokens 4 --dim 4 --time 2 --points 8 --seed
 PROBE = "--data text.txt --tokens 64 --device cpu --out out"
 
 
-def s(
-    line: str, *words: str, files: Mapping[str, Content] | None = None, nobody: bool = False, **env: Any
-) -> Situation:
+def s(line: str, *words: str, files: Mapping[str, Content] | None = None, **env: Any) -> Situation:
     for flag, value in zip(TINY[::2], TINY[1::2], strict=True):
         if f"{flag} {value}" in line and line.count(f"{flag} ") > 1:  # what is asked for comes in its place
             line = line.replace(f"{flag} {value} ", "", 1)
-    return Situation(line, words, files or {}, env, nobody)
+    return Situation(line, words, files or {}, env)
 
 
 def link(target: str) -> Content:
@@ -64,21 +60,6 @@ HELD: list[IO[str]] = []
 
 def folder(path: Path) -> None:
     path.mkdir(parents=True)
-
-
-def pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def locked_away(path: Path) -> None:
-    """A file that nobody may read."""
-    path.write_text("words and words\n" * 100)
-    path.chmod(0)
-
-
-def read_only(path: Path) -> None:
-    path.mkdir()
-    path.chmod(0o555)
 
 
 def held(path: Path) -> None:
@@ -132,25 +113,6 @@ def flipped(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-
-
-def tensors(**shapes: Any) -> Content:
-    """A whole file of safetensors with other tensors in it, and a state.json beside it that agrees."""
-
-    def write(path: Path) -> None:
-        import torch
-        from safetensors.torch import save_file
-
-        from geonorm.lab import storage
-
-        save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, path)
-        marker = path.with_name("state.json")
-        state = json.loads(marker.read_text())
-        state.pop("state_sha256", None)
-        state["sha256"][path.name] = storage.checksum(path)
-        marker.write_text(json.dumps({**state, "state_sha256": storage.digest_of(state)}))
-
-    return write
 
 
 def parquet(**columns: Any) -> Content:

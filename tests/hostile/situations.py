@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from setting import (  # isort: skip
     COMPARE, PROBE, SIMULATE, TEXT, TINY, TRAIN, Situation,
-    cut, cut_before, edited, flipped, folder, gone, held, left_behind, link, locked_away, parquet, pipe, read_only,
-    s, tensors,
+    cut, cut_before, edited, flipped, folder, gone, held, left_behind, link, parquet, s,
 )  # fmt: skip
 
 LAST = "run/checkpoints/step-4"
@@ -30,8 +29,6 @@ OUTPUT = [
     s(f"train {' '.join(TINY)} --out gone", "gone", files={"gone": link("/nonexistent/place")}),
     s(f"train {' '.join(TINY)} --out {'x' * 300}", "too long"),
     s(f"train {' '.join(TINY)} --out /proc/self/new", "cannot write"),
-    s(f"train {' '.join(TINY)} --out closed/run", "closed", files={"closed": read_only}, nobody=True),
-    s(TRAIN, "lock", files={"out": folder, "out/.lock": pipe}),
     s(TRAIN, "config.yaml", files={"out/config.yaml": "!!python/object/apply:os.system ['true']\n"}),
     s(TRAIN, "not empty", files={"out/config.yaml": link("nowhere.yaml")}),
     s(TRAIN, "out is in use by another process", files={"out": folder, "out/.lock": held}),
@@ -41,7 +38,6 @@ OUTPUT = [
 CONFIG = [
     s(f"{TRAIN} --config c.yaml", "--seed", files={"c.yaml": "seed: 2026-01-01\n"}),
     s(f"{TRAIN} --config c.yaml", "--batch-size", files={"c.yaml": "batch_size: true\n"}),
-    s(f"{TRAIN} --config c.yaml", "c.yaml", files={"c.yaml": locked_away}, nobody=True),
     s(f"{TRAIN} --config c.yaml", "c.yaml", files={"c.yaml": lambda path: path.write_bytes(b"# " + b"x" * 20_000_000)}),
 ]
 
@@ -49,7 +45,6 @@ DATA = [
     s("data inspect d.txt.zst", "d.txt.zst", files={"d.txt.zst": b""}),
     s("data inspect d.parquet", "empty", files={"d.parquet": parquet(text=["", None, ""])}),
     s("data inspect d.parquet", "d.parquet", files={"d.parquet": lambda p: [parquet(text=["a"] * 99)(p), cut(0.5)(p)]}),  # type: ignore[operator]
-    s("data inspect d.txt", "d.txt", "permission", files={"d.txt": locked_away}, nobody=True),
     s("data inspect loop", "loop", files={"loop": link("loop")}),
     s("data inspect no/such/dataset/at/all", "no file, folder or corpus"),
     s("data inspect books", "books", GEONORM_DATA="text.txt"),
@@ -62,7 +57,6 @@ DAMAGED = [
     s("generate run --tokens 2", "checksum", files={f"{LAST}/model.safetensors": flipped, **OLDER}),
     s("generate run --tokens 2", "step-4", files={f"{LAST}/state.json": cut(0.9), **OLDER}),
     s("generate run --tokens 2", "step-4", files={f"{LAST}/state.json": "[" * 50_000, **OLDER}),
-    s("generate run --tokens 2", "another model", files={f"{LAST}/model.safetensors": tensors(a=3), **OLDER}),
     s("generate run --tokens 2", "no checkpoint", files={"run/checkpoints": gone}),
     s("generate run --tokens 2", "another model", files={"run/config.yaml": cut_before("model:"), **OLDER}),
     s("generate run --tokens 2", "another model", files={"run/config.yaml": edited(model__width=32), **OLDER}),

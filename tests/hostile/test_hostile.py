@@ -7,12 +7,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import os
 import shlex
 import shutil
 import signal
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,44 +25,7 @@ from situations import SITUATIONS
 EVERY = [one for every in SITUATIONS.values() for one in every]
 SAMPLE = EVERY[5 :: len(EVERY) // 20][:20]
 SECONDS = 60
-NOBODY = 65534
 MODELS = {"run", "model", "sim"}
-
-
-def make_models(root: Path) -> None:
-    """A finished run, its export and a simulation, to be copied."""
-    from geonorm.cli.main import main
-
-    root.chmod(0o755)
-    (root / "text.txt").write_text(TEXT)
-    with contextlib.chdir(root), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        run = f"train {' '.join(TINY)} --out run --scheme pre"
-        for line in (run, "export run --to model", f"{SIMULATE} --out sim"):
-            assert main(shlex.split(line)) == 0, line
-
-
-@contextlib.contextmanager
-def surrounded(situation: Situation) -> Iterator[None]:
-    """Its variables, and without the rights of root if it asks for that."""
-    old = {name: os.environ.get(name) for name in situation.env}
-
-    def put(values: Any) -> None:
-        for name, value in values.items():
-            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
-
-    put(situation.env)
-    lower = situation.nobody and os.geteuid() == 0
-    if lower:
-        cache = Path(os.environ["GEONORM_CACHE"])
-        for path in (cache, *cache.rglob("*")):  # what other situations left there is root's
-            path.chmod(0o777)
-        os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        if lower:
-            os.seteuid(0)
-        put(old)
 
 
 def state(folder: Path) -> dict[str, str]:
@@ -93,7 +54,6 @@ def limited() -> Iterator[None]:
 
 
 def set_up(situation: Situation, prepared: Path, place: Path) -> None:
-    place.chmod(0o755)
     shutil.copy(prepared / "text.txt", place)
     words = {Path(word).parts[0] for word in [*situation.line.split(), *situation.files] if word.strip("/")}
     for name in MODELS & words:
@@ -107,20 +67,16 @@ def set_up(situation: Situation, prepared: Path, place: Path) -> None:
             path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-def verdict(situation: Situation, prepared: Path) -> str:
+def verdict(situation: Situation, prepared: Path, patch: pytest.MonkeyPatch) -> str:
     """What is wrong with how it ended; empty if nothing is."""
-    with tempfile.TemporaryDirectory() as place, contextlib.chdir(place), warnings.catch_warnings():
-        warnings.simplefilter("default")
-        return of_command(situation, prepared, Path(place))
-
-
-def of_command(situation: Situation, prepared: Path, place: Path) -> str:
     from geonorm.cli.main import main
 
+    place, out, err = Path.cwd(), io.StringIO(), io.StringIO()
     set_up(situation, prepared, place)
+    for name, value in situation.env.items():
+        patch.setenv(name, value)
     before = state(place)
-    out, err = io.StringIO(), io.StringIO()
-    with surrounded(situation), limited(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with limited(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             status = main(shlex.split(situation.line))
         except BaseException as error:
@@ -143,21 +99,30 @@ def unsaid(line: str, words: tuple[str, ...]) -> str:
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("hostile")
-    for above in (folder, *folder.parents):  # some situations are met without the rights of root
-        if above == Path(tempfile.gettempdir()) or above.stat().st_uid != os.geteuid():
-            break
-        above.chmod(0o755)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GEONORM_CACHE", str(folder / "cache"))
-        make_models(folder)
-        folder.chmod(0o777)
-        yield folder
+    """A folder with a finished run, its export and a simulation, to be copied."""
+    from geonorm.cli.main import main
+
+    root = tmp_path_factory.mktemp("hostile")
+    (root / "text.txt").write_text(TEXT)
+    with pytest.MonkeyPatch.context() as patch, contextlib.chdir(root):
+        patch.setenv("GEONORM_CACHE", str(root / "cache"))
+        for line in (
+            f"train {' '.join(TINY)} --out run --scheme pre",
+            "export run --to model",
+            f"{SIMULATE} --out sim",
+        ):
+            assert main(shlex.split(line)) == 0, line
+        yield root
 
 
 @pytest.mark.parametrize(
     "situation",
     [pytest.param(one, id=one.name[:80], marks=() if one in SAMPLE else pytest.mark.slow) for one in EVERY],
 )
-def test_a_situation_ends_in_one_right_line(situation: Situation, prepared: Path) -> None:
-    assert verdict(situation, prepared) == ""
+def test_a_situation_ends_in_one_right_line(
+    situation: Situation, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        assert verdict(situation, prepared, monkeypatch) == ""

@@ -101,14 +101,12 @@ def trained(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..
     return run
 
 
-def summary(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
-    return found
+def summary(run: Path) -> Any:
+    return json.loads((run / "summary.json").read_text())
 
 
-def results(out: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((out / "results.json").read_text())
-    return found
+def results(out: Path) -> Any:
+    return json.loads((out / "results.json").read_text())
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -259,13 +257,6 @@ def standing() -> Iterator[Standing]:
     group.close()
 
 
-class Ended(list[Result]):
-    """Results that are there already."""
-
-    def wait(self) -> list[Result]:
-        return self
-
-
 class Lost:
     """Processes of their own, for a world of which some rank is to be lost or stuck."""
 
@@ -291,12 +282,12 @@ class Lost:
 
 @pytest.fixture
 def ranks(standing: Standing, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Runs a job of rank.py in a world of some size."""
+    """Runs a job of rank.py in a world of some size. Of ranks that get stuck, the processes come back."""
     started: list[Lost] = []
 
-    def start(job: str, size: int, *arguments: Any) -> Ended | Lost:
+    def start(job: str, size: int, *arguments: Any) -> list[Result] | Lost:
         if job != "stuck":
-            return Ended(standing.run(job, size, arguments))
+            return standing.run(job, size, arguments)
         started.append(Lost(tmp_path_factory.mktemp("ranks"), job, size, arguments))
         return started[-1]
 

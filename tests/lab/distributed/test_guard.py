@@ -133,7 +133,7 @@ def world(ranks: Any, tiny: list[str], tmp_path: Path) -> Any:
 @pytest.mark.parametrize("action", ["rewind", "stop"])
 def test_ranks_decide_alike(world: Any, tmp_path: Path, action: str) -> None:
     """The rows of the second rank alone are bad; a run whose ranks went different ways would hang."""
-    ended = world("spoilt", 1, 7, options=["--guard.nan", action]).wait()
+    ended = world("spoilt", 1, 7, options=["--guard.nan", action])
     found = summary(tmp_path / "run")
     if action == "stop":
         assert [r.status for r in ended] == [2, 2] and "loss is not finite at step 7" in ended[0].err
