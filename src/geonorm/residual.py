@@ -74,11 +74,6 @@ class Residual(nn.Module):
         # a tensor, so that all layers share one compiled graph; persistent, so that it survives loading and to_empty
         self.register_buffer("layer", torch.tensor(self.index))
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if name == "branch":
-            self.narrow = find_first(value)
-
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """A state dict brings weights, and never moves them to another block: copied from block to block, or into a
         deeper model, they act where they now are."""
@@ -149,13 +144,7 @@ class Residual(nn.Module):
         """What the branch's matrix products want to read: autocast's dtype, else that of its first parameter."""
         if torch.is_autocast_enabled(y.device.type):
             return torch.get_autocast_dtype(y.device.type)
-        if self.narrow is None:
-            return y.dtype
-        first = follow(self.branch, self.narrow)
-        if first is None:  # a module inside was replaced, or its weight parametrised, since the branch was given
-            self.narrow = find_first(self.branch)
-            return self.compute_dtype(y)
-        return first.dtype
+        return first_dtype(self.branch) or y.dtype
 
     def extra_repr(self) -> str:
         return f"{self.scheme}, layer={self.index}, kind={self.kind}, depth={self.depth}"
@@ -179,20 +168,13 @@ class StreamEnd(nn.Module):
         return move(x, self.own(), self.site)
 
 
-def find_first(branch: nn.Module) -> tuple[str, ...] | None:
-    """The path of the first floating parameter of a module: found once, because the search costs as much as a small
-    layer, and kept as names, because loading, sharding and people put other tensors and modules in its place."""
-    for path, owner in branch.named_modules():  # named_parameters of wrappers leave themselves out of the path
-        for name, parameter in owner._parameters.items():
-            if parameter is not None and parameter.is_floating_point():
-                return (*path.split("."), name) if path else (name,)
+def first_dtype(module: nn.Module) -> torch.dtype | None:
+    """The dtype of the first floating parameter of a module. It is looked up in every pass, because loading, sharding
+    and people put other tensors and modules in its place; `modules()` would take several times as long."""
+    for parameter in module._parameters.values():
+        if parameter is not None and parameter.is_floating_point():
+            return parameter.dtype
+    for child in module._modules.values():
+        if child is not None and (dtype := first_dtype(child)) is not None:
+            return dtype
     return None
-
-
-def follow(branch: nn.Module, path: tuple[str, ...]) -> Tensor | None:
-    """The floating parameter at a path, or None if there is none."""
-    owner: nn.Module | None = branch
-    for part in path[:-1]:
-        owner = owner._modules.get(part) if owner is not None else None
-    first = None if owner is None else owner._parameters.get(path[-1])
-    return first if first is not None and first.is_floating_point() else None

@@ -136,6 +136,9 @@ def test_each_sublayer_starts_at_the_next_stream() -> None:
     spec = NormSpec("rms", DIM)
     firsts = [weights(Parts(scheme, site, spec))["connection.mix"][:, 0].argmax().item() for site in SITES]
     assert firsts == [0, 1, 2, 0, 1, 2]
+    for site, first in zip(SITES, firsts, strict=True):
+        bias = weights(Parts(parse("mhc(n=3)"), site, spec))["mapping.bias"]
+        assert bias[:3].argmax().item() == bias[3:6].argmax().item() == first
     parallel = [Site(layer, "parallel", 5) for layer in range(5)]
     firsts = [weights(Parts(scheme, site, spec))["connection.mix"][:, 0].argmax().item() for site in parallel]
     assert firsts == [0, 1, 2, 0, 1]

@@ -135,20 +135,22 @@ def liger(x: Tensor, u: Tensor, gains: Tensor) -> Tensors:
     return total, y
 
 
-def flash_attn(x: Tensor, u: Tensor, gains: Tensor) -> Tensors:
-    """flash-attn's fused addition and RMSNorm (Triton)."""
-    norm = import_module("flash_attn.ops.triton.layer_norm").rms_norm_fn
-    y, total = norm(u, gains, None, residual=x, eps=EPS, prenorm=True)
-    return total, y
+def prenorm(module: str, name: str, *biases: None) -> Forward:
+    """The fused addition and RMSNorm of flash-attn (Triton) or QuACK (CuTe)."""
+
+    def forward(x: Tensor, u: Tensor, gains: Tensor) -> Tensors:
+        norm = getattr(import_module(module), name)
+        y, total = norm(u, gains, *biases, residual=x, eps=EPS, prenorm=True)
+        return total, y
+
+    return forward
 
 
-def quack(x: Tensor, u: Tensor, gains: Tensor) -> Tensors:
-    """QuACK's fused addition and RMSNorm (CuTe)."""
-    y, total = import_module("quack").rmsnorm(u, gains, residual=x, eps=EPS, prenorm=True)
-    return total, y
-
-
-FUSED: dict[str, Forward] = {"Liger": liger, "flash-attn": flash_attn, "QuACK": quack}
+FUSED: dict[str, Forward] = {
+    "Liger": liger,
+    "flash-attn": prenorm("flash_attn.ops.triton.layer_norm", "rms_norm_fn", None),
+    "QuACK": prenorm("quack", "rmsnorm"),
+}
 """Fused kernels of others for the same place in Pre-Norm."""
 
 

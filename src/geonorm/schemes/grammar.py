@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import MISSING, fields
+from dataclasses import fields
+from inspect import signature
 from math import inf, pi
 from typing import Any
 
@@ -127,24 +128,18 @@ class SchemeReader:
 
 def build_scheme(name: str, arguments: list[Any], keywords: dict[str, Any]) -> Scheme:
     cls = find(name)
-    known = {f.name: f for f in fields(cls)}
-    positional = [f.name for f in fields(cls) if not f.kw_only]
-    if len(arguments) > len(positional):
-        takes = f"at most {len(positional)}" if positional else "no"
-        raise ConfigError(f"scheme {name!r} takes {takes} values without a key, got {len(arguments)}")
-    values = dict(zip(positional, arguments, strict=False))
-    for key, value in keywords.items():
+    known = [f.name for f in fields(cls)]
+    for key in keywords:
         if key not in known:
             raise ConfigError(unknown(f"field of {name}", key, known))
-        if key in values:
-            raise ConfigError(f"scheme {name!r} got {key!r} twice")
+    try:
+        values = signature(cls).bind(*arguments, **keywords).arguments
+    except TypeError as error:
+        raise ConfigError(f"scheme {name!r}: {error}") from None
+    for key, value in values.items():
         # a bare word that is also the name of a scheme means the word where the field takes words
-        values[key] = str(value) if isinstance(value, Scheme) and not takes_scheme(hints(cls)[key]) else value
-    missing = [
-        f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING and f.name not in values
-    ]
-    if missing:
-        raise ConfigError(f"scheme {name!r} needs {', '.join(missing)}")
+        if isinstance(value, Scheme) and not takes_scheme(hints(cls)[key]):
+            values[key] = str(value)
     return cls(**values)
 
 
