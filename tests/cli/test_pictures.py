@@ -11,7 +11,7 @@ import pytest
 
 from geonorm import names
 from geonorm.cli.main import main
-from geonorm.cli.pictures import LENGTHS, draw, follow_write
+from geonorm.cli.pictures import LENGTHS, draw_scheme, follow_write
 from geonorm.errors import ConfigError
 
 from ..rows import each
@@ -36,7 +36,7 @@ def test_the_page_of_schemes_has_a_picture_of_each() -> None:
 @each("name", names())
 def test_pictures_of_the_page_are_those_of_the_definitions(name: str) -> None:
     """Titles, equations, and where each token ends, to a thousandth."""
-    spec = draw(name)
+    spec = draw_scheme(name)
     saved = (FIGURES / f"{name}.svg").read_text(encoding="utf-8")
     words = html.unescape(" ".join(re.findall(r">([^<>]+)<", saved)))
     ends = re.findall(r"x' = \(([-.\d]+), ([-.\d]+)\)", html.unescape(saved))
@@ -52,9 +52,9 @@ def test_pictures_of_the_page_are_those_of_the_definitions(name: str) -> None:
 
 def test_what_stands_still_at_first_is_drawn_when_it_moves() -> None:
     """ReZero's scalar is 0 at first; ProRes has made all of the first block's step and half of the fourth's."""
-    assert draw("rezero")["title"]["text"] == "rezero(alpha=0.5): every block"
-    assert draw("rezero(alpha=0.25)")["title"]["text"].startswith("rezero(alpha=0.25): ")
-    titles = [part["title"]["text"] for part in draw("prores(steps=100)")["concat"]]
+    assert draw_scheme("rezero")["title"]["text"] == "rezero(alpha=0.5): every block"
+    assert draw_scheme("rezero(alpha=0.25)")["title"]["text"].startswith("rezero(alpha=0.25): ")
+    titles = [part["title"]["text"] for part in draw_scheme("prores(steps=100)")["concat"]]
     assert titles == ["prores(steps=100), step 200: block 1 of 12", "prores(steps=100), step 200: block 4 of 12"]
     whole, half = (follow_write("prores(pre)", t, step=2000) for t in (1, 4))
     for path, other in zip(whole, half, strict=True):

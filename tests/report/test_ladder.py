@@ -75,6 +75,8 @@ def test_one_size_is_drawn_over_tokens_and_fits_are_dotted(tmp_path: Path) -> No
     drawn = report.draw(folder)
     loss = json.dumps(drawn["loss"].spec)
     assert '"title": "tokens"' in loss and '"strokeDash": [1.5, 2.5]' in loss
+    bands = [row for layer in drawn["difference"].spec["layer"] for row in layer["data"]["values"] if "y2" in row]
+    assert all(row["y"] <= row["y2"] for row in bands) and any(row["y"] < row["y2"] for row in bands)
     assert "a 0.15" in json.dumps(SavedLadder.load(folder).tables()["Fits of E + A x^-a"])
 
 

@@ -27,13 +27,13 @@ DIM, DEPTH, POINTS = 64, 12, 17
 def draw_schemes(name: str | None, folder: Path) -> list[Path]:
     """Writes a picture of the scheme, or of each, into the folder: the paths of a token in blocks 1 and 4. Returns the
     files. Raises ConfigError for a scheme that there is not, CheckpointError if nothing can be written."""
-    drawn = {slug(each): draw(each) for each in ([name] if name else names())}
+    drawn = {slug(each): draw_scheme(each) for each in ([name] if name else names())}
     check_writable(folder)
     folder.mkdir(parents=True, exist_ok=True)
     return [Figure(spec).save(folder / f"{stem}.svg") for stem, spec in drawn.items()]
 
 
-def draw(name: str) -> Spec:
+def draw_scheme(name: str) -> Spec:
     """The picture of a scheme: one whose step is 0 at first is drawn with another initial value or later in training,
     and says so."""
     scheme = parse(name)

@@ -160,10 +160,10 @@ def learning_rates(comparison: ComparedRuns) -> list[Chart]:
              if any(run.phase == "tune" for run in choice.tried)}  # fmt: skip
     groups = {"validation loss of the tuning runs": [row for row in comparison.rows if row.scheme in tuned],
               "final validation loss": [row for row in comparison.rows if row.scheme not in tuned]}  # fmt: skip
-    return [chart for what, rows in groups.items() for chart in _rates(comparison, rows, what)]
+    return [chart for what, rows in groups.items() for chart in rate_chart(comparison, rows, what)]
 
 
-def _rates(comparison: ComparedRuns, rows: Sequence[ComparisonRow], what: str) -> list[Chart]:
+def rate_chart(comparison: ComparedRuns, rows: Sequence[ComparisonRow], what: str) -> list[Chart]:
     """These schemes; much higher losses leave the frame."""
     tried = sorted({lr for row in rows for lr in row.lrs if lr})
     known = [loss for row in rows for lr, loss in row.lrs.items() if lr and loss is not None]

@@ -157,7 +157,7 @@ def test_tuning_runs_do_not_hide_that_every_final_run_diverged() -> None:
 def test_runs_that_failed_are_counted_and_a_lucky_survivor_does_not_choose_the_rate() -> None:
     runs = [summary("pre", s, 3.0, 1e-3) for s in range(2)]
     runs += [summary("pre", 0, 2.5, 1e-2), summary("pre", 1, None, 1e-2, status="diverged")]
-    runs += [summary("geo", 0, math.nan), summary("geo", 1, None, status="interrupted")]
+    runs += [summary("geo", 0, math.nan), summary("geo", 1, 2.0, status="interrupted")]
     pre, geo = aggregate(runs)
     assert pre.lr == 1e-3 and pre.failed == 1
     assert geo.n == 0 and geo.failed == 2 and geo.val_loss_mean is None and geo.difference is None

@@ -142,7 +142,7 @@ def begin_study(config: Grid, samples: list[TrainConfig], say: Say, live: bool) 
     schemes = [str(parse(scheme)) for scheme in settings["schemes"]]
     if repeated := [scheme for scheme in schemes if schemes.count(scheme) > 1]:
         raise ConfigError(f"--schemes names {repeated[0]} twice")
-    check_directory(out, settings, type(config))
+    check_study_folder(out, settings, type(config))
     # once, here: the runs find the tokens in the cache
     text = load_text(max((setup.text for setup in setups), key=lambda part: part.batch_size))
     provenance = text.provenance(dict.fromkeys(run.scheme for run in samples))
@@ -196,7 +196,7 @@ def check_folders(runs: Sequence[TrainConfig]) -> None:
             raise ConfigError(f"two runs would be one, {Path(run.out).name}, with {differs}: name only one of the two")
 
 
-def check_directory(out: Path, settings: dict[str, Any], kind: type[Grid]) -> None:
+def check_study_folder(out: Path, settings: dict[str, Any], kind: type[Grid]) -> None:
     """CheckpointError, before anything is written, if `out` holds something else or runs with other settings."""
     if is_unused(out):
         return
