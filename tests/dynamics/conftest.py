@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from geonorm import names, parse
+from torch import Tensor
+
+from geonorm import dynamics, names, parse
 
 VARIANTS = [
     "pre(decay=sqrt, alpha=0.5)",
@@ -40,3 +42,13 @@ VECTORIAL = [
     *(name for name in names() if name != "polar"), *VARIANTS, "siamese(sum=norm, decay=sqrt)", "hyper(dynamic=none)",
 ]  # fmt: skip
 """Schemes whose state is made of vectors."""
+
+
+def speed_of(flow: dynamics.Flow, x: Tensor, tau: float = 0.0, sublayer: int = 0) -> Tensor:
+    """Speed factor s (..., n) under the field of a flow."""
+    return dynamics.speed(flow.scheme, x, flow.update(x, tau, sublayer), flow.rule(tau, flow.sublayers[sublayer][0])[1])
+
+
+def growth_of(flow: dynamics.Flow, x: Tensor, tau: float = 0.0) -> Tensor:
+    """r' (..., n) under the field of a flow."""
+    return dynamics.radial_rate(flow.scheme, x, flow.update(x, tau), flow.rule(tau)[1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from math import cos, exp, isclose, log, pi, prod, sin, sqrt
 from pathlib import Path
 from typing import Any
@@ -214,21 +213,6 @@ def test_the_gradient_of_an_output_matrix_follows_the_angle(scheme: str) -> None
         assert (sizes[layer] - sizes[-1]).item() == pytest.approx(log(said[layer] / said[-1]), abs=0.15)
 
 
-@pytest.mark.parametrize(("d", "gain"), [(64, 1.0), (64, sqrt(2)), (160, sqrt(2))])
-def test_fluctuations_at_finite_width(d: int, gain: float) -> None:
-    """Of the log factor of one layer of full attention under post: sqrt((4 g^2 + 2 g^4)/d) / (1 + g^2)."""
-    logs = []
-    for layer in range(200):
-        init = "kaiming" if gain > 1 else "gaussian"
-        flow = dynamics.Flow("post", dynamics.random_attention(d, seed=1, layer=layer, init=init))
-        x = flow.start(dynamics.cone(2, d, 1e-8, seeds=(layer,)))
-        with torch.no_grad():
-            logs.append((dynamics.gap(flow.tokens(flow.layer(x, 0.0))) / dynamics.gap(flow.tokens(x))).log().item())
-    wanted = sqrt((4 * gain**2 + 2 * gain**4) / d) / (1 + gain**2)
-    assert torch.tensor(logs).std().item() == pytest.approx(wanted, rel=0.15)
-    assert torch.tensor(logs).mean().item() == pytest.approx(-log(1 + gain**2), abs=4 * wanted / sqrt(200))
-
-
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("seed", "stands"), [(2, False), (10, True)])
 def test_one_shared_draw_contracts_by_the_eigenvalue_that_the_common_direction_finds(
@@ -296,16 +280,6 @@ def test_gradients_of_experiment_005_are_those_of_the_angles() -> None:
         assert found["first_over_last"][-1] == pytest.approx(said, rel=0.3)
         if scheme not in ("post", "pre(entry=embedding)"):
             assert found["first_over_last"][-1] == pytest.approx(said, rel=0.15)
-
-
-def test_angles_have_a_finite_sum_of_squares_above_one_half_only() -> None:
-    """Which is what keeps tokens apart without end; the path, their sum, grows without end up to 1."""
-    for p, power in ((0.4, 0.2), (0.75, -0.5), (1.0, -1.0)):
-        turns = [DrawnFlow(f"geonorm(decay={p})", 4096, CAUSAL).turn_block(1.0, float(2**k)) for k in range(6, 12)]
-        # sum over an octave, t ~ 2^k
-        octaves = [2**k * turn[0].angle ** 2 for k, turn in zip(range(6, 12), turns, strict=True)]
-        for a, b in pairwise(octaves):
-            assert log(b / a) / log(2) == pytest.approx(power, abs=1e-6)
 
 
 def test_what_has_no_angle_is_refused() -> None:

@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from geonorm import Residual, Scheme, Site, names, parse
+from geonorm import Residual, Site, names, parse
 from geonorm.dynamics import Attention, Flow, Fresh, equiangular, gap, integrate, random_attention, uniform
 from geonorm.errors import ConfigError
 from geonorm.schemes import read_at, write_at
 
 from ..rows import each
+from .conftest import growth_of, speed_of
 
 F64 = torch.float64
 DEPTH = 8
@@ -108,9 +109,9 @@ def test_speed_and_radius_law_are_those_of_the_velocity(scheme: str) -> None:
     def tangent(w: Tensor) -> Tensor:
         return w - (theta * w).sum(-1, keepdim=True) * theta
 
-    s = flow.speed(x, tau)
+    s = speed_of(flow, x, tau)
     torch.testing.assert_close(tangent(velocity) / r[..., None], tangent(u) / s[..., None], rtol=1e-10, atol=1e-13)
-    torch.testing.assert_close(flow.radial_rate(x, tau), (theta * velocity).sum(-1), rtol=1e-10, atol=1e-13)
+    torch.testing.assert_close(growth_of(flow, x, tau), (theta * velocity).sum(-1), rtol=1e-10, atol=1e-13)
 
 
 def test_which_schemes_keep_their_radius_is_found_not_typed() -> None:
@@ -132,8 +133,8 @@ def test_two_sublayers_add_their_velocities_and_compose_their_layers() -> None:
     assert torch.equal(both.layer(x, 1.0), second.layer(first.layer(x, 1.0), 1.0))
     half = Flow("geonorm(index=sublayer, max_angle=pi)", [("attn", attention), ("mlp", mlp)], DEPTH)
     x = half.start(x)
-    assert torch.allclose(half.speed(x, 1.0, 0), torch.tensor(3.0, dtype=F64))
-    assert torch.allclose(half.speed(x, 1.0, 1), torch.tensor(4.0, dtype=F64))
+    assert torch.allclose(speed_of(half, x, 1.0, 0), torch.tensor(3.0, dtype=F64))
+    assert torch.allclose(speed_of(half, x, 1.0, 1), torch.tensor(4.0, dtype=F64))
 
 
 @pytest.mark.parametrize("scheme", ["per_kind(pre, post)", "per_kind(deepnorm, pre)", "mix(pre, per_kind)", "hybrid"])
@@ -141,16 +142,14 @@ def test_sublayers_that_disagree_about_the_sphere_are_refused_in_continuous_dept
     flow = Flow(scheme, [("attn", Attention()), ("mlp", random_attention(6))], DEPTH)
     x = flow.start(uniform(4, 6))
     with pytest.raises(ConfigError, match=r"attn and mlp do not put the stream on one sphere.*--method layers"):
-        flow.check_spheres(DEPTH)
-    with pytest.raises(ConfigError, match="on one sphere"):
-        list(integrate(flow, x, [DEPTH], method="rk4"))
+        list(integrate(flow, x, [DEPTH]))
     list(integrate(flow, x, [DEPTH], method="layers"))
 
 
 @each("scheme", [*SCHEMES, "per_kind(pre, geonorm)", "per_kind(post, deepnorm)", "mix(pre, post)"])
 def test_sublayers_that_agree_about_the_sphere_are_followed(scheme: str) -> None:
     if scheme not in ("hybrid", "per_kind"):
-        Flow(scheme, [("attn", Attention()), ("mlp", random_attention(6))], DEPTH).check_spheres(DEPTH)
+        Flow(scheme, [("attn", Attention()), ("mlp", random_attention(6))], DEPTH).keeps_radius(0.0)
 
 
 def test_where_the_velocity_jumps() -> None:
@@ -185,8 +184,6 @@ def test_a_state_that_is_no_vector_is_refused(scheme: str) -> None:
 def test_states_that_cannot_start(x: Tensor, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Flow("pre", Attention()).start(x)
-    with pytest.raises(ConfigError, match="depth"):
-        Flow("pre", Attention(), 0)
 
 
 @each("scheme", TURNED)
@@ -207,21 +204,21 @@ def test_degenerate_configurations_stay_where_they_are(scheme: str, start: str) 
         velocity = flow.velocity(state, 0.5)
         assert velocity.isfinite().all()
         if flow.scheme.planar:
-            assert not flow.speed(state, 0.5).isnan().any()
-        for _, later in integrate(flow, state, [0.75], step=0.25, method="rk4"):
+            assert not speed_of(flow, state, 0.5).isnan().any()
+        for later in (state + 0.25 * velocity, state if start == "line" else flow.layer(state, 1.0)):
             torch.testing.assert_close(flow.tokens(later), begin, rtol=0, atol=1e-12)
 
 
 @each("scheme", SPHERES)
-@each("method", ["rk4", "adaptive", "layers"])
+@each("method", ["adaptive", "layers"])
 def test_radii_are_kept(scheme: str, method: str) -> None:
     flow = Flow(scheme, random_attention(6, seed=3), DEPTH)
     x = flow.start(uniform(5, 6))
-    for _, later in integrate(flow, x, [1, 2], method=method, step=0.5, tolerance=1e-5):
+    for _, later in integrate(flow, x, [1, 2], method=method, tolerance=1e-5):
         torch.testing.assert_close(flow.radius(later), flow.radius(x), rtol=1e-14, atol=0)
     own = Flow("geonorm(entry=embedding)", Attention(), DEPTH)
     x = own.start(uniform(5, 6) * torch.arange(1, 6, dtype=F64)[:, None])
-    for _, later in integrate(own, x, [2], method=method, step=0.5, tolerance=1e-5):
+    for _, later in integrate(own, x, [2], method=method, tolerance=1e-5):
         torch.testing.assert_close(later.norm(dim=-1)[0], torch.arange(1, 6, dtype=F64), rtol=1e-14, atol=0)
 
 
@@ -234,16 +231,3 @@ def test_the_head_sees_directions() -> None:
     later = list(integrate(flow, x, [0, 20], method="layers"))[-1][1]
     assert gap(flow.tokens(later)) < 1e-2 < gap(theta)
     assert parse("residual_dual") == flow.scheme
-
-
-class Divided(Scheme):
-    """A rule with 0 / 0 where its step is 0."""
-
-    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Any = 1.0) -> Tensor:
-        return x + h * u / (x - x)
-
-
-def test_a_rule_that_is_not_finite_from_the_start_is_named() -> None:
-    flow = Flow(Divided(), Attention(1.0), DEPTH)
-    with pytest.raises(ConfigError, match="leaves particles that are not finite after a step of size 0"):
-        flow.start(equiangular(4, 8, 0.3))

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 import geonorm
-from geonorm.dynamics import Attention, Flow, simulate as module, uniform
+from geonorm.dynamics import Attention, Flow, gap, simulate as module, uniform
 from geonorm.dynamics.config import SimulateConfig
-from geonorm.dynamics.observables import gap
 from geonorm.errors import ConfigError
 from geonorm.report import summarize
 from geonorm.report.simulation import SavedSimulation, headline
@@ -160,7 +159,7 @@ def test_clusters_of_many_tokens_are_counted_among_some(monkeypatch: Any) -> Non
     whole = module.clusters
     monkeypatch.setattr(module, "clusters", lambda theta: seen.append(theta.shape[-2]) or whole(theta))
     simulation = small(tokens=20, dim=20, schemes=["post"])
-    assert set(seen) == {7} and simulation.trace[0]["clusters"] == 7 and len(repr(simulation)) < 200
+    assert set(seen) == {7} and simulation.trace[0]["clusters"] == 7
     small(tokens=8, dim=8, schemes=["post"])
     assert seen[-1] == 8
 
@@ -194,9 +193,9 @@ def test_trace_rows() -> None:
     [
         {"init": "uniform", "dtype": "float32"},
         {"init": "gaussian", "schemes": ["pre(entry=embedding)", "residual_dual"]},
-        {"init": "cone", "method": "rk4"},
+        {"init": "cone"},
         {"init": "uniform", "weights": "gaussian", "per": "layer", "method": "layers"},
-        {"init": "uniform", "dim": 2, "log_time": False, "method": "rk4"},
+        {"init": "uniform", "dim": 2, "log_time": False},
     ],
 )
 def test_every_kind_of_simulation_ends_in_finite_json(settings: dict[str, Any]) -> None:
@@ -246,7 +245,7 @@ def test_the_caption_says_what_a_layer_has() -> None:
         ({"schemes": ["mix(pre, prores, share=0.5)"], "depth": 4}, "does not move particles"),
         # layer 12 of 10 has a step of -0.2
         *[({"schemes": ["geonorm(decay=linear)"], "depth": 10, "time": 13.0, "method": method},
-           r"decay=linear\) runs backwards after its last layer: depth 10, time") for method in ("layers", "rk4")],
+           r"decay=linear\) runs backwards after its last layer: depth 10, time") for method in ("layers", "adaptive")],
         ({"keep": ["token"]}, "did you mean 'tokens'"),
     ],
 )  # fmt: skip

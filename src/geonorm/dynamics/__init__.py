@@ -1,10 +1,10 @@
 """The particle system of normalization (arXiv:2510.22026), driven by the schemes that train.
 
 To be read in this order: `rates` (what a scheme does to one token), `fields` (what is proposed to it), `flow` (both
-together; `recorded` makes it fast), `integrators`, `starts`, `observables`, `laws` (how a run ends), `theory` (what is
-known before it begins; `closed` solves its equation), `drawn` (what weights of their own in every layer do, MLPs among
-them), and `simulate`, which sets them side by side (`network` and `pictures` are its parts). Names load on first use;
-`config` needs no torch."""
+together; `recorded` makes it fast), `integrators`, `starts`, `laws` (what is measured, and how a run ends), `theory`
+(what is known before it begins; `closed` solves its equation), `drawn` (what weights of their own in every layer do,
+MLPs among them), and `simulate`, which sets them side by side and takes `pictures`. Names load on first use; `config`
+needs no torch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from ..lazy import load_on_use
 PLACES = {
     "fields": "Attention Field Fresh random_attention",
     "flow": "Flow",
-    "integrators": "METHODS integrate",
-    "laws": "Law collapse_time terminal_law",
-    "observables": "clusters cosine_rate gap mean_cosine order_parameter radius_cv variance",
+    "integrators": "integrate",
+    "laws": "Law clusters collapse_time cosine_rate gap mean_cosine order_parameter radius_cv terminal_law variance",
     "rates": "radial_rate speed",
     "starts": "STARTS cone equiangular gaussian uniform",
 }

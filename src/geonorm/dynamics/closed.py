@@ -72,11 +72,9 @@ def solve_segment(
         _, shrink, growth, _ = velocity(frame, n, beta, min(state[0], log(n / (n - 1))), r, tau)
         return [(1 + tau) * shrink, (1 + tau) * growth / r]
 
-    settled = [w, log(frame.settle(exp(log_r), begin))]
+    span, settled = (log1p(begin), log1p(times[-1])), [w, log(frame.settle(exp(log_r), begin))]
     log_times = [log1p(time) for time in times]
-    solution = solve_ivp(
-        slope, (log1p(begin), log_times[-1]), settled, "DOP853", log_times, rtol=tolerance, atol=tolerance
-    )
+    solution = solve_ivp(slope, span, settled, "DOP853", log_times, rtol=tolerance, atol=tolerance)
     if not solution.success:
         raise GeonormError(f"the closed equation is not smooth before time {times[-1]:g}: {solution.message}")
     return dict(zip(times, map(tuple, solution.y.T.tolist()), strict=True))

@@ -59,12 +59,10 @@ class SimulateConfig(Settings):
     """Base of a network's rotary positions (10000 in most models); no positions when not given."""
     delta: Positive = 0.1
     """Opening of the cone: pairwise cosine at least 1 - delta."""
-    method: Literal["adaptive", "rk4", "layers"] = "adaptive"
-    """Integrator: Dormand-Prince 5(4); Runge-Kutta 4; or the network itself, whole layers with h = 1."""
-    step: Positive = 0.05
-    """Step of rk4, in log(1 + time) or time (--log-time)."""
+    method: Literal["adaptive", "layers"] = "adaptive"
+    """Continuous depth by Dormand-Prince 5(4), or the network itself: whole layers with h = 1."""
     log_time: bool = True
-    """Measurements and fixed steps even in log(1 + time), as power laws ask for; false: even in time."""
+    """Measurements even in log(1 + time), as power laws ask for; false: even in time."""
     points: Annotated[int, Range(8)] = 60
     """Measurements between start and end."""
     depth: Count | None = None
@@ -83,8 +81,6 @@ class SimulateConfig(Settings):
         super().__post_init__()
         if not self.schemes:
             raise ConfigError("--schemes is empty; name at least one (geonorm schemes lists them)")
-        if self.init == "equiangular" and self.tokens > self.dim:
-            raise ConfigError(f"equiangular needs tokens <= dim, got {self.tokens} > {self.dim}; raise --dim")
         if self.method == "layers" and self.time != int(self.time):
             raise ConfigError(f"method layers counts whole layers: time must be a whole number, got {self.time}")
         check_out(self.out)
@@ -92,8 +88,6 @@ class SimulateConfig(Settings):
     def unused(self) -> Iterator[tuple[str, str]]:
         if self.init != "cone":
             yield "delta", "--init cone"
-        if self.method != "rk4":
-            yield "step", "--method rk4"
         if self.weights == "identity":
             yield "per", "--weights kaiming, gaussian or network"
         if self.weights == "network":

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from math import atan2, cos, hypot, isclose, log, sin, sqrt
+from math import atan2, cos, hypot, log, sin, sqrt
 
 import numpy as np
 import torch
@@ -26,10 +26,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..norms import NormSpec
-from ..schemes import Parts, Scheme, Site, enter_as, read_at, write_at
+from ..schemes import Scheme, Site, read_at, write_at
 from .fields import Attention
 from .flow import Flow, check_values
+from .rates import enter_radius
 from .theory import LATE, SLOW, Terminal, find_rest, grow, read_law
 
 NODES = 200
@@ -81,14 +81,14 @@ class DrawnMlp:
         """(|u|, chi) for |y| = m."""
         # of what the matrices are drawn for, sqrt(width), which a scheme's own N need not have
         unit = enter_radius(rule, Site(0, "entry", site.depth), "rms", self.width) / sqrt(self.width)
-        up = self.scale * m * unit * init_factor(rule, site, "up") * self.slot_factor(rule, site, "up")
         gain = self.gain * init_factor(rule, site, "down") / unit
-        if not self.gated:
-            square, stretched = moments(self.activation, up)
-            return gain * square**0.5, stretched / square
-        gate = self.scale * m * unit * init_factor(rule, site, "gate") * self.slot_factor(rule, site, "gate")
-        square, stretched = moments(self.activation, gate)
-        return gain * square**0.5 * up, stretched / square + 1
+        up, gate = (
+            self.scale * m * unit * init_factor(rule, site, role) * self.slot_factor(rule, site, role)
+            for role in ("up", "gate")
+        )
+        square, stretched = moments(self.activation, gate if self.gated else up)
+        size, chi = gain * square**0.5, stretched / square
+        return (size * up, chi + 1) if self.gated else (size, chi)
 
     def averaging(self, n: int) -> Tensor:
         """(n, n): each token sees itself."""
@@ -106,19 +106,6 @@ Sub = DrawnAttention | DrawnMlp
 def init_factor(rule: Scheme, site: Site, role: str) -> float:
     """By what a scheme multiplies the base standard deviation of a weight."""
     return rule.init_std(role, 1, 1, site, 1.0)
-
-
-@cache
-def enter_radius(rule: Scheme, entry: Site, norm: str, width: int) -> float:
-    """The radius at which one stream begins where its embedding is put on a sphere; sqrt(width) if it never is."""
-    rule = enter_as(rule.resolve(entry), "sphere")
-    parts = Parts(rule, entry, NormSpec(norm, width, gains=False, eps=0.0)).double()
-    before = 7.0
-    x = torch.full((1, width), before / sqrt(width), dtype=torch.float64)
-    start = rule.enter(x, parts(), entry)
-    # of several streams the first: what sub-layers read may be a sum of them
-    after = (start if rule.streams == 1 else start.select(-2, 0)).norm().item()
-    return sqrt(width) if isclose(after, before) else after
 
 
 @cache
@@ -141,15 +128,13 @@ sees itself at one half. In full attention it is 0."""
 
 @dataclass(frozen=True)
 class Turn:
-    """What one sub-layer does to a token: depth-time, radius before and after, how far it grew (their difference, of
-    which no digit is lost where they are large), |u|, the angle phi, chi of a token."""
+    """What one sub-layer does to a token: radius before and after, how far it grew (their difference, of which no digit
+    is lost where they are large), the angle phi, chi of a token."""
 
-    t: float
     sub: Sub
     before: float
     after: float
     grown: float
-    size: float
     angle: float
     chi: float
 
@@ -193,7 +178,7 @@ class DrawnFlow:
             along, across = write_at(rule, x, u, p, site, carry=carry)[0].tolist()
             after = hypot(along, across)
             grown = ((along - radius) * (along + radius) + across**2) / (after + radius)
-            turns.append(Turn(t, sub, radius, after, grown, size, atan2(across, along), chi))
+            turns.append(Turn(sub, radius, after, grown, atan2(across, along), chi))
             radius = after
         return turns
 

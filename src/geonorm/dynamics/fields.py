@@ -1,4 +1,5 @@
-"""What a sub-layer proposes to every particle: attention, with the identity or drawn weights.
+"""What a sub-layer proposes to every particle: attention, with the identity or drawn weights, or the blocks with which
+a decoder under the scheme begins.
 
 A field is called as field(y, tau) with y = read(x) of shape (..., n, dim), leading axes for seeds, and the simulator
 time tau (a float; layer int(tau)); it returns the update u of the same shape. Q = K = V = I unless matrices are given.
@@ -8,17 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import isfinite, sqrt
+from functools import partial
+from math import isclose, isfinite, sqrt
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import ConfigError, unknown
+from ..models.attention import SelfAttention, rope
+from ..models.config import DecoderConfig
+from ..models.init import draw_weight
+from ..models.mlp import MLP
+from ..schemes import Scheme, Site, belongs_to_scheme, restore
+from .config import SimulateConfig
+from .rates import chooses, enter_radius
 
 GAINS = {"kaiming": sqrt(2.0), "gaussian": 1.0}
 """Standard deviation of a weight times sqrt(fan_in)."""
+BRANCHES: dict[str, type[SelfAttention] | type[MLP]] = {"attn": SelfAttention, "mlp": MLP}
+"""Sub-layers of a decoder, by kind of site."""
 
 
 class Field(Protocol):
@@ -118,3 +129,91 @@ class Fresh:
         if self.field is None or int(tau) != self.layer:
             self.layer, self.field = int(tau), self.make(int(tau))
         return self.field(y, tau)
+
+
+def build_sublayers(config: SimulateConfig, scheme: Scheme, seed: int, device: torch.device) -> list[tuple[str, Field]]:
+    """(kind, field) in order, for one seed: weights per run are those of layer 0."""
+    if config.weights == "identity":
+        return [("attn", Attention(config.temperature, config.causal))]
+    makers: dict[str, Callable[[int], Field]]
+    dtype = getattr(torch, config.dtype)
+    if config.weights == "network":
+        model = describe_network(config, scheme)
+        unit = find_unit(scheme, model)
+        kinds = ("attn", "mlp") if config.mlp else ("attn",)
+        makers = {kind: partial(draw_branch, scheme, model, kind, unit, seed, device, dtype) for kind in kinds}
+    else:
+        draw = partial(random_attention, config.dim, seed=seed, beta=config.temperature, init=config.weights)
+        makers = {"attn": lambda layer: draw(layer=layer, causal=config.causal, dtype=dtype)}
+    return [(kind, Fresh(make) if config.per == "layer" else make(0)) for kind, make in makers.items()]
+
+
+def describe_network(config: SimulateConfig, scheme: Scheme) -> DecoderConfig:
+    """The decoder whose blocks are simulated."""
+    return DecoderConfig(
+        scheme=str(scheme), layers=config.layers, width=config.dim, heads=config.heads, causal=config.causal, eps=0.0,
+        mlp=config.mlp or "gelu", hidden=config.hidden or 4 * config.dim,
+        positions="none" if config.rope is None else "rope", rope_theta=config.rope or 10000.0,
+    )  # fmt: skip
+
+
+def find_unit(scheme: Scheme, model: DecoderConfig) -> float:
+    """The radius of N in the network, 1 among particles: sqrt(width), but for schemes that bring an N of their own,
+    which shows where embeddings are put on its sphere. ConfigError for a scheme made of such that have several."""
+    entry = Site(0, "entry", model.layers)
+    depths = range(model.layers if chooses(scheme) else 1)
+    sites = [entry, *(Site(layer, kind, model.layers) for layer in depths for kind in BRANCHES)]
+    rules = dict.fromkeys(scheme.resolve(site).resolve(entry) for site in sites)
+    (first, unit), *others = ((rule, enter_radius(rule, entry, model.norm, model.width)) for rule in rules)
+    for other, radius in others:
+        if not isclose(unit, radius):
+            raise ConfigError(
+                f"{scheme} mixes streams of radius {unit:.4g} ({first}) and {radius:.4g} ({other}), and --weights "
+                "network needs one: simulate them apart"
+            )
+    return unit
+
+
+def draw_branch(
+    scheme: Scheme,
+    model: DecoderConfig,
+    kind: str,
+    unit: float,
+    seed: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    layer: int,
+) -> NetworkBranch:
+    """The branch with which a decoder under the scheme begins in a layer, biases and gains as there."""
+    site = Site(min(layer, model.layers - 1), kind, model.layers)
+    rule = scheme.resolve(site)
+    branch = BRANCHES[kind](model, rule, site)
+    with torch.random.fork_rng(devices=[]):
+        # a seed below 0: other draws than those of attention
+        torch.manual_seed(generator_of(seed if kind == "attn" else -1 - seed, layer).initial_seed())
+        for module in branch.modules():
+            if belongs_to_scheme(module):
+                restore(module)
+            elif isinstance(module, nn.Linear):
+                draw_weight(module.weight.data, str(module.role), rule, site, model)
+            elif callable(reset := getattr(module, "reset_parameters", None)):
+                reset()
+    return NetworkBranch(branch.to(device, dtype), unit, model)
+
+
+@dataclass(eq=False)
+class NetworkBranch:
+    """A branch of the network as a field. unit: the radius in the network of what has radius 1 among particles."""
+
+    branch: nn.Module
+    unit: float
+    model: DecoderConfig
+    fresh = False
+
+    @torch.no_grad()
+    def __call__(self, y: Tensor, tau: float = 0.0) -> Tensor:
+        places = torch.arange(y.shape[-2], device=y.device)
+        turns = rope(places, self.model.rotary_dim, self.model.rope_theta) if self.model.positions == "rope" else None
+        positions = {"positions": turns} if isinstance(self.branch, SelfAttention) else {}
+        out: Tensor = self.branch((self.unit * y).reshape(-1, *y.shape[-2:]), **positions) / self.unit
+        return out.view(y.shape)

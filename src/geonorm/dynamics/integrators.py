@@ -1,4 +1,4 @@
-"""From the velocity field to a path: the network, Runge-Kutta 4 and an adaptive pair, in time or log-time.
+"""From the velocity field to a path: the network itself, or an adaptive pair of Runge and Kutta, in time or log-time.
 
 Radii that the scheme keeps are restored after every step (a projection, which leaves the order of the method as it is).
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from math import ceil, exp, log1p
+from math import exp, log1p
 
 import torch
 from torch import Tensor
@@ -15,9 +15,6 @@ from torch import Tensor
 from .. import sphere
 from ..errors import ConfigError, GeonormError, unknown
 from .flow import Flow
-
-METHODS = ("layers", "rk4", "adaptive")
-"""layers: the network, write(h = 1) at whole times. rk4: fixed step. adaptive: Dormand-Prince 5(4)."""
 
 Slope = Callable[[Tensor, float], Tensor]
 Restore = Callable[[Tensor], Tensor]
@@ -29,15 +26,14 @@ def integrate(
     times: Sequence[float],
     *,
     method: str = "adaptive",
-    step: float = 0.1,
     tolerance: float = 1e-8,
     log_time: bool = False,
 ) -> Iterator[tuple[float, Tensor]]:
     """Yield (time, state) at each of `times` (ascending, from 0 on) for the state x = flow.start(...) at time 0.
 
-    step: largest step of rk4 (in log-time: of log(1 + tau)). tolerance: of the adaptive pair, relative, per step.
-    log_time: steps are even in log(1 + tau), for laws that are polynomial in time. Raises ConfigError for a bad method
-    or times, GeonormError where a state is no longer finite or the velocity is not smooth.
+    method: layers, the network, write(h = 1) at whole times; or adaptive, Dormand-Prince 5(4). tolerance: of that pair,
+    relative, per step. log_time: steps in log(1 + tau), for laws that are polynomial in time. Raises ConfigError for a
+    bad method or times, GeonormError where a state is no longer finite or the velocity is not smooth.
 
     >>> flow = geonorm.dynamics.Flow("pre", geonorm.dynamics.Attention())
     >>> x = flow.start(geonorm.dynamics.equiangular(4, 4))
@@ -45,13 +41,11 @@ def integrate(
     >>> [(time, round(geonorm.dynamics.gap(flow.tokens(x)).item(), 3)) for time, x in walk]
     [(1.0, 0.626), (10.0, 0.02)]
     """
-    if method not in METHODS:
-        raise ConfigError(unknown("method", method, METHODS))
+    if method not in ("layers", "adaptive"):
+        raise ConfigError(unknown("method", method, ("layers", "adaptive")))
     ordered = [0.0, *map(float, times)]
     if not all(a <= b < float("inf") for a, b in pairwise(ordered)):
         raise ConfigError("times must be finite and ascend from 0 on")
-    if step <= 0 or tolerance <= 0:
-        raise ConfigError("step and tolerance must be positive")
     if method == "layers" and any(time != int(time) for time in ordered):
         raise ConfigError("method layers has whole times only: the state after so many layers")
     size = None
@@ -59,14 +53,11 @@ def integrate(
         if method == "layers":
             for layer in range(int(begin), int(end)):
                 x = flow.layer(x, float(layer))
-        # never across a time at which the velocity jumps
-        for tau, stop in pairwise([begin, *flow.breaks(begin, end), end] if method != "layers" and end > begin else []):
-            x = flow.settle(x, tau)
-            slope, restore = slope_between(flow, tau, stop, log_time), hold_radii(flow, x, tau)
-            span = (log1p(tau), log1p(stop)) if log_time else (tau, stop)
-            if method == "rk4":
-                x = walk_evenly(slope, restore, x, *span, step)
-            else:
+        elif end > begin:
+            for tau, stop in pairwise([begin, *flow.breaks(begin, end), end]):
+                x = flow.settle(x, tau)
+                slope, restore = slope_between(flow, tau, stop, log_time), hold_radii(flow, x, tau)
+                span = (log1p(tau), log1p(stop)) if log_time else (tau, stop)
                 x, size = walk_adaptively(slope, restore, x, *span, size, tolerance, -3 if flow.streams > 1 else -2)
         if not torch.isfinite(x).all():
             raise GeonormError(f"a particle is no longer finite at time {end:g}")
@@ -94,16 +85,6 @@ def hold_radii(flow: Flow, x: Tensor, tau: float) -> Restore | None:
     if (fixed & (radius > 0)).all():
         return lambda x: x * (radius / torch.linalg.vector_norm(x, dim=-1, keepdim=True))
     return lambda x: torch.where(fixed, sphere.safe_divide(radius, sphere.radius(x)) * x, x)
-
-
-def walk_evenly(slope: Slope, restore: Restore | None, x: Tensor, s: float, end: float, step: float) -> Tensor:
-    """Runge-Kutta 4 from s to end in equal steps, none longer than `step`."""
-    count = max(1, ceil((end - s) / step - 1e-9))
-    h = (end - s) / count
-    for i in range(count):
-        x = rk4(slope, x, s + i * h, h)
-        x = x if restore is None else restore(x)
-    return x
 
 
 def walk_adaptively(
@@ -134,14 +115,6 @@ def walk_adaptively(
             raise GeonormError(f"the step size vanished at {s:g}: the velocity is not smooth or not finite there")
         size = grown
     return x, size
-
-
-def rk4(f: Slope, x: Tensor, s: float, h: float) -> Tensor:
-    a = f(x, s)
-    b = f(x.add(a, alpha=h / 2), s + h / 2)
-    c = f(x.add(b, alpha=h / 2), s + h / 2)
-    d = f(x.add(c, alpha=h), s + h)
-    return x.add((a + d).add(b + c, alpha=2), alpha=h / 6)
 
 
 NODES = (0.0, 1 / 5, 3 / 10, 4 / 5, 8 / 9, 1.0, 1.0)

@@ -1,15 +1,26 @@
-"""When a run has collapsed, and by which law 1 - cos vanishes at its end."""
+"""What is measured on particles: how far they have collapsed, how fast, and by which law 1 - cos vanishes at the end.
+
+theta: unit directions (..., n, dim) as Flow.tokens gives them; results have the leading shape. 1 - cos is never
+computed by subtraction: mean_{i != j} (1 - cos) = n/(n-1) mean_i |theta_i - mean theta|^2 resolves 1e-28 in fp64.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import sin
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from .. import sphere
 from ..errors import ConfigError
+from .flow import Flow
 
+LEAST_ANGLE = 1e-7
+"""Rounding of cosines in fp64, in radians."""
 CLOCKS: dict[str, Callable[[Any], Any]] = {"exponential": lambda t: t, "polynomial": np.log, "stretched": np.sqrt}
 """The function of depth-time t = tau + 1 in which log(1 - cos) is a straight line under each law."""
 
@@ -28,15 +39,105 @@ WINDOW = 100.0
 LEAST_R2 = 0.999
 
 
+def variance(theta: Tensor) -> Tensor:
+    """(1/n) sum |theta_i - mean theta|^2, shape (...).
+
+    >>> geonorm.dynamics.variance(torch.eye(2))
+    tensor(0.5000)
+    """
+    return (theta - theta.mean(-2, keepdim=True)).square().sum(-1).mean(-1)
+
+
+def gap(theta: Tensor) -> Tensor:
+    """1 - mean cosine between different particles, shape (...); 0 for a single particle.
+
+    >>> geonorm.dynamics.gap(torch.eye(2))
+    tensor(1.)
+    """
+    n = theta.shape[-2]
+    return variance(theta) * (n / max(1, n - 1))
+
+
+def mean_cosine(theta: Tensor) -> Tensor:
+    """Mean of <theta_i, theta_j> over i != j, shape (...); 1 for a single particle.
+
+    >>> geonorm.dynamics.mean_cosine(torch.tensor([[1.0, 0.0], [0.6, 0.8]]))
+    tensor(0.6000)
+    """
+    return 1 - gap(theta)
+
+
+def order_parameter(theta: Tensor) -> Tensor:
+    """|mean theta|: 1 when all particles are together, about 1/sqrt(n) for uniform ones.
+
+    >>> geonorm.dynamics.order_parameter(torch.eye(4))
+    tensor(0.5000)
+    """
+    return sphere.radius(theta.mean(-2)).squeeze(-1)
+
+
+def radius_cv(radius: Tensor) -> Tensor:
+    """Standard deviation over mean of the radii (..., n), shape (...).
+
+    >>> geonorm.dynamics.radius_cv(torch.tensor([1.0, 3.0]))
+    tensor(0.5000)
+    """
+    return radius.std(-1, correction=0) / radius.mean(-1)
+
+
+def cosine_rate(flow: Flow, x: Tensor, tau: float = 0.0) -> Tensor:
+    """Derive the mean cosine by tau, exact from the velocity field, shape (...).
+
+    >>> flow = geonorm.dynamics.Flow("post", geonorm.dynamics.Attention(beta=0.0))
+    >>> geonorm.dynamics.cosine_rate(flow, flow.start(torch.eye(2)))  # 2 / (e^beta + n - 1)
+    tensor(1.)
+    """
+    flow.tokens(x)  # modules of the exit cannot be made inside a transform
+    velocity, settled = flow.velocity(x, tau), flow.settle(x, tau)
+    # a scheme that takes over puts tokens on its sphere, and its velocity is theirs there
+    x = x if torch.allclose(x, settled, rtol=8 * torch.finfo(x.dtype).eps, atol=0) else settled
+    theta, moving = torch.func.jvp(flow.tokens, (x,), (velocity,))[:2]
+    # <theta_i', theta_i> = 0, and sum_i over the difference from the mean is accurate near collapse
+    away = theta - theta.mean(-2, keepdim=True)
+    return -2 * (moving * away).sum((-1, -2)) / max(1, theta.shape[-2] - 1)
+
+
+def clusters(theta: Tensor, angle: float = 0.1) -> Tensor:
+    """Count the clusters, int64 (...), by single linkage: two particles are linked when the angle between them is at
+    most `angle` radians, which is at least 1e-7. Memory n^2. Raises ConfigError for another angle.
+
+    >>> geonorm.dynamics.clusters(torch.tensor([[1.0, 0.0], [0.999, 0.04], [0.0, 1.0]]))
+    tensor(2)
+    """
+    if not LEAST_ANGLE <= angle <= torch.pi:
+        raise ConfigError(f"angle must lie in [{LEAST_ANGLE:g}, pi], got {angle}")
+    systems = theta.detach().double().reshape(-1, *theta.shape[-2:])
+    counts = [count_components(system, 2 * sin(angle / 2)) for system in systems]
+    return torch.tensor(counts, device=theta.device).view(theta.shape[:-2])
+
+
+def count_components(points: Tensor, chord: float) -> int:
+    """The number of connected components of points (n, dim) that are linked up to a distance."""
+    away = points - points.mean(0)  # chords of differences: exact also where all are together
+    square = away.square().sum(-1)
+    near = square[:, None] + square - 2 * away @ away.mT <= chord**2
+    first = label = torch.arange(len(points), device=points.device)
+    while True:
+        smallest = torch.where(near, label, len(points)).amin(-1)
+        smallest = smallest[smallest]  # the label of the particle that lends its own: chains halve
+        if torch.equal(smallest, label):
+            return int((label == first).sum())
+        label = smallest
+
+
 @dataclass(frozen=True)
 class Law:
     """kind: exponential e^(-rate t) | polynomial t^(-rate) | stretched e^(-rate sqrt t) | none | early: the run is not
     at its end; t = tau + 1.
 
     low, high: 95 % interval of the rate from the slopes of four successive pieces of the window, so that a rate that
-    still drifts shows (the residuals of a smooth curve would claim far too much), and what it drifts to. r2: of the
-    straight line. drift: by what share the rate at infinite time differs from that of the window, if the slope goes on
-    to drift as it does, else 0 (`limit_of`). None where there is no law.
+    still drifts shows (the residuals of a smooth curve would claim far too much), and the limit to which it drifts.
+    None where there is no law.
 
     >>> geonorm.dynamics.Law("polynomial", rate=2.0).kind
     'polynomial'
@@ -46,8 +147,6 @@ class Law:
     rate: float | None = None
     low: float | None = None
     high: float | None = None
-    r2: float | None = None
-    drift: float | None = None
 
 
 def series(times: Sequence[float], gap: Sequence[float]) -> tuple[Any, Any]:
@@ -77,38 +176,39 @@ def collapse_time(times: Sequence[float], gap: Sequence[float], eps: float = 1e-
 def terminal_law(times: Sequence[float], gap: Sequence[float], floor: float = 1e-28) -> Law:
     """The law of the end of a run: a straight line of log(1 - cos) in t, log t or sqrt t, whichever fits best.
 
-    times: simulator times; gap: 1 - cos. The window is the last two decades of 1 - cos above `floor` (rounding), at
-    least 8 points. All three lines have two parameters, so the smallest residual is also the smallest AIC. none: too
-    few points, a gap that falls by less than a factor 3 in the window, or no line with r2 of 0.999.
+    times: simulator times; gap: 1 - cos. The window is the last two decades of 1 - cos, at least 8 points, of what lies
+    between 0.01 and `floor` (rounding). All three lines have two parameters, so the smallest residual is also the
+    smallest AIC. early: the run has not fallen to 0.001, has fewer than 8 points there, or its rate would still change
+    by more than 5 % if it went on to drift as it does: until then it is a slope of the way to the end. none: a gap that
+    falls by less than a factor 3 in the window, or no line with r2 of 0.999. No theory has a part in this.
 
     >>> t = [float(i) for i in range(20)]
     >>> geonorm.dynamics.terminal_law(t, [0.3**i for i in t]).kind
     'exponential'
     """
     t, g = series(times, gap)
-    bad = np.nonzero(~(g > floor))[0]
-    end = int(bad[0]) if len(bad) else len(g)
-    if end < LEAST_POINTS:
-        return Law("none")
-    t, g = t[:end] + 1.0, g[:end]
+    late = (g < NEAR) & (g > floor)
+    t, g = t[late] + 1.0, g[late]
+    if len(g) < LEAST_POINTS or g.min() > NEAR / 10:
+        return Law("early")
     high = np.nonzero(g > g[-1] * WINDOW)[0]
-    begin = min(int(high[-1]) + 1 if len(high) else 0, end - LEAST_POINTS)
+    begin = min(int(high[-1]) + 1 if len(high) else 0, len(g) - LEAST_POINTS)
     t, y = t[begin:], np.log(g[begin:])
-    if y[0] - y[-1] < np.log(3.0):
-        return Law("none")
     residual = {kind: float(line(clock(t), y)[1]) for kind, clock in CLOCKS.items()}
     kind = min(residual, key=lambda name: residual[name])
     r2 = 1 - residual[kind] / float(((y - y.mean()) ** 2).sum())
-    if r2 < LEAST_R2:
-        return Law("none", r2=r2)
+    if y[0] - y[-1] < np.log(3.0) or r2 < LEAST_R2:
+        return Law("none")
     clock = CLOCKS[kind](t)
     rate = -line(clock, y)[0]
     pieces = zip(np.array_split(clock, PIECES), np.array_split(y, PIECES), strict=True)
     slopes = np.array([-line(a, b)[0] for a, b in pieces])
     half = STUDENT * slopes.std(ddof=1) / PIECES**0.5
     limit = limit_of(clock, y, rate)
+    if abs(limit / rate - 1) > MOST_DRIFT:
+        return Law("early")
     low, top = min(rate, slopes.mean() - half, limit), max(rate, slopes.mean() + half, limit)
-    return Law(kind, float(rate), float(low), float(top), r2, float(abs(limit / rate - 1)))
+    return Law(kind, float(rate), float(low), float(top))
 
 
 def limit_of(clock: Any, y: Any, rate: float) -> float:
@@ -120,18 +220,6 @@ def limit_of(clock: Any, y: Any, rate: float) -> float:
     left = y - columns @ fitted
     spread = float((left**2).sum()) / (len(y) - 3) * np.linalg.pinv(columns.T @ columns)[1, 1]
     return float(fitted[1]) if abs(fitted[1] - rate) > CLEAR * spread**0.5 else rate
-
-
-def law_at_end(times: Sequence[float], gap: Sequence[float], floor: float = 1e-28) -> Law:
-    """terminal_law of what lies below 1 - cos = 0.01, or `early` where the run has not fallen ten times further, has
-    fewer than 8 points there, or its rate would still change by more than 5 % if it went on to drift as it does: until
-    then it is a slope of the way to the end. What a theory foresees has no part in this."""
-    t, g = series(times, gap)
-    late = (g < NEAR) & (g > floor)
-    if late.sum() < LEAST_POINTS or g[late].min() > NEAR / 10:
-        return Law("early")
-    law = terminal_law(t[late].tolist(), g[late].tolist(), floor=floor)
-    return Law("early") if (law.drift or 0) > MOST_DRIFT else law
 
 
 def line(a: Any, b: Any) -> tuple[float, float]:

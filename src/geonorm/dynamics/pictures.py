@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .flow import Flow
-from .observables import gap
+from .laws import gap
 from .starts import uniform
 
 Move = Callable[..., Iterator[tuple[float, Tensor]]]

@@ -9,13 +9,21 @@ N is unit here: radius 1, eps 0, no gains.
 
 from __future__ import annotations
 
+from functools import cache
+from math import isclose, sqrt
+
 import torch
 from torch import Tensor
 
 from .. import sphere
 from ..errors import ConfigError
 from ..norms import NormSpec
-from ..schemes import Parts, Scheme, Site, parse, read_at, write_at
+from ..schemes import Parts, Scheme, Site, enter_as, parse, read_at, write_at
+
+
+def chooses(scheme: Scheme) -> bool:
+    """True if another scheme may act in another block, as in combinators."""
+    return type(scheme).resolve is not Scheme.resolve
 
 
 def unit_parts(rule: Scheme, site: Site, dim: int, like: Tensor) -> Parts:
@@ -129,3 +137,16 @@ def radial_rate(scheme: str | Scheme, x: Tensor, u: Tensor, site: Site) -> Tenso
     """
     drho, _ = rates(scheme, x, u, site)
     return sphere.radius(x.detach()).squeeze(-1) * drho
+
+
+@cache
+def enter_radius(rule: Scheme, entry: Site, norm: str, width: int) -> float:
+    """The radius at which one stream begins where its embedding is put on a sphere; sqrt(width) if it never is."""
+    rule = enter_as(rule.resolve(entry), "sphere")
+    parts = Parts(rule, entry, NormSpec(norm, width, gains=False, eps=0.0)).double()
+    before = 7.0
+    x = torch.full((1, width), before / sqrt(width), dtype=torch.float64)
+    start = rule.enter(x, parts(), entry)
+    # of several streams the first: what sub-layers read may be a sum of them
+    after = (start if rule.streams == 1 else start.select(-2, 0)).norm().item()
+    return sqrt(width) if isclose(after, before) else after

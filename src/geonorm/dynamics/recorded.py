@@ -30,13 +30,6 @@ RECORD_AFTER = 32
 """Calls of a velocity until it is recorded, which costs as much as some twenty calls."""
 NEW = {"zeros", "ones", "full", "scalar_tensor", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones"}
 """Operations whose result is one number, whatever their argument is."""
-LEVEL = set(
-    """add sub mul div neg abs sqrt rsqrt reciprocal cos sin tan atan tanh exp log pow where eq ne lt le gt ge
-    logical_not logical_and logical_or bitwise_or bitwise_and unbind split permute transpose t minimum maximum clamp
-    clamp_min clamp_max sum mean expand slice detach view unsqueeze squeeze addcmul clone alias select
-    _to_copy""".split()
-)
-"""Operations that make one number of tensors of one number each."""
 SAME = {"expand", "clone", "_to_copy"}
 """Operations that leave the numbers as they are, where shape and dtype stay."""
 
@@ -198,13 +191,14 @@ class Recorder(TorchDispatchMode):
         if not several and place(out) in self.known:
             return out  # a view of what it is
         name, known = operation_name(func), self.look_up(args)
-        level = name in NEW or (name in LEVEL and not any(isinstance(v, Node) for v in flat(known)))
+        constant = name in NEW or not any(isinstance(v, Node) for v in flat(known))
         if several:
             whole = self.call(func, self.spell(known, args), kwargs, out[0])
             for index, each in enumerate(out):
-                self.learn(each, level_of(each) if level else self.call(getitem, [whole, index], {}, each))
+                item = self.call(getitem, [whole, index], {}, each)
+                self.learn(each, (constant and level_of(each)) or item)
         else:
-            self.learn(out, level_of(out) if level else self.shorten(func, known, args, kwargs, out))
+            self.learn(out, (constant and level_of(out)) or self.shorten(func, known, args, kwargs, out))
         return out
 
     def shorten(self, func: Any, known: list[Any], args: Any, kwargs: Any, out: Tensor) -> Node | Level:
@@ -227,12 +221,8 @@ class Recorder(TorchDispatchMode):
                 return x
             case ("add", [Level(0), Node() as x] | [Node() as x, Level(0) | 0]) | ("sub", [Node() as x, Level(0) | 0]):
                 return x
-            case "addcmul", [Node() as x, Level(0), _] | [Node() as x, _, Level(0)]:
-                return x
             case "where", [Level(chosen), x, y]:
                 return x if chosen else y
-            case "where", [_, x, y] if x == y:
-                return x
             case _, [Node() as x, *_] if name in SAME and self.like[x].shape == out.shape:
                 return x
         return None
@@ -269,8 +259,10 @@ def flat(known: list[Any]) -> list[Any]:
     return [v for each in known for v in (each if isinstance(each, list) else [each])]
 
 
-def level_of(tensor: Tensor) -> Level:
-    return Level(tensor.reshape(-1)[0].item())
+def level_of(tensor: Tensor) -> Level | None:
+    """The number that a tensor repeats; None where its numbers differ, or are none."""
+    first = tensor.reshape(-1)[0]
+    return Level(first.item()) if bool((tensor == first).all()) else None
 
 
 def operation_name(func: Any) -> str:

@@ -28,11 +28,10 @@ from ..settings import check_unused, from_dict
 from .closed import ClosedCurve, solve_equiangular
 from .config import SimulateConfig
 from .drawn import SLOWEST, DrawnAttention, DrawnFlow, DrawnMlp, Sub, shrink_gap
+from .fields import build_sublayers
 from .flow import Flow, changed_values, check_values
 from .integrators import integrate
-from .laws import collapse_time, law_at_end
-from .network import build_sublayers
-from .observables import clusters, cosine_rate, gap, order_parameter, radius_cv
+from .laws import clusters, collapse_time, cosine_rate, gap, order_parameter, radius_cv, terminal_law
 from .pictures import FRAMES, nearest_times, take_pictures
 from .rates import in_plane, settled_radius
 from .starts import STARTS
@@ -70,11 +69,6 @@ class Simulation(Result):
     theory: dict[str, dict[str, Any]] = field(default_factory=dict)
     particles: dict[str, Any] = field(default_factory=dict)
     trajectories: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-
-    def __repr__(self) -> str:
-        """A line: the trace is as long as the simulation."""
-        done = ", ".join(row["scheme"] for row in self.summary.get("schemes", ()))
-        return f"Simulation({done or 'no scheme yet'}; {len(self.trace):,} rows, {self.summary.get('status')})"
 
     @staticmethod
     def empty(config: SimulateConfig) -> Simulation:
@@ -151,7 +145,8 @@ def check_scheme(config: SimulateConfig, scheme: Scheme, start: Tensor) -> None:
     if config.method == "layers":
         flow.check_forwards(few, config.time - 1)
     else:
-        flow.check_spheres(config.time)
+        for time in (0.0, *flow.breaks(0.0, config.time)):
+            flow.keeps_radius(time)
         flow.check_forwards(few, config.time)
         flow.velocity(few, config.time)
 
@@ -161,10 +156,11 @@ def run_scheme(
 ) -> None:
     """Simulate one scheme and add it to the simulation, when all of it is there."""
     name, times = str(scheme), config.times(config.points, config.log_time)
-    move = partial(integrate, method=config.method, step=config.step)
+    move = partial(integrate, method=config.method)
     picture_times = config.times(FRAMES, log=True)
     near_pictures = nearest_times(times, picture_times)
-    batches = [start] if config.weights == "identity" else list(start.split(1))
+    alike = config.weights == "identity"  # every dimension acts as any other, and every seed
+    batches = [start] if alike else list(start.split(1))
     flows = [Flow(scheme, build_sublayers(config, scheme, seed, start.device), config.layers)
              for seed in range(len(batches))]  # fmt: skip
     velocities: list[float] = []
@@ -188,7 +184,6 @@ def run_scheme(
             progress(name, 0.9 * (first + (index + 1) / len(times)) / len(batches))  # the pictures are the rest
             if all(row["gap"] < TOGETHER[config.dtype] for row in measured):
                 break
-    alike = config.weights == "identity"  # every dimension acts as any other
     particles = take_pictures(flows[0], move, start[:1], config.init, alike, picture_times, views, simulation.particles)
     by_seed = [[row for row in rows if row["seed"] == seed] for seed in range(config.seeds)]
     shared = min(map(len, by_seed))  # a seed that came together earlier ends earlier
@@ -314,7 +309,7 @@ def summarize(
     gaps = [[row["gap"] for row in of_seed] for of_seed in by_seed]
     usable = [i for i in range(len(times)) if all(g[i] > floor for g in gaps)]
     mean = [exp(sum(log(g[i]) for g in gaps) / len(gaps)) for i in usable]
-    law = law_at_end([times[i] for i in usable], mean, floor=floor)
+    law = terminal_law([times[i] for i in usable], mean, floor=floor)
     crossings = [time for g in gaps if (time := collapse_time(times, g, COLLAPSED)) is not None]
 
     def at(key: str, place: int) -> float | None:

@@ -24,7 +24,7 @@ from ..schemes import Scheme, parse, read_at
 from ..schemes.registry import name_of
 from .fields import Attention
 from .flow import Flow
-from .observables import gap as mean_gap
+from .laws import gap as mean_gap
 from .rates import in_plane, settled_radius
 
 LATE = 1e9
@@ -55,9 +55,7 @@ class Terminal:
 
 NO_LAW = Terminal("none", None, "their rate is no power of t")
 STILL = Terminal("none", None, "steps come to an end or have a finite sum, and tokens stop on the way")
-COLD = Terminal("none", None, "attention grows colder faster than tokens meet, and leaves each with itself")
 SLOW = Terminal("none", None, "the radius follows no power of t")
-MEET = Terminal("none", None, "the angle does not shrink with the update, so that tokens meet at a finite depth")
 FAR, SUDDEN = 0.01, 5.0
 """A token turns suddenly if its speed for a tangential part of NEAR is SUDDEN times that for one of FAR or more."""
 
@@ -204,12 +202,12 @@ def terminal(
     m = frame.read(r, LATE - 1)
     near, far = (frame.rates(r, LATE - 1, m, tangential)[0] for tangential in (0.0, FAR * m))
     if near > SUDDEN * far:
-        return MEET
+        return Terminal("none", None, "the angle does not shrink with the update: tokens meet at a finite depth")
     if layers and power > 0 and (rest := frame.rest(start)):
         return Terminal("exponential", sublayers * frame.whole(rest, LATE - 1, causal))
     colder = 2 * log(frame.read(r * 1.01**power, LATE * 1.01 - 1) / frame.read(r, LATE - 1)) / log(1.01)
     if beta > 0 and law.kind == "polynomial" and law.exponent <= colder + 1e-6:
-        return COLD
+        return Terminal("none", None, "attention grows colder faster than tokens meet, and leaves each with itself")
     if layers and law.kind == "exponential":
         whole = float("inf") if unequal else sublayers * frame.whole(r, LATE - 1, causal)
         return Terminal(law.kind, whole) if isfinite(whole) else NO_LAW

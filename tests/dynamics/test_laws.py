@@ -10,7 +10,6 @@ import torch
 from scipy.sparse.csgraph import connected_components
 
 from geonorm import dynamics as d, names
-from geonorm.dynamics.laws import law_at_end
 from geonorm.errors import ConfigError
 
 from ..rows import each
@@ -123,35 +122,31 @@ def noisy(curve: Any, seed: int) -> Any:
     return curve * np.exp(0.01 * np.random.default_rng(seed).standard_normal(len(curve)))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@each("seed", range(3))
 def test_each_law_is_recognised_with_its_rate_inside_the_interval(seed: int) -> None:
-    t = np.geomspace(1, 1000, 200)
-    curves = {
-        "exponential": (t <= 40, lambda s: np.exp(-1.5 * s), 1.5),
-        "polynomial": (t > 0, lambda s: 3 * s**-2.0, 2.0),
-        "stretched": (t <= 250, lambda s: np.exp(-4 * np.sqrt(s)), 4.0),
+    curves: dict[str, tuple[Any, Any, float]] = {
+        "exponential": (np.linspace(1, 14, 800), lambda t: np.exp(-1.5 * t), 1.5),
+        "polynomial": (np.geomspace(1, 1000, 200), lambda t: 3 * t**-2.0, 2.0),
+        "stretched": (np.linspace(1, 50, 400), lambda t: np.exp(-4 * np.sqrt(t)), 4.0),
     }
-    for kind, (where, curve, rate) in curves.items():
-        s = t[where]
-        law = d.terminal_law(s - 1, noisy(curve(s), seed))
+    for kind, (t, curve, rate) in curves.items():
+        law = d.terminal_law(t - 1, noisy(curve(t), seed))
         assert law.kind == kind and law.rate == pytest.approx(rate, rel=0.05), kind
         assert law.low is not None and law.high is not None and law.low <= rate <= law.high
-        assert law.r2 is not None and law.r2 > 0.99
 
 
 def test_no_law_where_there_is_none() -> None:
     t = np.linspace(0, 50, 100)
-    assert d.terminal_law(t, np.full(100, 0.3)).kind == "none"
-    assert d.terminal_law(t[:5], np.exp(-t[:5])).kind == "none"
-    steps = np.where(t < 25, 0.5, 0.01) * np.exp(-1e-3 * t)
-    assert d.terminal_law(t, steps).kind == "none"
+    for early in (np.full(100, 0.3), np.full(100, 9e-3), np.where(t < 49, 1.0, 1e-4), 0.1 * np.exp(-0.05 * t)):
+        assert d.terminal_law(t, early) == d.Law("early")
+    steps = np.where(t < 25, 5e-3, 1e-4) * np.exp(-1e-3 * t)
+    assert d.terminal_law(t, steps) == d.Law("none")
     # rounding after the collapse is not fitted
-    fallen = np.maximum(np.exp(-3 * t), 1e-31)
-    assert d.terminal_law(t, fallen).rate == pytest.approx(3.0)
-    with pytest.raises(ConfigError, match="as many as"):
-        d.terminal_law([1.0, 2.0], [1.0])
-    with pytest.raises(ConfigError, match="ascend"):
-        d.terminal_law([1.0, 1.0], [1.0, 2.0])
+    rounded = np.maximum(np.exp(-3 * t), 1e-31)
+    assert d.terminal_law(t, rounded).rate == pytest.approx(3.0)
+    for times, gap in (([1.0, 2.0], [1.0]), ([1.0, 1.0], [1.0, 2.0])):
+        with pytest.raises(ConfigError, match="times must ascend and be as many as gaps"):
+            d.terminal_law(times, gap)
 
 
 def slow_ways(end: float) -> dict[str, tuple[str, float, Any, Any]]:
@@ -159,23 +154,17 @@ def slow_ways(end: float) -> dict[str, tuple[str, float, Any, Any]]:
     t = np.geomspace(1, end, 60)
     line = np.linspace(1, 6 * np.log10(end), 60)
     log, over = np.log(t), range(2, 7)
-    found = {f"radius {c}": (1.0, 0.1 * (t**0.5 * (1 + c / np.maximum(log, 1)) / (1 + c)) ** -2) for c in (0.5, 3, 10)}
-    found |= {f"factor {k}": (2.0, 0.05 * t**-2.0 * (1 + log) ** k) for k in (-2, -1, 1, 2)}
-    found |= {
+    ways = {f"radius {c}": (1.0, 0.1 * (t**0.5 * (1 + c / np.maximum(log, 1)) / (1 + c)) ** -2) for c in (0.5, 3, 10)}
+    ways |= {f"factor {k}": (2.0, 0.05 * t**-2.0 * (1 + log) ** k) for k in (-2, -1, 1, 2)}
+    ways |= {
         "mask": (1.0, 0.004 * sum(t ** (-2 * (1 - 1 / j)) for j in over)),
         "law": (2.0, 0.05 * t**-2.0),
         "quick": (2.0, 0.05 * t**-2.0 * (1 + 1 / t)),
         "noise": (2.0, 0.05 * t**-2.0 * np.exp(0.01 * np.random.default_rng(0).normal(size=60))),
     }
-    rows: dict[str, tuple[str, float, Any, Any]] = {
-        name: ("polynomial", *each[:1], t, each[1]) for name, each in found.items()
-    }
-    rows["mask of an exponential"] = (
-        "exponential",
-        1.0,
-        line,
-        0.004 * sum(np.exp(-2 * (1 - 1 / j) * line) for j in over),
-    )
+    rows = {name: ("polynomial", rate, t, curve) for name, (rate, curve) in ways.items()}
+    mask = 0.004 * sum(np.exp(-2 * (1 - 1 / j) * line) for j in over)
+    rows["mask of an exponential"] = ("exponential", 1.0, line, mask)
     rows["t before an exponential"] = ("exponential", 2.0, line, 0.02 * line * np.exp(-2 * line))
     return rows
 
@@ -188,7 +177,7 @@ def test_a_law_is_stated_only_where_the_drift_ahead_is_small(end: float) -> None
     """A slope may drift by little in a window and by much on its way: what is stated is right at infinite time."""
     stated = set()
     for name, (kind, rate, t, gap) in slow_ways(end).items():
-        law = law_at_end(t - 1, gap)
+        law = d.terminal_law(t - 1, gap)
         if law.kind != "early":
             stated.add(name)
             assert law.kind == kind and law.rate == pytest.approx(rate, rel=0.05), name
