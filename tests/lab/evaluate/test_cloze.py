@@ -24,6 +24,7 @@ def write(path: Path, *rows: object) -> Path:
 
 
 def test_sets_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the harness is told where their choices are."""
     monkeypatch.setenv("GEONORM_DATA", str(tmp_path))
     assert questions.local_sets() == {}
     (folder := tmp_path / "eval").mkdir()
@@ -31,48 +32,29 @@ def test_sets_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (plain := folder / "plain.validation.jsonl.xz").write_bytes(lzma.compress(json.dumps(PLAIN).encode()))
     (folder / "notes.txt").write_text("no set")
     assert questions.local_sets() == {"plain.validation": plain, "shared.test": shared}
+    one, several = questions.definition("x", plain), questions.definition("y", shared)
+    assert (one["task"], one["doc_to_text"], one["doc_to_choice"]) == ("x", "{{context}}", "{{choices}}")
+    assert (several["task"], several["doc_to_text"], several["doc_to_choice"]) == ("y", "gold", "contexts")
+    assert [len(each["metric_list"]) for each in (one, several)] == [2, 1]
 
 
-def test_the_harness_is_told_where_the_choices_are(tmp_path: Path) -> None:
-    plain = questions.definition("x", write(tmp_path / "plain.jsonl", PLAIN, PLAIN))
-    shared = questions.definition("y", write(tmp_path / "shared.jsonl", SHARED))
-    assert (plain["task"], plain["doc_to_text"], plain["doc_to_choice"]) == ("x", "{{context}}", "{{choices}}")
-    assert (shared["task"], shared["doc_to_text"], shared["doc_to_choice"]) == ("y", "gold", "contexts")
-    assert [len(told["metric_list"]) for told in (plain, shared)] == [2, 1]
-
-
-def test_behind_several_contexts_stands_one_continuation(tmp_path: Path) -> None:
-    """The harness is told of that of the right choice alone, and would compare no other."""
-    with pytest.raises(DataError, match=r"q.jsonl:3: with contexts the choices are one continuation"):
-        questions.check_questions(write(tmp_path / "q.jsonl", SHARED, SHARED | {"choices": ["c", "d"]}))
+NONE = ":3: not a set of questions"
 
 
 @each(
-    "row",
+    "first, row, message",
     [
-        PLAIN | {"gold": 2},
-        PLAIN | {"gold": -1},
-        PLAIN | {"gold": True},
-        PLAIN | {"context": ["a"]},
-        PLAIN | {"choices": ["b", 2]},
-        PLAIN | {"choices": "bc"},
-        {"context": "a", "choices": ["b", "c"]},
-        SHARED | {"contexts": ["a"]},
-        SHARED | {"contexts": "ab"},
-        3,
+        *((PLAIN, PLAIN | {"gold": gold}, NONE) for gold in (2, -1, True)),
+        *((PLAIN, PLAIN | change, NONE) for change in ({"context": ["a"]}, {"choices": ["b", 2]}, {"choices": "bc"})),
+        *((PLAIN, row, NONE) for row in ({"context": "a", "choices": ["b", "c"]}, 3)),
+        *((PLAIN, SHARED | {"contexts": contexts}, NONE) for contexts in (["a"], "ab")),
+        (SHARED, SHARED | {"choices": ["c", "d"]}, ":3: with contexts the choices are one continuation"),
+        (PLAIN, SHARED, "some lines have context and some contexts"),
     ],
 )
-def test_every_line_must_be_a_question(row: object, tmp_path: Path) -> None:
+def test_every_line_must_be_a_question(first: object, row: object, message: str, tmp_path: Path) -> None:
     """Not the first alone: the harness ends at a later one in a traceback."""
-    with pytest.raises(DataError, match=r"wrong.jsonl:3: not a set of questions"):
-        questions.check_questions(write(tmp_path / "wrong.jsonl", PLAIN, row))
-
-
-def test_files_that_are_no_set(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"wrong.jsonl.*{message}"):
+        questions.check_questions(write(tmp_path / "wrong.jsonl", first, row))
     with pytest.raises(DataError, match="no questions"):
         questions.check_questions(write(tmp_path / "empty.jsonl"))
-    with pytest.raises(DataError, match="some lines have context and some contexts"):
-        questions.check_questions(write(tmp_path / "both.jsonl", PLAIN, SHARED))
-    (broken := tmp_path / "broken.jsonl").write_bytes(json.dumps(PLAIN).encode() + b"\n\xff\n")
-    with pytest.raises(DataError, match="not UTF-8 at byte 51"):
-        questions.check_questions(broken)
