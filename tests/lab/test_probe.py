@@ -168,12 +168,16 @@ def test_python(tiny_model: Tiny, folder: Path) -> None:
         geonorm.probe(model, text, tokenizer=tokenizer())
 
 
-@each("wrong", [{"gradients": True}, {"ablate_blocks": True}])
-def test_norms_alone_have_no_sub_layers(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="has no sub-layers"):
-        ProbeConfig(["m"], norms_only=True, **wrong)
-    with pytest.raises(ConfigError, match="name each model once"):
-        ProbeConfig(["m", "m"])
+@each(
+    "settings, message",
+    [
+        ({"models": ["m", "m"]}, "name each model once"),
+        *(({"norms_only": True, name: True}, "has no sub-layers") for name in ("gradients", "ablate_blocks")),
+    ],
+)
+def test_settings_that_do_not_go_together(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ProbeConfig(**{"models": ["m"], **settings})
 
 
 def test_the_second_half_is_that_of_each_stack() -> None:

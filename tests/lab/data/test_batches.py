@@ -33,24 +33,16 @@ def test_any_world_size_gives_the_same_rows(per_rank, context, seed, step, world
     assert inputs.shape == targets.shape == (size, context)
     assert inputs.dtype == targets.dtype == torch.int64
     assert torch.equal(targets, inputs + 1)
-    contiguous = [range(rank * per_rank, (rank + 1) * per_rank) for rank in range(world)]
-    strided = [slice(rank, None, world) for rank in range(world)]
-    for rows, order in ((contiguous, lambda parts: torch.cat(parts)), (strided, interleave)):
-        parts = [Batches(TOKENS, size, context, seed).at(step, rows=chosen) for chosen in rows]
-        assert torch.equal(order([part[0] for part in parts]), inputs)
-        assert torch.equal(order([part[1] for part in parts]), targets)
-
-
-def interleave(parts):
-    return torch.stack(parts, dim=1).flatten(0, 1)
-
-
-def test_order_of_calls_does_not_matter():
-    batches = Batches(TOKENS, 7, 10, seed=1)
-    steps = [40, 0, 13, 14, 15, 100, 13, 0]
-    for step in steps:
-        assert torch.equal(batches.at(step)[0], Batches(TOKENS, 7, 10, seed=1).at(step)[0])
-    assert batches.permutation.cache_info().currsize <= 2
+    others = {"contiguous": [range(rank * per_rank, (rank + 1) * per_rank) for rank in range(world)]}
+    others["strided"] = [slice(rank, None, world) for rank in range(world)]
+    again = Batches(TOKENS, size, context, seed)
+    again.at(step + 7)  # the order of calls does not matter
+    for name, rows in others.items():
+        for part, whole in zip(
+            zip(*(again.at(step, rows=chosen) for chosen in rows), strict=True), (inputs, targets), strict=True
+        ):
+            joined = torch.cat(part) if name == "contiguous" else torch.stack(part, dim=1).flatten(0, 1)
+            assert torch.equal(joined, whole)
 
 
 @each("size", [1, 7, 33, 99])
@@ -74,11 +66,10 @@ def test_seeds_give_other_orders_and_never_change():
 
 def test_too_little_data_is_one_line():
     Batches(TOKENS[:21], 2, 10, seed=0)
-    with pytest.raises(DataError, match="20 tokens give 1 windows of 10 but a batch needs 2") as caught:
-        Batches(TOKENS[:20], 2, 10, seed=0)
-    assert "\n" not in str(caught.value)
-    with pytest.raises(DataError, match="0 windows"):
-        Batches(TOKENS[:0], 1, 10, seed=0)
+    for tokens, size, message in ((20, 2, "20 tokens give 1 windows of 10 but a batch needs 2"), (0, 1, "0 windows")):
+        with pytest.raises(DataError, match=message) as caught:
+            Batches(TOKENS[:tokens], size, 10, seed=0)
+        assert "\n" not in str(caught.value)
     with pytest.raises(DataError, match="do not fill one window"):
         next(validation_batches(TOKENS[:10], 1, 10))
 
@@ -88,16 +79,11 @@ def test_too_little_data_is_one_line():
 def test_validation_windows_are_fixed_ordered_and_do_not_overlap(size, context, limit):
     batches = list(validation_batches(TOKENS, size, context, limit))
     inputs, targets = (torch.cat([batch[side] for batch in batches]) for side in (0, 1))
-    count = len(inputs)
-    blocks = 999 // context
-    assert inputs[:, 0].tolist() == [place * blocks // count * context for place in range(count)]
-    assert torch.equal(inputs, inputs[:, :1] + torch.arange(context))
-    assert torch.equal(targets, inputs + 1)
-    gaps = inputs[1:, 0] - inputs[:-1, 0]
-    assert count == 1 or (gaps.min() >= context and gaps.max() - gaps.min() <= context), "spread evenly"
+    count, blocks = len(inputs), 999 // context
+    assert inputs[:, 0].tolist() == [place * blocks // count * context for place in range(count)], "spread evenly"
+    assert torch.equal(inputs, inputs[:, :1] + torch.arange(context)) and torch.equal(targets, inputs + 1)
     assert all(len(batch[0]) == size for batch in batches[:-1])
-    most = 999 // context
-    assert count == (most if limit is None else min(most, max(1, limit // context)))
+    assert count == (blocks if limit is None else min(blocks, max(1, limit // context)))
     again = list(validation_batches(TOKENS, size, context, limit))
     assert all(torch.equal(a[0], b[0]) for a, b in zip(batches, again, strict=True))
 
@@ -187,14 +173,10 @@ def test_a_file_with_a_mask_token_keeps_it(tmp_path: Path) -> None:
     source = open_source(str(tmp_path / "a.txt"))
     found = load_tokenizer(str(tmp_path / "tokenizer.json"), source, 4, mask=True)
     assert (found.mask, found.vocab_size) == (1, 4)
+    with pytest.raises(DataError, match="tokenizer 'byte' has no mask token"):
+        pick_objective("mlm", ByteTokenizer())
+    assert pick_objective("causal", ByteTokenizer()) == NextToken()
     with pytest.raises(DataError, match=r"tokenizer has 258 ids .*: set --model.vocab_size 258"):
         load_tokenizer("byte", source, 257, mask=True)
     with pytest.raises(DataError, match=r"needs at least 258 ids: set --model.vocab_size 258 or more, not 257"):
         load_tokenizer("bpe", source, 257, tmp_path, mask=True)
-
-
-def test_objectives_by_name() -> None:
-    tokenizer = ByteTokenizer()
-    assert pick_objective("causal", tokenizer) == NextToken()
-    with pytest.raises(DataError, match="tokenizer 'byte' has no mask token"):
-        pick_objective("mlm", tokenizer)

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import lzma
-from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -125,79 +124,57 @@ def test_fingerprint_follows_content_only(tmp_path):
 # --- parts of a folder ------------------------------------------------------------------------------
 
 
-def write(folder: Path, names: Iterable[str]) -> Path:
+def write(folder: Path, *names: str) -> None:
     """Each file holds its own name, as a record where it is of records."""
     for name in names:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text({".jsonl": json.dumps({"text": name}), ".csv": f"text\n{name}"}.get(path.suffix, name))
-    return folder
 
 
-def parts(folder: Path) -> list[list[str]]:
-    source = open_source(str(folder))
-    return [list(source.documents(split)) for split in ("train", "validation")]
+HUB = [f"data/train-0000{n}-of-00002.jsonl" for n in range(2)], ["data/validation-00000-of-00001.jsonl"]
 
 
 @each(
     "train, held_out, others",
     [
-        (["train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl"], ["validation-00000-of-00001.jsonl"], []),
+        (["train-0.jsonl", "train-1.jsonl"], ["validation-0.jsonl"], []),
         (["train.txt"], ["valid.txt"], ["test.txt"]),
         (["train.txt"], ["val.txt"], ["notes.txt"]),
         (["train/a.txt", "train/b.txt"], ["dev/c.txt"], ["test/d.txt"]),
         (["train.csv"], ["test.csv"], ["README.md"]),
         (["training-a.txt", "training-b.txt"], ["dev-a.txt"], []),
         (["train.jsonl", "train.txt"], ["validation.jsonl"], ["valid.txt"]),
+        (*HUB, ["README.md", "data/test-00000-of-00001.jsonl"]),  # a dataset that was cloned from the Hub
+        (["train.txt"], ["valid.txt"], [*HUB[0], *HUB[1]]),
+        (["train.py", "test.py", "model.py"], [], []),  # from here on a heap
+        (["book.txt", "train.py", "validation.py"], [], []),
+        (["more.txt", "train.txt"], [], []),
+        (["a.txt", "test.txt", "validation.txt"], [], []),
+        (["data/data/train.txt", "data/data/valid.txt"], [], []),
     ],
 )
 def test_parts_are_known_by_their_names(
     tmp_path: Path, train: list[str], held_out: list[str], others: list[str]
 ) -> None:
-    write(tmp_path, [*train, *held_out, *others])
-    assert parts(tmp_path) == [train, held_out]
-    facts: dict[str, Any] = inspect_source(open_source(str(tmp_path)))
-    assert facts["files"] == [str(tmp_path / name) for name in [*train, *held_out]]
-
-
-def test_parts_may_lie_in_a_folder_called_data(tmp_path: Path) -> None:
-    """As in a dataset that was cloned from the Hub; nothing deeper, and nothing where the folder itself has parts."""
-    train = [f"data/train-0000{n}-of-00002.jsonl" for n in range(2)]
-    held_out, others = ["data/validation-00000-of-00001.jsonl"], ["README.md", "data/test-00000-of-00001.jsonl"]
-    write(tmp_path / "hub", [*train, *held_out, *others])
-    assert parts(tmp_path / "hub") == [train, held_out]
-    write(tmp_path / "both", ["train.txt", "valid.txt", *train, *held_out])
-    assert parts(tmp_path / "both") == [["train.txt"], ["valid.txt"]]
-    write(tmp_path / "deep", ["data/data/train.txt", "data/data/valid.txt"])
-    assert open_source(str(tmp_path / "deep")).files == tuple(sorted((tmp_path / "deep/data/data").iterdir()))
-    assert len(parts(tmp_path / "deep")[0]) == 1
-
-
-@each(
-    "names",
-    [
-        ["train.py", "test.py", "model.py"],
-        ["train.py", "validation.py", "book.txt"],
-        ["train.txt", "more.txt"],
-        ["a.txt", "test.txt", "validation.txt"],
-    ],
-)
-def test_other_folders_are_one_heap(tmp_path: Path, names: list[str]) -> None:
-    write(tmp_path, names)
-    assert {path.name for path in open_source(str(tmp_path)).files} == set(names)
-    train, held_out = parts(tmp_path)
-    assert sorted(train + held_out) == sorted(names)
+    write(tmp_path, *train, *held_out, *others)
+    source = open_source(str(tmp_path))
+    assert source.own_split == bool(held_out)
+    parts = [list(source.documents(split)) for split in ("train", "validation")]
+    assert parts == [train, held_out] if held_out else sorted(parts[0] + parts[1]) == sorted(train)
+    facts: dict[str, Any] = inspect_source(source)
+    assert sorted(facts["files"]) == sorted(str(tmp_path / name) for name in [*train, *held_out])
 
 
 def test_the_fingerprint_of_a_pair_is_what_it_was(tmp_path: Path) -> None:
-    write(tmp_path, ["train.txt", "validation.txt", "README.md"])
+    write(tmp_path, "train.txt", "validation.txt", "README.md")
     lines = [f"{part} text {hashlib.sha256(f'{part}.txt'.encode()).hexdigest()}" for part in ("train", "validation")]
     wanted = hashlib.sha256("\n".join(["geonorm source 1", *lines]).encode()).hexdigest()
     assert open_source(str(tmp_path)).fingerprint == wanted
 
 
 def test_text_is_not_validated_on_itself(tmp_path: Path) -> None:
-    write(tmp_path, [f"{part}/{part}.txt" for part in ("train", "validation")])
+    write(tmp_path, "train/train.txt", "validation/validation.txt")
     for part in ("train", "validation"):
         (tmp_path / part / "__init__.py").write_text("")  # no text, in both
     assert len(open_source(str(tmp_path)).files) == 4
@@ -211,52 +188,51 @@ def test_text_is_not_validated_on_itself(tmp_path: Path) -> None:
 # --- datasets of the Hub, without network ------------------------------------------------------------
 
 
-def fake_hub(monkeypatch, splits, sha="abc"):
-    def load_dataset(name, config, streaming, revision):
-        assert (name, streaming, revision) == ("owner/name", True, sha)
-        return splits
+class Rows(list):
+    """A streamed part, with the types of its columns where those are known."""
 
-    api = SimpleNamespace(dataset_info=lambda name, timeout: SimpleNamespace(sha=sha))
-    libraries = {
-        "datasets": SimpleNamespace(load_dataset=load_dataset),
-        "huggingface_hub": SimpleNamespace(HfApi=lambda: api),
-    }
-    monkeypatch.setattr(source_module, "import_extra", lambda module, what, extra: libraries[module])
+    def __init__(self, rows, **types):
+        super().__init__(rows)
+        self.features = {name: SimpleNamespace(dtype=kind) for name, kind in types.items()} or None
 
 
-def test_hub_dataset(monkeypatch):
+@pytest.fixture
+def hub(monkeypatch):
+    def fake(splits, sha="abc"):
+        def load_dataset(name, config, streaming, revision):
+            assert (name, streaming, revision) == ("owner/name", True, sha)
+            return splits
+
+        api = SimpleNamespace(dataset_info=lambda name, timeout: SimpleNamespace(sha=sha))
+        libraries = {
+            "datasets": SimpleNamespace(load_dataset=load_dataset),
+            "huggingface_hub": SimpleNamespace(HfApi=lambda: api),
+        }
+        monkeypatch.setattr(source_module, "import_extra", lambda module, what, extra: libraries[module])
+
+    return fake
+
+
+def test_hub_dataset(hub):
     rows = [{"text": text, "url": "x"} for text in DOCUMENTS]
-    fake_hub(monkeypatch, {"train": rows[:30], "validation": rows[30:]})
+    hub({"train": Rows(rows[:30]), "validation": Rows(rows[30:])})
     source = open_source("owner/name:config")
-    assert list(source.documents("train")) == DOCUMENTS[:30]
-    assert list(source.documents("validation")) == DOCUMENTS[30:]
-    assert source.files == ()
-    assert source.own_split
-    fake_hub(monkeypatch, {"train": rows}, sha="newer")
+    assert [list(source.documents(split)) for split in ("train", "validation")] == [DOCUMENTS[:30], DOCUMENTS[30:]]
+    assert source.files == () and source.own_split
+    hub({"train": Rows(rows)}, sha="newer")
     newer = open_source("owner/name:config")
-    assert sorted([*newer.documents("train"), *newer.documents("validation")]) == sorted(DOCUMENTS)
-    assert not newer.own_split
+    assert sorted(both(newer)) == sorted(DOCUMENTS) and not newer.own_split
     assert len({source.fingerprint, newer.fingerprint, open_source("owner/name").fingerprint}) == 3
-
-
-def test_columns_of_a_hub_dataset_are_known_before_its_rows(monkeypatch):
-    class Rows(list):
-        def __init__(self, rows, **types):
-            super().__init__(rows)
-            self.features = {name: SimpleNamespace(dtype=kind) for name, kind in types.items()}
-
-    rows = [{"title": "a", "body": None, "n": 1}]
-    fake_hub(monkeypatch, {"train": Rows(rows, title="string", body="large_string", n="int64")})
-    with pytest.raises(DataError, match=r"owner/name: several string fields .*\(fields: title, body, n\)"):
-        open_source("owner/name")
     rows = [{"body": None, "n": 1}, *({"body": text, "n": 2} for text in DOCUMENTS)]
-    rows = Rows(rows, body="large_string", n="int64")
-    fake_hub(monkeypatch, {"train": rows, "validation": rows})
+    hub(dict.fromkeys(("train", "validation"), Rows(rows, body="large_string", n="int64")))
     assert list(open_source("owner/name").documents("train")) == DOCUMENTS
-
-
-def test_hub_failure_is_one_line(monkeypatch):
-    fake_hub(monkeypatch, {})
-    with pytest.raises(DataError, match=r"no file or corpus 'owner/name', .*\(KeyError.*network") as caught:
-        open_source("owner/name")
-    assert "\n" not in str(caught.value)
+    titles = Rows([{"title": "a", "body": None}], title="string", body="large_string")
+    for splits, message in (
+        ({"train": titles}, r"owner/name: several string fields .*\(fields: title, body\)"),
+        ({"train": Rows([{"n": 1}])}, r"owner/name: no string field"),
+        ({}, r"no file or corpus 'owner/name', .*\(KeyError.*network"),
+    ):
+        hub(splits)
+        with pytest.raises(DataError, match=message) as caught:
+            both(open_source("owner/name"))
+        assert "\n" not in str(caught.value)

@@ -71,26 +71,24 @@ def test_own_bpe_is_deterministic_and_cached(bpe, source, tmp_path, monkeypatch)
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"sha256", "tokenizer.json"}
 
 
-def test_own_bpe_sees_only_train_text(tmp_path):
+@each("end, sees", [("abab ", True), ("xyzxyz ", False)])
+def test_own_bpe_sees_only_train_text(tmp_path, end, sees):
     pytest.importorskip("tokenizers")
     (tmp_path / "train.txt").write_text("abab " * 400)
     (tmp_path / "validation.txt").write_text("xyzxyz " * 4000)
     tokenizer = load_tokenizer("bpe", open_source(str(tmp_path)), 260, tmp_path / "cache")
-    assert len(tokenizer.encode(["xyzxyz"])[0]) == 6
-    assert len(tokenizer.encode(["abab"])[0]) < 4
+    assert (len(tokenizer.encode([end])[0]) < len(end)) == sees
 
 
-@each("suffix", ["", ".gz", ".xz"])
-def test_save_and_load(tokenizer, source, tmp_path, suffix):
-    path = tmp_path / "tokenizer.json"
-    tokenizer.save(path)
-    data = path.read_bytes()
+@each("compress, suffix", [(bytes, ""), (gzip.compress, ".gz"), (lzma.compress, ".xz")])
+def test_save_and_load(tokenizer, source, tmp_path, compress, suffix):
+    tokenizer.save(tmp_path / "saved.json")
     path = tmp_path / f"tokenizer.json{suffix}"
-    path.write_bytes({"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[suffix](data))
+    path.write_bytes(compress((tmp_path / "saved.json").read_bytes()))
     loaded = load_tokenizer(str(path), source, 1000, tmp_path)
     assert type(loaded) is type(tokenizer)
-    assert loaded.fingerprint == tokenizer.fingerprint
-    assert (loaded.vocab_size, loaded.eos) == (tokenizer.vocab_size, tokenizer.eos)
+    for name in ("fingerprint", "vocab_size", "eos"):
+        assert getattr(loaded, name) == getattr(tokenizer, name)
     assert np.array_equal(loaded.encode([WORDS])[0], tokenizer.encode([WORDS])[0])
 
 
@@ -101,7 +99,7 @@ def test_saved_byte_tokenizer_means_the_same_to_the_library():
     assert np.array_equal(ours.encode([text])[0], theirs.encode([text])[0])
     assert theirs.decode(ours.encode([text])[0].tolist()) == text
     assert np.array_equal(ours.token_bytes(), theirs.token_bytes())
-    assert (ours.vocab_size, ours.eos) == (theirs.vocab_size, theirs.eos)
+    assert (ours.vocab_size, ours.eos, ours.unknown) == (theirs.vocab_size, theirs.eos, theirs.unknown)
 
 
 def test_files_that_cut_fill_up_or_add_tokens_do_not(bpe, tmp_path, source):
@@ -122,61 +120,60 @@ def test_files_that_cut_fill_up_or_add_tokens_do_not(bpe, tmp_path, source):
     assert np.array_equal(odd.encode([WORDS])[0], bpe.encode([WORDS])[0])
 
 
-@each("end", [4, 5])
-def test_a_new_token_never_has_the_id_of_another(tmp_path, source, end):
+def saved(path, model, pieces=None):
+    """A file with a tokenizer of the library, which ends texts with </s>."""
     library = pytest.importorskip("tokenizers")
-    vocabulary = {"</s>": 0, "a": 1, "b": 2, "c": 3, "d": end}
-    tokenizer = library.Tokenizer(library.models.WordLevel(vocabulary, unk_token="a"))
+    tokenizer = library.Tokenizer(model)
+    if pieces:
+        tokenizer.pre_tokenizer, tokenizer.decoder = pieces.pre_tokenizers.Metaspace(), pieces.decoders.Metaspace()
     tokenizer.add_special_tokens(["</s>"])
-    tokenizer.save(path := str(tmp_path / "holes.json"))
-    if end == 4:
-        assert load_tokenizer(path, source, 100, tmp_path, mask=True).mask == 5
-        return
-    with pytest.raises(DataError, match="would get the id 5 of another token, as its ids are not 0 to 4"):
-        load_tokenizer(path, source, 100, tmp_path, mask=True)
+    tokenizer.save(str(path))
+    return str(path)
+
+
+def test_a_new_token_never_has_the_id_of_another(tmp_path, source):
+    library = pytest.importorskip("tokenizers")
+    for end, new in ((4, 5), (5, None)):
+        vocabulary = {"</s>": 0, "a": 1, "b": 2, "c": 3, "d": end}
+        path = saved(tmp_path / f"{end}.json", library.models.WordLevel(vocabulary, unk_token="a"))
+        if new is not None:
+            tokenizer = load_tokenizer(path, source, 100, tmp_path, mask=True)
+            assert (tokenizer.mask, tokenizer.unknown) == (new, 1)
+            continue
+        with pytest.raises(DataError, match="would get the id 5 of another token, as its ids are not 0 to 4"):
+            load_tokenizer(path, source, 100, tmp_path, mask=True)
 
 
 def test_bytes_of_a_tokenizer_that_is_not_byte_level(tmp_path, source):
     library = pytest.importorskip("tokenizers")
     tokens = ["<unk>", "</s>", "<0xE4>", "▁the", "▁", "sphere", "é"]
     model = library.models.Unigram([(token, -1.0) for token in tokens], 0, byte_fallback=True)
-    tokenizer = library.Tokenizer(model)
-    tokenizer.pre_tokenizer = library.pre_tokenizers.Metaspace()
-    tokenizer.decoder = library.decoders.Metaspace()
-    tokenizer.add_special_tokens(["</s>"])
-    path = tmp_path / "meta.json"
-    tokenizer.save(str(path))
-    loaded = load_tokenizer(str(path), source, 100, tmp_path)
-    assert dict(zip(tokens[1:], loaded.token_bytes().tolist()[1:], strict=True)) == {
-        "</s>": 0, "<0xE4>": 1, "▁the": 4, "▁": 1, "sphere": 6, "é": 2,
-    }  # fmt: skip
+    loaded = load_tokenizer(saved(tmp_path / "meta.json", model, library), source, 100, tmp_path)
+    assert loaded.token_bytes().tolist()[1:] == [0, 1, 4, 1, 6, 2] and loaded.unknown == 0
 
 
 def test_mismatches_are_one_line(bpe, source, tmp_path):
-    bpe.save(tmp_path / "t.json")
-    (tmp_path / "broken.json").write_text("{")
-    (tmp_path / "foreign.json").write_text('{"a": 1}')
-    (tmp_path / "cut.json.xz").write_bytes(lzma.compress(bpe.json.encode())[:100])
-    no_end = json.loads(BYTE_JSON)
-    no_end["added_tokens"] = []
+    no_end = json.loads(BYTE_JSON) | {"added_tokens": []}
     del no_end["model"]["vocab"]["<|endoftext|>"]
-    (tmp_path / "no-end.json").write_text(json.dumps(no_end))
+    contents = {"t.json": bpe.json, "broken.json": "{", "foreign.json": '{"a": 1}', "no-end.json": json.dumps(no_end)}
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+    (tmp_path / "cut.json.xz").write_bytes(lzma.compress(bpe.json.encode())[:100])
     cases = [
         ("byte", 256, "tokenizer has 257 ids but the model's vocabulary is 256: set --model.vocab_size 257"),
-        (str(tmp_path / "t.json"), 299, "has 300 ids but .* is 299: set --model.vocab_size 300"),
+        (tmp_path / "t.json", 299, "has 300 ids but .* is 299: set --model.vocab_size 300"),
         ("bpe", 100, "at least 257 ids"),
         ("bpe", 5000, r"too little text for 5000 BPE ids \(it gives \d+\)"),
         ("bytes", 300, "no tokenizer 'bytes': did you mean 'byte'"),
         ("nothing.json", 300, "no tokenizer 'nothing.json': give byte, bpe or"),
-        (str(tmp_path), 300, "tokenizer.json|regular file"),
-        (str(tmp_path / "broken.json"), 300, "not a tokenizer.json"),
-        (str(tmp_path / "foreign.json"), 300, "not a tokenizer.json"),
-        (str(tmp_path / "cut.json.xz"), 300, "broken compression"),
-        (str(tmp_path / "no-end.json"), 300, "no end-of-document token"),
+        (tmp_path, 300, "no tokenizer '.*/tokenizer.json'"),
+        *((tmp_path / f"{name}.json", 300, "not a tokenizer.json") for name in ("broken", "foreign")),
+        (tmp_path / "cut.json.xz", 300, "broken compression"),
+        (tmp_path / "no-end.json", 300, "no end-of-document token"),
     ]
     for spec, size, message in cases:
         with pytest.raises(DataError, match=message) as caught:
-            load_tokenizer(spec, source, size, tmp_path / "cache")
+            load_tokenizer(str(spec), source, size, tmp_path / "cache")
         assert "\n" not in str(caught.value)
     assert load_tokenizer("byte", source, 512).vocab_size == 257
 
@@ -184,34 +181,34 @@ def test_mismatches_are_one_line(bpe, source, tmp_path):
 def test_a_tokenizer_of_the_hub_by_name(bpe, source, tmp_path, monkeypatch):
     hub = pytest.importorskip("huggingface_hub")
     bpe.save(tmp_path / "tokenizer.json")
-    asked = []
+    calls = []
 
     def download(*what, etag_timeout):
-        asked.append(what)
+        calls.append(what)
         return str(tmp_path / "tokenizer.json")
-
-    monkeypatch.setattr(hub, "hf_hub_download", download)
-    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *what: None)
-    monkeypatch.setattr(hub.HfApi, "model_info", lambda api, name, timeout: None)
-    found = load_tokenizer("openai-community/gpt2", source, 300)
-    assert asked == [("openai-community/gpt2", "tokenizer.json")]
-    assert (found.name, found.fingerprint) == ("gpt2", bpe.fingerprint)
-    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *what: str(tmp_path / "tokenizer.json"))
-    monkeypatch.setattr(hub.HfApi, "model_info", None)  # what is here already needs no network
-    assert load_tokenizer("openai-community/gpt2", source, 300).fingerprint == bpe.fingerprint and len(asked) == 1
-
-
-def test_a_hub_out_of_reach_is_one_line(source, monkeypatch):
-    hub = pytest.importorskip("huggingface_hub")
 
     def fail(*what, **how):
         raise ConnectionError("no route\nto host")
 
-    monkeypatch.setattr(hub.HfApi, "model_info", fail)
-    monkeypatch.setattr(hub, "hf_hub_download", None)  # which would go on trying
-    with pytest.raises(DataError, match="no tokenizer 'owner/name' here, and the Hugging Face Hub gave none") as caught:
-        load_tokenizer("owner/name", source, 300)
-    assert "check the name and the network" in str(caught.value) and "\n" not in str(caught.value)
+    def patch(cached, info, fetch):
+        monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *what: cached)
+        monkeypatch.setattr(hub.HfApi, "model_info", info)
+        monkeypatch.setattr(hub, "hf_hub_download", fetch)
+
+    for arguments in (
+        (None, lambda api, name, timeout: None, download),
+        (str(tmp_path / "tokenizer.json"), None, None),  # what is here already needs no network
+    ):
+        patch(*arguments)
+        tokenizer = load_tokenizer("openai-community/gpt2", source, 300)
+        assert (tokenizer.name, tokenizer.fingerprint) == ("gpt2", bpe.fingerprint)
+    assert calls == [("openai-community/gpt2", "tokenizer.json")]
+    patch(None, fail, None)  # a download would go on trying
+    message = "no tokenizer 'owner/name' here, and the Hugging Face Hub gave none .*: check the name and the network"
+    cases = {"owner/name": message}
     for path in ("owner/name.json", "./owner/name", "/owner/name", "runs/owner/name"):  # the Hub is not asked
-        with pytest.raises(DataError, match="give byte, bpe or the path of a tokenizer"):
-            load_tokenizer(path, source, 300)
+        cases[path] = "give byte, bpe or the path of a tokenizer"
+    for spec, message in cases.items():
+        with pytest.raises(DataError, match=message) as caught:
+            load_tokenizer(spec, source, 300)
+        assert "\n" not in str(caught.value)

@@ -95,29 +95,28 @@ def test_two_ends_of_one_vocabulary_are_other_data(path, tmp_path):
     library = pytest.importorskip("tokenizers")
     vocabulary = {"[UNK]": 0, "<stop>": 1, "<over>": 2, "a": 3}
     text = library.Tokenizer(library.models.WordLevel(vocabulary, "[UNK]")).to_str()
-    source = open_source(str(path))
     for end in ("<stop>", "<over>"):
         tokenizer = FileTokenizer("own", text, end)
         tokenizer.unknown = -1
-        data = tokenize(source, tokenizer, tmp_path)
+        data = tokenize(open_source(str(path)), tokenizer, tmp_path)
         assert tokenizer.own_end == end and np.asarray(data.train)[-1] == tokenizer.eos == vocabulary[end]
 
 
 @each("damage", ["cut", "longer", "meta", "no sums", "remove"])
 def test_damaged_cache_is_rebuilt(path, tmp_path, damage):
-    source = open_source(str(path))
-    first = tokenize(source, ByteTokenizer(), tmp_path)
-    expected = np.asarray(first.validation)
+    whole = tokenize(open_source(str(path)), ByteTokenizer(), tmp_path)
+    expected = np.asarray(whole.validation)
     (file,) = tmp_path.glob("tokens/*/validation.bin")
-    if damage in ("cut", "longer"):
-        os.truncate(file, 10 if damage == "cut" else 10**5)
-    elif damage == "meta":
-        (file.parent / "meta.json").write_text("{")
-    else:
-        (file.with_suffix(".crc32") if damage == "no sums" else file).unlink()
-    again = tokenize(source, ByteTokenizer(), tmp_path)
-    assert again.sha256 == first.sha256
-    assert np.array_equal(again.validation, expected)
+    acts = {
+        "cut": lambda: os.truncate(file, 10),
+        "longer": lambda: os.truncate(file, 10**5),
+        "meta": lambda: (file.parent / "meta.json").write_text("{"),
+        "no sums": file.with_suffix(".crc32").unlink,
+        "remove": file.unlink,
+    }
+    acts[damage]()
+    again = tokenize(open_source(str(path)), ByteTokenizer(), tmp_path)
+    assert again.sha256 == whole.sha256 and np.array_equal(again.validation, expected)
     assert len(list((tmp_path / "tokens").iterdir())) == 1
 
 
@@ -199,25 +198,20 @@ def test_the_slower_of_two_keeps_the_result_of_the_faster(path, tmp_path, monkey
     assert len(list((tmp_path / "tokens").iterdir())) == 1
 
 
-def test_interrupted_preparation_leaves_nothing(path, tmp_path):
-    def interrupt(split, count):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        tokenize(open_source(str(path)), ByteTokenizer(), tmp_path, progress=interrupt)
-    assert list((tmp_path / "tokens").iterdir()) == []
-
-
-def test_unwritable_cache_is_one_line(path, tmp_path, monkeypatch):
+def test_what_cannot_be_stored_leaves_nothing(path, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     source = open_source(str(path))
-    with pytest.raises(DataError, match=r"cannot write to the cache .* set GEONORM_CACHE") as caught:
+    with pytest.raises(DataError, match=r"^cannot write to the cache .* set GEONORM_CACHE.*$"):
         tokenize(source, ByteTokenizer(), tmp_path / "file" / "cache")
-    assert "\n" not in str(caught.value)
+
+    def stop(*args):
+        raise KeyboardInterrupt
 
     def full(*args):
         raise OSError(28, "No space left on device")
 
+    with pytest.raises(KeyboardInterrupt):
+        tokenize(source, ByteTokenizer(), tmp_path / "cache", progress=stop)
     with monkeypatch.context() as patch, pytest.raises(DataError, match="no space left on device"):
         patch.setattr(tokens, "write_tokens", full)
         tokenize(source, ByteTokenizer(), tmp_path / "cache")
