@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from geonorm.measure.observe import watch
 from geonorm.models import PRESETS, Decoder, DecoderConfig
 
 from ...rows import each
+from ..conftest import rows, summary
 
 SHAPE = {"layers": 2, "width": 16, "heads": 2, "hidden": 16, "vocab_size": 32, "context": 8}
 IDS = torch.arange(2 * 8).view(2, 8)
@@ -151,39 +151,13 @@ def test_muon_takes_the_matrices_of_blocks_alone() -> None:
     assert sum(map(len, found.values())) == len(list(decoder.named_parameters()))
 
 
-def test_layer_norm_hides_the_uniform_direction_from_training() -> None:
-    """Every sub-layer and the head read the stream through a norm that takes the mean out, so no gradient lies along
-    ones. Neither SGD nor Muon ever writes there, AdamW because it scales each entry alone."""
-
-    def share_along_ones(norm: str, name: Any, lr: float) -> float:
-        """Of the change of o and down after three steps: the share along ones in the stream's dimension, times dim."""
-        decoder = model("pre(entry=embedding)", norm=norm).double()
-        writers = [weight for role, weight, _, _ in decoder.weights() if role in ("o", "down")]
-        before = [weight.detach().clone() for weight in writers]
-        sgd = [torch.optim.SGD(decoder.parameters(), lr, momentum=0.9)]
-        for optimizer in sgd if name == "sgd" else optim.build_optimizers(decoder, Optim(name, weight_decay=0.0), lr):
-            for _ in range(3):
-                decoder.zero_grad()
-                decoder.loss(IDS, IDS).backward()
-                optimizer.step()
-        changes = [(now - old).detach() for now, old in zip(writers, before, strict=True)]
-        along = sum(change.sum(0).square().sum().item() for change in changes)
-        return along / sum(change.square().sum().item() for change in changes)
-
-    for name, lr in (("sgd", 0.1), ("muon", 1e-2), ("adamw", 1e-2)):
-        share = share_along_ones("layer", name, lr)
-        assert share > 1e-3 if name == "adamw" else share < 1e-20
-        assert share_along_ones("rms", name, lr) > 0.1
-
-
 def test_own_recipe_takes_effect_and_is_on_record(train: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
     result = train(run, "--scheme", "ngpt", "--recipe", "own", "--steps", 3, "--optim.warmup", 0.5)
     assert result.status == 0 and "own recipe of ngpt: weight_decay 0, warmup 0" in result.out
-    rates = [json.loads(row)["lr"] for row in (run / "metrics.jsonl").read_text().splitlines()]
-    assert rates[0] > rates[1]  # no warm-up
-    assert json.loads((run / "summary.json").read_text())["own_recipe"] == {"weight_decay": 0.0, "warmup": 0.0}
-    assert json.loads((run / "summary.json").read_text())["paper_recipe"] == {"weight_decay": 0.0, "warmup": 0.0}
+    first, second, _ = rows(run / "metrics.jsonl")
+    assert first["lr"] > second["lr"]  # no warm-up
+    assert summary(run)["own_recipe"] == summary(run)["paper_recipe"] == {"weight_decay": 0.0, "warmup": 0.0}
     stored = yaml.safe_load((run / "config.yaml").read_text())
     assert stored["recipe"] == "own" and stored["optim"]["warmup"] == 0.5  # what was asked for
     assert resolve(TrainConfig(scheme="ngpt")).schedule.optim == Optim(name="adamw")

@@ -90,9 +90,8 @@ def train_on_rank(
 
     # Text and model: all that can be refused is refused before anything is written.
     text = world.on_rank_zero_first(lambda: load_text(setup.text))
-    prefix = find_shared_prefix(
-        folder, schedule
-    )  # another run with the same first steps, which need not be trained again
+    # another run with the same first steps, which need not be trained again
+    prefix = find_shared_prefix(folder, schedule)
     state = build_state(setup, text, device, world)
     model, parallel_model, guard = state.model, state.parallel_model, state.guard
     names = [*["TensorBoard"] * setup.runtime.tensorboard, *setup.log.to]
