@@ -18,6 +18,7 @@ import time
 import traceback
 from datetime import timedelta
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -133,7 +134,7 @@ def gather(patch: pytest.MonkeyPatch, folder: str, out: str, settings: dict[str,
     with train.join_world(device) as ranks:
         setup = resolve(config, ranks)
         state = train.build_state(setup, train.load_text(setup.text), device, ranks)
-        checkpoint.load_checkpoint(train.Path(folder), state.model, state.optimizers, ranks)
+        checkpoint.load_checkpoint(Path(folder), state.model, state.optimizers, ranks)
         tensors, _ = checkpoint.tensors_to_save(state.model, state.optimizers, ranks)
         whole = {name: t.full_tensor() if isinstance(t, parallel.DTensor) else t for name, t in tensors.items()}
         whole = {name: tensor for name, tensor in whole.items() if not name.startswith("random.")}
