@@ -26,16 +26,17 @@ from scipy.special import fdtrc, stdtrit
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
-from cells import Runs
 from programme import read_runs
 from runs import CEILINGS, CONTROLS, DECAYS, RATES, SUMS, WRITES, name_cell
 
+from geonorm.lab.runs.records import Summary
 from geonorm.lab.statistics.comparison import usable
 from geonorm.lab.statistics.moderated import LEVEL, holm, two_sided_p
 from geonorm.report.charts import Axis, Chart, Figure, figure
 from geonorm.report.style import looks, rate, signed
 from geonorm.report.tables import markdown_lines, with_interval
 
+Runs = Sequence[Summary]
 Levels = tuple[Any, ...]
 FACTORS: dict[str, Levels] = {"write": tuple(WRITES), "decay": DECAYS, "ceiling": tuple(CEILINGS), "rate": RATES}
 LEARNT = 0.5

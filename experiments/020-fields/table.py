@@ -10,6 +10,7 @@ spreads agree; p is adjusted by Holm for all fields.
 
 from __future__ import annotations
 
+import csv
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,6 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
-from cells import Runs, read_clamped
 from programme import read_runs
 from runs import BASE, FIELDS, RATES, with_field
 
@@ -42,6 +42,7 @@ from geonorm.report.tables import markdown_lines, with_interval
 from geonorm.schemes import parse
 
 ZERO = Estimate(0.0, 0.0, float("inf"))
+Runs = Sequence[Summary]
 Pairs = Mapping[float, Mapping[int, float]]
 """By rate and seed, a loss less that of the rule without the field."""
 
@@ -51,6 +52,15 @@ class Effect(NamedTuple):
     pairs: Pairs
     found: Contrast | None
     """None where no field has two seeds at all its rates."""
+
+
+def read_clamped(experiment: Path) -> dict[str, dict[int, float]]:
+    """By run and step, the share of clamped tokens, mean over sub-layers."""
+    shares: dict[str, dict[int, list[float]]] = {}
+    for row in csv.DictReader((experiment / "traces.csv").read_text(encoding="utf-8").splitlines()):
+        if row["clamped"]:
+            shares.setdefault(row["run"], {}).setdefault(int(row["step"]), []).append(float(row["clamped"]))
+    return {run: {step: fmean(values) for step, values in sorted(steps.items())} for run, steps in shares.items()}
 
 
 def read_pairs(runs: Runs) -> dict[str, Pairs]:

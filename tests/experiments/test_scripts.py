@@ -134,23 +134,9 @@ def test_a_ceiling_is_drawn_where_the_ratio_is_held_against_it(scheme: str, rule
 WRONG = {
     "no experiment": ("programme.py", ["run", "nowhere", "out"], "nowhere has no runs.py"),
     "no folder of runs": ("programme.py", ["keep", "017-paper-recipe"], "keep needs OUT"),
-    "no results": ("curves.py", ["planned", "pre", "geonorm"], "planned has no results.jsonl"),
-    "no such scheme": ("curves.py", ["017-paper-recipe", "pre", "nobody"], "has no runs of nobody on books"),
     "no traces": ("clamp.py", ["003-zoo"], "003-zoo has no traces.csv"),
     "no run with a ceiling": ("clamp.py", ["017-paper-recipe", "nowhere"], "has no such runs, or none with a clamp"),
-    "no such ladder": (
-        "trends.py",
-        ["009-tokens", "--only", "nothing"],
-        "009-tokens has no ladder 'nothing': it has 'b",
-    ),
     "no run that has finished": ("probed.py", ["012-depth", "nowhere"], "nowhere holds no run that has finished"),
-    "no comparison": (
-        "collect.py",
-        ["nowhere", "001-placement-on-cpu"],
-        "nowhere has no results.json: name the folder",
-    ),
-    "nothing collected": ("collect.py", ["planned"], "planned has no results.jsonl: name the folder of a comp"),
-    "no experiment's folder": ("collect.py", ["nowhere"], "nowhere has no README.md"),
 }
 
 

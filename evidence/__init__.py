@@ -1,0 +1,1 @@
+"""Every number and verdict about losses, computed from the runs on record: see claims.yaml and README.md."""

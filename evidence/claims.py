@@ -1,0 +1,316 @@
+"""Claims: selectors of runs go in, numbers and verdicts come out.
+
+A claim compares two schemes in a setting. claims.yaml holds what is compared and the verdict that was read last, no
+results. Each scheme stands at its best learning rate, chosen by the tuning seed, or at the rate that the claim names.
+Differences are paired by seed. The tuning seed does not count where three other pairs remain.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from geonorm.lab.statistics.comparison import paired_interval
+from geonorm.lab.statistics.moderated import Estimate, contrast, equal_p, fit_prior, holm, moderate
+from geonorm.lab.statistics.synthesis import ZERO, grade, judge, pool
+
+ROOT = Path(__file__).parents[1]
+PRE_NORMS = ("pre", "pre(entry=embedding)")
+PAIRS = 3
+"""The tuning seed counts where fewer pairs than these remain without it."""
+Values = dict[str, Any]
+
+
+class ClaimError(ValueError):
+    """A claim that its runs cannot answer. The message begins with the claim."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Runs that differ in scheme, learning rate and seed alone: those of an experiment whose names begin so."""
+
+    experiment: str
+    where: str
+    runs: str = ""
+    without: str = "-nogains-"
+    steps: int | None = None
+    tuning_seed: int | str | None = None
+    """The seed that chose the rates; mean: all seeds chose them together; None: seeds that are not among these."""
+    results: str = "results.jsonl"
+    images: bool = False
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two that are compared. A scheme, or `better`: of the two Pre-Norms the one with the lower mean."""
+
+    scheme: str
+    runs: str | None = None
+    lr: float | None = None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A comparison. `change`: of two other claims, how far the first difference lies from the second."""
+
+    name: str
+    question: str
+    status: str
+    setting: str = ""
+    first: Side | None = None
+    second: Side | None = None
+    what: str = ""
+    lr: float | None = None
+    measure: str = "val_loss"
+    pool: str | None = None
+    claimed: str = ""
+    """By the authors of the scheme."""
+    change: Sequence[str] = ()
+
+
+@dataclass
+class Arm:
+    """A side at its rate: losses by seed."""
+
+    lr: float
+    losses: Mapping[int, float]
+    parameters: int
+    tokens: int
+
+    @property
+    def mean(self) -> float:
+        return sum(self.losses.values()) / len(self.losses)
+
+
+def read_side(words: str | Values) -> Side:
+    return Side(words) if isinstance(words, str) else Side(**words)
+
+
+@dataclass
+class Evidence:
+    """The claims of a checkout and what its runs say."""
+
+    root: Path = ROOT
+    cache: dict[Path, list[Values]] = field(default_factory=dict)
+
+    @cached_property
+    def file(self) -> Values:
+        return yaml.safe_load((self.root / "evidence" / "claims.yaml").read_text("utf-8"))
+
+    @cached_property
+    def settings(self) -> dict[str, Setting]:
+        return {name: Setting(**words) for name, words in self.file["settings"].items()}
+
+    @cached_property
+    def claims(self) -> dict[str, Claim]:
+        claims = {}
+        for name, words in self.file["claims"].items():
+            sides = {key: read_side(words[key]) for key in ("first", "second") if key in words}
+            claims[name] = Claim(**{"name": name, **words, **sides})
+        return claims
+
+    def rows(self, setting: Setting) -> list[Values]:
+        path = self.root / "experiments" / setting.experiment / setting.results
+        if path not in self.cache:
+            self.cache[path] = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        return self.cache[path]
+
+    def arm(self, claim: Claim, side: Side) -> Arm:
+        """The runs of a side at its best rate."""
+        setting = self.settings[claim.setting]
+        start, wanted = setting.runs if side.runs is None else side.runs, side.lr or claim.lr
+        rates: dict[float, dict[int, Values]] = {}
+        diverged = set()
+        for row in self.rows(setting):
+            if (
+                row["scheme"] != side.scheme
+                or not row["run"].startswith(start)
+                or setting.without in row["run"]
+                or row.get("phase") == "tune"
+                or (setting.steps or row["steps"]) != row["steps"]
+                or (wanted and abs(row["lr"] / wanted - 1) > 0.01)
+            ):
+                continue
+            if row["status"] == "diverged" or (row["status"] == "finished" and row.get("val_loss") is None):
+                diverged.add(row["lr"])
+            elif row["status"] == "finished" or claim.measure == "course":
+                rates.setdefault(row["lr"], {})[row["seed"]] = row
+        rates = {lr: rows for lr, rows in rates.items() if lr not in diverged} or rates
+        if not rates:
+            raise ClaimError(f"{claim.name}: no run of {side.scheme} in {setting.experiment}, {start or 'all'}")
+        lr = best_rate(rates, setting.tuning_seed)
+        losses = {seed: last(row, claim.measure) for seed, row in rates[lr].items()}
+        some = next(iter(rates[lr].values()))
+        return Arm(lr, losses, some.get("parameters") or 0, some.get("tokens") or 0)
+
+    def arms(self, claim: Claim) -> tuple[Arm, Arm]:
+        assert claim.first and claim.second
+        second = claim.second
+        if second.scheme == "better":
+            pair = [self.arm(claim, Side(scheme, second.runs)) for scheme in PRE_NORMS]
+            return self.arm(claim, claim.first), min(pair, key=lambda arm: arm.mean)
+        return self.arm(claim, claim.first), self.arm(claim, second)
+
+    def compare(self, claim: Claim) -> Values:
+        """Differences by seed and what they were made of."""
+        if claim.change:
+            one, two = (self.claims[name] for name in claim.change)
+            known, other = self.differences(one), self.differences(two)
+            pairs = {seed: known[seed] - other[seed] for seed in sorted(known.keys() & other.keys())}
+            claim = one
+        else:
+            pairs = self.differences(claim)
+        first, second = self.arms(claim)
+        tuning = self.settings[claim.setting].tuning_seed
+        fresh = {seed: gap for seed, gap in pairs.items() if seed != tuning}
+        counted = fresh if len(fresh) >= PAIRS else pairs
+        return {
+            "pairs": counted,
+            "lr": [first.lr, second.lr],
+            "parameters": first.parameters,
+            "tokens": first.tokens,
+            "tuning_seed_counts": tuning == "mean" or tuning in counted,
+        }
+
+    def differences(self, claim: Claim) -> dict[int, float]:
+        """By seed that has both, the tuning seed included."""
+        first, second = self.arms(claim)
+        shared = sorted(first.losses.keys() & second.losses.keys())
+        if not shared:
+            raise ClaimError(f"{claim.name}: no seed has both schemes")
+        return {seed: first.losses[seed] - second.losses[seed] for seed in shared}
+
+    @cached_property
+    def results(self) -> dict[str, Values]:
+        """By claim: mean, interval, p, by Holm too, the moderated interval, p of equality, and the verdict. The family
+        of Holm and of the moderated variances is the experiment."""
+        raw = {name: self.compare(claim) for name, claim in self.claims.items()}
+        results: dict[str, Values] = {}
+        for names in self.families().values():
+            gaps = {name: paired_interval(list(raw[name]["pairs"].values())) for name in names}
+            adjusted = holm([gaps[name].p for name in names])
+            spread = [name for name in names if gaps[name].std is not None]
+            prior = fit_prior([(gaps[name].std or 0.0) ** 2 for name in spread], [gaps[name].n - 1 for name in spread])
+            for name, p_holm in zip(names, adjusted, strict=True):
+                gap, values = gaps[name], raw[name]
+                own, variance, df = None, (gap.std or 0.0) ** 2, float(gap.n - 1)
+                if gap.std is not None:
+                    own = contrast(Estimate(gap.mean, variance / gap.n, df), ZERO)
+                if prior:
+                    variance, df = moderate(variance, df, prior)
+                shared = contrast(Estimate(gap.mean, variance / gap.n, df), ZERO) if variance else None
+                results[name] = {
+                    "verdict": judge(own),
+                    "mean": gap.mean,
+                    "low": gap.low,
+                    "high": gap.high,
+                    "n": gap.n,
+                    "p": gap.p,
+                    "p_holm": p_holm,
+                    "equal_p": equal_p(own) if own else None,
+                    "moderated_low": shared and shared.low,
+                    "moderated_high": shared and shared.high,
+                    "moderated_error": shared and shared.error,
+                    **values,
+                }
+        return {name: results[name] for name in self.claims}
+
+    def families(self) -> dict[str, list[str]]:
+        families: dict[str, list[str]] = {}
+        for name, claim in self.claims.items():
+            setting = claim.setting or self.claims[claim.change[0]].setting
+            families.setdefault(self.settings[setting].experiment, []).append(name)
+        return families
+
+    @cached_property
+    def pools(self) -> dict[str, Values]:
+        """By pool: the random-effects mean of its claims, with the moderated error of each."""
+        return {name: self.pooled(name, words) for name, words in self.file["pools"].items()}
+
+    def pooled(self, name: str, words: Values) -> Values:
+        members = [claim.name for claim in self.claims.values() if claim.pool == name]
+        rows = [self.results[member] for member in members]
+        effects = [Estimate(row["mean"], (row["moderated_error"] or 0.0) ** 2, 1) for row in rows]
+        total = pool(effects)
+        if not total:
+            raise ClaimError(f"{name}: a pool of fewer than two settings")
+        certainty, doubts = grade(total, words["margin"], words.get("doubts", ()))
+        mean = total.mean
+        pairs = [gap for row in rows for gap in row["pairs"].values()]
+        return {
+            "verdict": judge(mean, words["margin"]),
+            "mean": mean.difference,
+            "low": mean.low,
+            "high": mean.high,
+            "p": mean.p,
+            "equal_p": equal_p(mean, words["margin"]),
+            "between": total.between,
+            "expected_low": total.low,
+            "expected_high": total.high,
+            "n": total.n,
+            "pairs_below": sum(gap < 0 for gap in pairs),
+            "all_pairs": len(pairs),
+            "certainty": certainty,
+            "doubts": doubts,
+            "claims": members,
+        }
+
+    def problems(self) -> Iterator[str]:
+        """Claims whose status in claims.yaml is not the verdict of the runs, and results.json where it is another."""
+        stored = json.loads((self.root / "evidence" / "results.json").read_text("utf-8"))
+        for kind, words in (("claims", self.file["claims"]), ("pools", self.file["pools"])):
+            rows = self.results if kind == "claims" else self.pools
+            for name in [*words, *(name for name in stored[kind] if name not in words)]:
+                if name not in words or name not in stored[kind]:
+                    yield f"claim {name}: in one of claims.yaml and results.json alone"
+                    continue
+                if words[name]["status"] != rows[name]["verdict"]:
+                    yield f"claim {name}: claims.yaml says {words[name]['status']}, its runs {rows[name]['verdict']}"
+                new, old = plain(rows[name]), stored[kind][name]
+                for key in [key for key in new if key not in old or not same(new[key], old[key])][:1]:
+                    yield f"claim {name}: {key} is {old.get(key)} in results.json, {new[key]} by its runs"
+
+
+def best_rate(rates: Mapping[float, Mapping[int, Values]], tuning_seed: int | str | None) -> float:
+    """Of the rates with three seeds, or as many as any has: the best of the tuning seed, else of the mean of all."""
+    enough = min(PAIRS, max(map(len, rates.values())))
+    several = {lr: rows for lr, rows in rates.items() if len(rows) >= enough}
+    tuned = {lr: row["val_loss"] for lr, rows in several.items() for seed, row in rows.items() if seed == tuning_seed}
+    if tuned:
+        return min(tuned, key=tuned.__getitem__)
+    most = max(map(len, several.values()))
+    full = {lr: list(rows.values()) for lr, rows in several.items() if len(rows) == most}
+    return min(full, key=lambda lr: sum(row.get("val_loss") or 0.0 for row in full[lr]))
+
+
+def last(row: Values, measure: str) -> float:
+    """The loss of a run. course: of a run that was cut off, at its step 1,500. train: of its last 500 steps."""
+    if measure == "train":
+        return float(row["train"][-1][1])
+    return float(dict(row["course"])[1500] if measure == "course" else row[measure])
+
+
+def plain(values: Any) -> Any:
+    """As results.json has it: six decimals, keys of text."""
+    if isinstance(values, dict):
+        return {str(key): plain(value) for key, value in values.items()}
+    if isinstance(values, (list, tuple)):
+        return [plain(value) for value in values]
+    return round(values, 6) if isinstance(values, float) and math.isfinite(values) else values
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, (int, float)) and isinstance(other, (int, float)):
+        return math.isclose(one, other, rel_tol=1e-9, abs_tol=2e-6)
+    return one == other

@@ -1,0 +1,324 @@
+"""Pages, tables and figures of the claims. A line of text remembers which claims it tells."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from geonorm.report.charts import Chart, Strip, figure, strip_chart
+from geonorm.report.style import COLOURS, Look, signed
+from geonorm.report.tables import with_interval
+
+from .claims import Claim, Evidence, Side, Values
+
+CLAUSES = {
+    "better": "ends lower",
+    "worse": "ends higher",
+    "not resolved": "is neither clearly better nor worse",
+    "one run": "has one run",
+}
+"""A verdict as the end of a sentence. The others: is equal within a margin."""
+BLOCK = re.compile(r"(<!-- claim ([\w.:-]+) -->)(.*?)(<!-- / -->)", re.DOTALL)
+HEAD = ("verdict", "difference (95 %)", "p, Holm", "pairs", "tokens per parameter")
+BUILT = "<!-- Written by `python -m evidence build` from evidence/claims.yaml: edit there. -->"
+WIDE = 0.5
+"""Nats: longer intervals would press all others of a figure into a line."""
+NOTE = "Last number of a label: tokens per parameter. One mark a seed; bars: 95 %. Left of 0 the first is better."
+SETTING, POOL = Look(*COLOURS["ink"], "", "circle"), Look(*COLOURS["vermilion"], "", "diamond")
+
+
+class Line(NamedTuple):
+    """A line of a page and the claims whose numbers or verdicts stand in it."""
+
+    text: str
+    claims: tuple[str, ...] = ()
+
+
+class Book:
+    """All that is written from the claims of a checkout."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self.evidence = evidence
+        self.values: Mapping[str, Values] = {**evidence.results, **evidence.pools}
+        self.words: Values = evidence.file
+
+    # names
+
+    def label(self, side: Side | None) -> str:
+        scheme = side.scheme if side else ""
+        return str(self.words["labels"].get(scheme, f"`{scheme}`"))
+
+    def what(self, claim: Claim) -> str:
+        """What is compared, in words."""
+        extra = {"val_loss_average": ", averaged weights", "train": ", training loss"}.get(claim.measure, "")
+        rate = f", both at {claim.lr:g}" if claim.lr else ""
+        claimed = f" (claimed: {claim.claimed})" if claim.claimed else ""
+        return (claim.what or f"{self.label(claim.first)} − {self.label(claim.second)}") + rate + extra + claimed
+
+    def where(self, claim: Claim) -> str:
+        setting = self.evidence.settings[claim.setting or self.evidence.claims[claim.change[0]].setting]
+        return f"[{setting.where}](../../experiments/{setting.experiment})"
+
+    # numbers
+
+    def size(self, name: str) -> float | None:
+        """Tokens per parameter; None for images."""
+        row, claim = self.values[name], self.evidence.claims[name]
+        setting = self.evidence.settings[claim.setting or self.evidence.claims[claim.change[0]].setting]
+        return None if setting.images or not row["tokens"] else row["tokens"] / row["parameters"]
+
+    def difference(self, name: str) -> str:
+        row = self.values[name]
+        return with_interval(row["mean"], row["low"], row["high"])
+
+    def form(self, name: str, form: str = "") -> str:
+        """A claim as a template asks: in full, or a part of it."""
+        row = self.values[name]
+        forms: dict[str, Callable[[], str]] = {
+            "": lambda: f"{row['verdict']}, {self.difference(name)}",
+            "word": lambda: row["verdict"],
+            "clause": lambda: CLAUSES.get(row["verdict"], f"is {row['verdict']}"),
+            "difference": lambda: self.difference(name),
+            "mean": lambda: signed(row["mean"]),
+            "n": lambda: str(row["n"]),
+            "expected": lambda: f"{signed(row['expected_low'])} to {signed(row['expected_high'])}",
+            "certainty": lambda: row["certainty"],
+        }
+        return forms[form]()
+
+    def fill(self, text: str) -> Line:
+        """A text with its {claim:form} filled in."""
+        names: list[str] = []
+
+        def value(match: re.Match[str]) -> str:
+            name, _, form = match[1].partition(":")
+            names.append(name)
+            return self.form(name, form)
+
+        return Line(re.sub(r"\{([\w.:-]+)\}", value, text), tuple(names))
+
+    # tables
+
+    def table(self, names: Sequence[str], first: str, name_of: Callable[[Claim], str]) -> Iterator[Line]:
+        yield from table_head((first, *HEAD))
+        for name in names:
+            row, size = self.values[name], self.size(name)
+            cells = [
+                name_of(self.evidence.claims[name]),
+                row["verdict"],
+                self.difference(name),
+                "–" if row["p_holm"] is None else f"{row['p_holm']:.2g}",
+                f"{row['n']}{'†' if row['tuning_seed_counts'] else ''}",
+                short(size),
+            ]
+            yield Line(f"| {' | '.join(cells)} |", (name,))
+
+    def groups(self, names: Iterable[str], by: str) -> dict[str, list[str]]:
+        """Claims that share what is compared, or where; ordered by tokens per parameter."""
+        shared = self.what if by == "what" else self.where
+        groups: dict[str, list[str]] = {}
+        for name in sorted(names, key=lambda name: self.size(name) or 0.0):
+            groups.setdefault(shared(self.evidence.claims[name]), []).append(name)
+        return groups
+
+    def tables(self, names: Iterable[str], by: str) -> Iterator[Line]:
+        for title, members in self.groups(names, by).items():
+            yield from (Line(""), Line(f"**{title}**"), Line(""))
+            yield from self.table(members, *(("where", self.where) if by == "what" else ("difference of", self.what)))
+
+    def readme_table(self) -> Iterator[Line]:
+        yield from table_head(("setting", "verdict", "GeoNorm − Pre-Norm", "pairs"))
+        for name, setting in self.words["readme"].items():
+            row = self.values[name]
+            of = "settings" if name in self.evidence.pools else "seeds" if row["n"] > 1 else "seed"
+            cells = [setting, row["verdict"], self.difference(name), f"{row['n']} {of}"]
+            yield Line(f"| {' | '.join(cells)} |", (name,))
+
+    def pooled_table(self, names: Iterable[str]) -> Iterator[Line]:
+        yield from table_head(("pooled", "verdict", "difference (95 %)", "one more setting", "settings", "certainty"))
+        for name in names:
+            row, words = self.values[name], self.words["pools"][name]
+            doubts = f" ({'; '.join(row['doubts'])})" if row["doubts"] else ""
+            cells = [words["what"], row["verdict"], self.difference(name), self.form(name, "expected"), str(row["n"])]
+            yield Line(f"| {' | '.join(cells)} | {row['certainty']}{doubts} |", (name,))
+
+    # pages
+
+    def question(self, key: str, words: Values) -> Iterator[Line]:
+        members = self.members(key)
+        yield from (Line(f"# {words['title']}"), Line(""), Line(BUILT), Line(""))
+        for text in words["answer"]:
+            line = self.fill(text)
+            yield from (line, Line(""))
+        yield Line(f"![{words['title']}](figures/{key}.svg)", tuple(members))
+        if pools := words.get("pools"):
+            yield Line("")
+            yield from self.pooled_table(pools)
+        yield from self.tables(members, words.get("by", "where"))
+        yield from (Line(""), Line("## What would change this"), Line(""))
+        yield from (self.fill(f"- {text}") for text in words["change"])
+        yield from (Line(""), Line("[All questions](../results.md), and how to read the tables."))
+
+    def index(self) -> Iterator[Line]:
+        yield from (Line("# Results"), Line(""), Line(BUILT), Line(""))
+        yield from (self.fill(text) for text in self.words["reading"].splitlines())
+        yield from (Line(""), *table_head(("question", "answer", "certainty")))
+        for key, words in self.words["questions"].items():
+            answer = self.fill(words["answer"][0])
+            pools = words.get("pools", ())
+            grade = self.form(pools[0], "certainty") if pools else "–"
+            text = f"| [{words['title']}](results/{key}.md) | {answer.text} | {grade} |"
+            yield Line(text, (*answer.claims, *pools[:1]))
+        yield from (
+            Line(""),
+            Line("## Leaderboard"),
+            Line(""),
+            *map(Line, self.words["leaderboard"]["text"].splitlines()),
+            Line(""),
+        )
+        yield from self.leaderboard()
+        yield from (Line(""), *(self.fill(text) for text in self.words["more"].splitlines()))
+
+    def leaderboard(self) -> Iterator[Line]:
+        """Differences to the better Pre-Norm, a scheme a row and a setting a column."""
+        columns: Mapping[str, str] = self.words["leaderboard"]["settings"]
+        cells: dict[str, dict[str, str]] = {}
+        for claim in self.evidence.claims.values():
+            if (
+                claim.second == Side("better")
+                and claim.setting in columns
+                and not (claim.lr or claim.measure != "val_loss")
+            ):
+                cells.setdefault(self.label(claim.first), {})[claim.setting] = claim.name
+        yield from table_head(("scheme", *columns.values()))
+        for scheme, row in sorted(cells.items(), key=lambda item: -len(item[1])):
+            parts = [f"{self.form(row[s], 'mean')} {self.form(row[s], 'word')}" if s in row else "–" for s in columns]
+            yield Line(f"| {scheme} | {' | '.join(parts)} |", tuple(row.values()))
+
+    def predictions(self) -> Iterator[Line]:
+        rows, kept = [], 0
+        for words in self.words["predictions"]:
+            name, expected = words["claim"], words["expect"]
+            row = self.values[name]
+            holds = (
+                row["verdict"] == expected if isinstance(expected, str) else expected[0] <= row["mean"] <= expected[1]
+            )
+            kept += holds
+            link = f"[{words['experiment'][:3]}](../../experiments/{words['experiment']})"
+            text = f"| {link} | {words['text']} | {'kept' if holds else 'missed'} | {self.form(name)} |"
+            rows.append(Line(text, (name,)))
+        yield from (Line("# Predictions, kept and missed"), Line(""), Line(BUILT), Line(""))
+        yield Line(
+            f"Registered in commits before the runs. {kept} of {len(rows)} were kept.", tuple(r.claims[0] for r in rows)
+        )
+        yield from (Line(""), *table_head(("experiment", "predicted", "outcome", "measured")), *rows)
+        yield from (Line(""), Line("[All questions](../results.md)"))
+
+    def negative(self) -> Iterator[Line]:
+        """What did not lower the loss, by verdict."""
+        asked = self.words["negative"]
+        names = [claim.name for claim in self.evidence.claims.values() if set(asked) & set(claim.question.split())]
+        yield from (Line("# What did not help"), Line(""), Line(BUILT), Line(""))
+        yield Line("Comparisons of these questions in which the first scheme did not end lower.")
+        for word in ("worse", "equal within 0.01", "not resolved"):
+            members = [name for name in names if self.values[name]["verdict"] == word]
+            yield from (Line(""), Line(f"## {word.capitalize()}"), Line(""))
+            yield from self.table(members, "difference of", lambda claim: f"{self.what(claim)}: {self.where(claim)}")
+        yield from (Line(""), Line("[All questions](../results.md)"))
+
+    def pages(self) -> dict[str, list[Line]]:
+        """By path in the checkout, every page that is written whole."""
+        pages = {f"docs/results/{key}.md": list(self.question(key, w)) for key, w in self.words["questions"].items()}
+        pages["docs/results.md"] = list(self.index())
+        pages["docs/results/predictions.md"] = list(self.predictions())
+        pages["docs/results/negative.md"] = list(self.negative())
+        return pages
+
+    def blocks(self, text: str) -> list[Line]:
+        """A text by hand with what stands between its marks filled in."""
+        names: dict[int, tuple[str, ...]] = {}
+        place, out = 0, ""
+        for match in BLOCK.finditer(text):
+            out += text[place : match.end(1)]
+            start = out.count("\n")
+            if match[2] == "table:readme":
+                table = list(self.readme_table())
+                names |= {start + 1 + n: line.claims for n, line in enumerate(table)}
+                out += "\n" + "\n".join(line.text for line in table) + "\n"
+            else:
+                name, _, form = match[2].partition(":")
+                names[start] = (*names.get(start, ()), name)
+                out += self.form(name, form)
+            out, place = out + match[4], match.end()
+        out += text[place:]
+        return [Line(line, names.get(n, ())) for n, line in enumerate(out.split("\n"))]
+
+    # figures
+
+    def charts(self, key: str) -> Values:
+        """The forest plot of a question: a chart a pool, or one of all its claims."""
+        words = self.words["questions"][key]
+        by = words.get("by", "where")
+        groups = {pool: self.values[pool]["claims"] for pool in words.get("pools", ())} or self.groups(
+            self.members(key), by
+        )
+        looks: dict[str, Look] = {}
+        charts: list[Chart] = []
+        for group, names in groups.items():
+            strips = self.strips(
+                names, self.what if by == "where" and group not in self.evidence.pools else self.where, looks
+            )
+            title = plain_text(group)
+            if group in self.evidence.pools:
+                strips += self.pooled_strips(group, looks)
+                title = f"{self.words['pools'][group]['what']}: {self.values[group]['verdict']}"
+            if strips:
+                note = "" if charts else NOTE
+                charts.append(strip_chart(title, "difference, nats per token", strips, looks, note, rule=0.0))
+        return figure(charts, columns=1)
+
+    def members(self, key: str) -> list[str]:
+        return [claim.name for claim in self.evidence.claims.values() if key in claim.question.split()]
+
+    def strips(self, names: Sequence[str], label: Callable[[Claim], str], looks: dict[str, Look]) -> list[Strip]:
+        """The rows of a chart: claims with an interval, ordered by tokens per parameter."""
+        rows = []
+        for name in sorted(names, key=lambda name: self.size(name) or 0.0):
+            row, size = self.values[name], self.size(name)
+            if row["low"] is not None and row["high"] - row["low"] < WIDE:
+                text = plain_text(label(self.evidence.claims[name])) + (f", {short(size)}" if size else "")
+                dots = [(gap, f"seed {seed}") for seed, gap in row["pairs"].items()]
+                ends = row["mean"], row["low"], row["high"]
+                rows.append(Strip(add_look(looks, text, SETTING), self.difference(name), dots, *ends))
+        return rows
+
+    def pooled_strips(self, pool: str, looks: dict[str, Look]) -> list[Strip]:
+        row = self.values[pool]
+        pooled, expected = (add_look(looks, text, POOL) for text in ("pooled", "expected in one more setting"))
+        return [
+            Strip(pooled, self.difference(pool), [], row["mean"], row["low"], row["high"]),
+            Strip(expected, self.form(pool, "expected"), [], row["mean"], row["expected_low"], row["expected_high"]),
+        ]
+
+
+def add_look(looks: dict[str, Look], label: str, look: Look) -> str:
+    """No two rows of a figure may have one name: blanks of no width tell them apart."""
+    while label in looks:
+        label += "\u200b"
+    looks[label] = look
+    return label
+
+
+def plain_text(text: str) -> str:
+    """Without links and marks of code."""
+    return re.sub(r"\[(.*)\]\(.*\)", r"\1", text).replace("`", "")
+
+
+def short(size: float | None) -> str:
+    """Tokens per parameter, two figures."""
+    return "–" if size is None else f"{size:.0f}" if size >= 10 else f"{size:.2g}"
+
+
+def table_head(titles: Sequence[str]) -> tuple[Line, Line]:
+    return Line(f"| {' | '.join(titles)} |"), Line("|" + " --- |" * len(titles))
