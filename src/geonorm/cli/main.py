@@ -137,7 +137,7 @@ def run_ladder(config: LadderConfig) -> int:
     """train schemes at several sizes and lengths; ends in fits and effective speed-ups"""
     from ..lab.compare import ladder as lab
 
-    return study(config, lab.run_ladder)
+    return study(config, lab.train_ladder)
 
 
 def study(config: Grid, run: Callable[..., dict[str, Any]]) -> int:

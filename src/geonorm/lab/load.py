@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import GeonormError, near_folder
-from ..parsing import from_json, from_yaml
+from ..parsing import from_yaml
 from ..results import Result, Rows
-from .runs.folder import read_object, read_objects, read_rows, read_summary, read_text
+from .runs.folder import read_object, read_objects, read_rows, read_summary, read_text, rows_of
 from .runs.ladder_records import LadderPoint, LawFit, SpeedupRow, TrendRow
 from .runs.records import ComparisonRow, MetricRow, Record, Summary, TraceRow
 from .statistics.comparison import aggregate
@@ -90,12 +90,10 @@ class Run(Saved):
     def damaged(self) -> int:
         """Files that cannot be read, and lines, but a last one that was cut short."""
         no_summary = (self.path / "summary.json").is_file() and read_summary(self.path) is None
-        bad = sum(
-            kind.read_or_none(parse_line(line)) is None
-            for name, kind in KINDS.items()
-            for line in read_text(self.path / f"{name}.jsonl").split("\n")[:-1]
-            if line.strip()
-        )
+        bad = 0
+        for name, kind in KINDS.items():
+            lines = [line for line in read_text(self.path / f"{name}.jsonl").split("\n")[:-1] if line.strip()]
+            bad += len(lines) - sum(kind.read_or_none(row) is not None for row in rows_of(lines))
         return no_summary + bool(self.config_text and not self.config) + bad
 
     def tables(self) -> dict[str, Rows]:
@@ -308,13 +306,6 @@ def read_records(path: Path, kind: type[Row], *keys: str) -> list[Row]:
     rows = map(kind.read_or_none, read_rows(path))
     unique = {tuple(row.get(key) for key in keys): row for row in rows if row is not None}
     return sorted(unique.values(), key=lambda row: row.get("step", 0))
-
-
-def parse_line(line: str) -> Any:
-    try:
-        return from_json(line)
-    except ValueError:
-        return None
 
 
 def listed(results: dict[str, Any], key: str) -> list[Any]:

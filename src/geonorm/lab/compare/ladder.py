@@ -56,10 +56,10 @@ def ladder(schemes: Sequence[str] | str = ("pre", "geonorm"), **settings: Any) -
         settings["budgets"] = [str(budget) for budget in budgets]
     config: LadderConfig = from_dict(LadderConfig, {**settings, "schemes": names})
     check_unused(config, settings)
-    return Ladder(Path(config.out), run_ladder(config))
+    return Ladder(Path(config.out), train_ladder(config))
 
 
-def run_ladder(
+def train_ladder(
     config: LadderConfig, say: Say = print, live: bool = False, command: list[str] | None = None
 ) -> dict[str, Any]:
     """Run what is missing and return the content of results.json; `command` is what repeats it. Raises what a
