@@ -106,5 +106,5 @@ def test_every_scheme_stays_where_it_is_without_a_step(scheme: str) -> None:
 
 
 def test_a_block_that_is_not_there() -> None:
-    with pytest.raises(ConfigError, match="count from 0"):
+    with pytest.raises(ConfigError, match="counted from 0"):
         follow_write("pre", 13)

@@ -70,6 +70,7 @@ def test_the_gate_lies_between_0_and_1_and_starts_near_a_half() -> None:
     x = stream(rule)
     start = rule.read(x, own(), SITE)[1]
     torch.testing.assert_close(start, torch.full_like(start, 0.5), rtol=0, atol=0.05)
+    assert own.get_parameter("modulator.weight").std().item() == pytest.approx(0.02, rel=0.15)
     for name in ("weight", "bias", "share"):
         own.get_parameter(f"modulator.{name}").data.normal_(0, 9, generator=torch.Generator().manual_seed(1))
     gate = rule.read(x, own(), SITE)[1]

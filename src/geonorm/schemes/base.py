@@ -53,12 +53,10 @@ class Site:
             raise ConfigError(unknown("kind of site", str(self.kind), KINDS))
         if not hasattr(self.depth, "__index__") or self.depth < 1:
             raise ConfigError(f"depth is the number of blocks, at least 1, got {self.depth!r}")
-        if not hasattr(self.layer, "__float__"):
-            raise ConfigError(f"layer is the block's number, counted from 0, got {self.layer!r}")
-        if hasattr(self.layer, "__index__") and not isinstance(self.layer, Tensor) and not 0 <= self.layer < self.depth:
-            raise ConfigError(
-                f"layers of {self.depth} blocks are 0 to {self.depth - 1}, got {self.layer}: count from 0"
-            )
+        whole = hasattr(self.layer, "__index__") and not isinstance(self.layer, Tensor)
+        if not hasattr(self.layer, "__float__") or (whole and not 0 <= self.layer < self.depth):
+            last = self.depth - 1
+            raise ConfigError(f"layers of {self.depth} blocks are 0 to {last}, counted from 0, got {self.layer!r}")
 
     @property
     def t(self) -> Any:
