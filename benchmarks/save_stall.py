@@ -24,7 +24,7 @@ from geonorm.lab import checkpoint
 from geonorm.lab.config import Optim
 from geonorm.lab.runs import environment
 from geonorm.lab.statistics.comparison import ratio_interval
-from geonorm.lab.train.loop import optim
+from geonorm.lab.train import optim
 from geonorm.models import Decoder, DecoderConfig
 
 SHAPE = DecoderConfig(scheme="geonorm", layers=12, width=512, heads=8, hidden=1408, vocab_size=8192, context=64)

@@ -94,7 +94,7 @@ def test_every_world_computes_the_same(runs: Any, tmp_path: Path, scheme: str) -
 @each(
     "scheme, size, options",
     [
-        ("geonorm(learn=affine)", 2, ["--optim.name", "muon"]),  # parameters without dimensions; whole matrices needed
+        ("geonorm(learn=affine)", 2, ["--optim.name", "muon"]),  # numbers, of which one rank has none; whole matrices
         ("hyper", 2, ["--model.tied", "true"]),  # one matrix in two places
         ("pre", 2, ["--model.norm", "dyt", "--model.block", "parallel"]),
         ("angpt", 4, ["--model.hidden", 6]),  # a rank without a share

@@ -128,8 +128,7 @@ class ParallelModel:
     """One model over the ranks of a world: every rank sees its rows of the batch, gradients are means over ranks.
 
     ddp: every rank holds everything. fsdp: every block's parameters, gradients and optimizer state are cut along
-    dimension 0, put together for the block's turn, and given up again. Parameters without dimensions
-    cannot be cut; they stay whole on every rank, their gradients are averaged here.
+    dimension 0, put together for the block's turn, and given up again.
 
     A model on the meta device gets its weights here.
     """
@@ -137,12 +136,11 @@ class ParallelModel:
     def __init__(
         self, model: Transformer, runtime: Runtime, world: World, device: torch.device, kind: str, steps: int = 0
     ) -> None:
-        self.model, self.runtime, self.world, self.device = model, runtime, world, device
+        self.model, self.runtime, self.device = model, runtime, device
         if kind == "fsdp":
             shard(model, runtime, mesh_of(runtime, world, device))
             draw_weights(model, device)
         self.parameters = list(model.parameters())  # once: the walk through a small model costs as much as the clipping
-        self.uncut = [p for p in self.parameters if p.dim() == 0] if kind == "fsdp" else []
         self.loss: Loss = model.loss
         if kind == "none":
             self.loss = loss_of(model, runtime, device, steps)
@@ -167,9 +165,6 @@ class ParallelModel:
 
     def clip(self, limit: float) -> Tensor:
         """Norm of the whole gradient over all ranks, which is scaled down to `limit` where it is larger."""
-        for parameter in self.uncut:
-            if parameter.grad is not None:
-                self.world.mean(parameter.grad)
         groups = group_alike(p.grad for p in self.parameters if p.grad is not None)
         if len(groups) == 1 and not isinstance(groups[0][0], DTensor):
             return torch.nn.utils.clip_grad_norm_(self.parameters, limit)
@@ -238,13 +233,12 @@ def shard(model: Transformer, runtime: Runtime, mesh: DeviceMesh) -> None:
     With bf16, blocks and head are gathered in bf16 and gradients reduced in fp32. The embedding stays fp32 and inputs
     are not cast, so that the residual stream keeps its dtype.
     """
-    uncut = {p for p in model.parameters() if p.dim() == 0}
     plain = MixedPrecisionPolicy(cast_forward_inputs=False)
     half = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     policy = half if runtime.dtype == "bf16" else plain
 
     def cut(module: nn.Module, policy: MixedPrecisionPolicy) -> None:
-        fully_shard(module, mesh=mesh, mp_policy=policy, ignored_params=uncut)
+        fully_shard(module, mesh=mesh, mp_policy=policy)
 
     for block in model.blocks:
         cut(block, policy)
