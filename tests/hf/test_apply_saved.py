@@ -24,7 +24,6 @@ from geonorm.schemes import names, parse
 
 from ..conftest import CASES
 from ..rows import each
-from .fresh import SOURCE, python
 
 Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
 AUTO = {
@@ -98,25 +97,3 @@ def test_what_is_in_the_folder(tiny_model: Tiny, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**content, "stock_type": "lama"}))
     with pytest.raises(ConfigError, match=r"unknown stock_type in config\.json: 'lama'"):
         transformers.AutoConfig.from_pretrained(tmp_path)
-
-
-def test_another_process_loads_it_only_as_what_it_is(tiny_model: Tiny, tmp_path: Path) -> None:
-    _, model, _ = moved("gpt2", "geonorm", tiny_model)
-    model.save_pretrained(tmp_path)
-    torch.save(returned(model, {"input_ids": torch.arange(3, 12)[None]}), tmp_path / "logits.pt")
-    script = """
-import sys, torch, transformers
-folder = sys.argv[1]
-try:
-    transformers.AutoModelForCausalLM.from_pretrained(folder)
-except ValueError as error:
-    assert "geonorm_applied" in str(error), error
-else:
-    raise SystemExit("transformers alone loaded it")
-import geonorm.hf
-model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-with torch.no_grad():
-    logits = model(torch.arange(3, 12)[None]).logits
-assert torch.equal(logits, torch.load(folder + "/logits.pt")) and model.config.scheme == "geonorm"
-"""
-    python(script, tmp_path, path=SOURCE)

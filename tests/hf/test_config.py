@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from geonorm.hf.config import NAMES  # noqa: E402
 
 from ..rows import each  # noqa: E402
 
+PAGE = Path(__file__).parents[2] / "docs" / "huggingface.md"
+
 
 @each(
     "given, said",
@@ -24,16 +27,9 @@ from ..rows import each  # noqa: E402
         ({"scheem": "pre"}, "unknown key of GeoNormConfig 'scheem': did you mean 'scheme'?"),
         ({"scheme": "geonrom"}, "unknown scheme 'geonrom': did you mean 'geonorm'?"),
         ({"hidden_size": 30, "num_attention_heads": 4}, "model.width 30 must be an even multiple of model.heads 4"),
-        ({"qk_norm": "none", "num_hidden_layers": 0}, "model.layers must be at least 1"),
-        ({"hidden_size": "128"}, "model.width must be a whole number, got '128'"),
-        ({"mlp": "relu"}, "unknown model.mlp 'relu'"),
         ({"n_embd": 64}, "unknown key of GeoNormConfig 'n_embd': did you mean 'hidden_size'?"),
         ({"rms_norm_eps": 1e-5}, "unknown key of GeoNormConfig 'rms_norm_eps'"),
-        ({"attention_dropout": 1.0}, "model.attn_dropout must be between 0 and 0.99"),
-        ({"full_every": 2}, "model.full_every 2 needs model.window"),
         ({"sliding_window": 1}, "sliding_window 1"),
-        ({"sliding_window": 4, "is_causal": False}, "model.window 4 needs a model whose tokens see those before them"),
-        ({"gains": "yes"}, "model.gains must be true or false, got 'yes'"),
     ],
 )
 def test_wrong_configurations_are_one_line(given: dict[str, Any], said: str) -> None:
@@ -60,3 +56,14 @@ def test_scheme_becomes_canonical_and_attributes_that_are_no_keys_stay_behind(tm
     assert json.loads(again.to_json_string()) == json.loads(config.to_json_string())
     assert "note" not in config.to_dict()
     assert config.auto_map == {} and "auto_map" not in config.to_dict()  # TRL reads it from every configuration
+
+
+def test_the_python_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) >= 4
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "page"}
+    for block in blocks:
+        if "on the hub" not in block:
+            exec(compile(block, PAGE.name, "exec"), names)  # noqa: S102

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import SafetensorError
 
 from geonorm import Decoder, DecoderConfig, elsewhere, names
 from geonorm.cli.main import main
@@ -20,13 +19,14 @@ from geonorm.errors import ConfigError, UntrustedCode
 transformers = pytest.importorskip("transformers")
 
 from geonorm import hf  # noqa: E402
+from geonorm.hf.export import fast_tokenizer  # noqa: E402
 from geonorm.hf.remote import modeling_source  # noqa: E402
 from geonorm.lab.data import NO_TEXT, load_tokenizer  # noqa: E402
 from geonorm.lab.open import open_run  # noqa: E402
 from geonorm.schemes import parse  # noqa: E402
 
 from ..rows import each  # noqa: E402
-from .fresh import SOURCE, WITHOUT, python  # noqa: E402
+from .fresh import WITHOUT, python  # noqa: E402
 
 ALONE = (
     WITHOUT
@@ -44,12 +44,6 @@ torch.save(found, sys.argv[1])
 assert not [name for name in sys.modules if name.split(".")[0] == "geonorm"]
 """
 )
-FRESH = """
-import sys, torch, geonorm.hf
-from transformers import AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained(sys.argv[2]).eval()
-torch.save(model(torch.arange(2, 20).view(2, 9)).logits, sys.argv[1])
-"""
 
 
 @pytest.fixture
@@ -58,13 +52,17 @@ def folder(run: Path, tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def test_a_run_comes_back_with_equal_logits_in_a_fresh_process(run: Path, folder: Path, tmp_path: Path) -> None:
+def test_a_run_comes_back_with_equal_logits(run: Path, folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == [
         "README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
         "tokenizer_config.json",
     ]  # fmt: skip
-    python(FRESH, tmp_path / "logits", folder, path=SOURCE)
-    assert torch.equal(torch.load(tmp_path / "logits"), open_run(run).model(torch.arange(2, 20).view(2, 9)))
+    ids = torch.arange(2, 20).view(2, 9)
+    card, summary = (folder / "README.md").read_text(), json.loads((run / "summary.json").read_text())
+    facts = (f"{summary['tokens']:,}", f"{summary['val_loss']:.4f}", "| seed | 0 |", "Trained on `small.txt` alone")
+    assert all(fact in card for fact in facts) and str(run.parent) not in card
+    again = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    assert torch.equal(again(ids).logits, open_run(run).model(ids))
 
 
 def test_tokenizer_and_generation_settings_come_along(run: Path, folder: Path) -> None:
@@ -79,6 +77,22 @@ def test_tokenizer_and_generation_settings_come_along(run: Path, folder: Path) -
     model = hf.GeoNormForCausalLM.from_pretrained(folder)
     batch = theirs(["the cat", "the cat number 7 sat on"], return_tensors="pt", padding=True)
     assert model.generate(**batch, max_new_tokens=3).shape[0] == 2
+
+
+@pytest.mark.parametrize("mask", [None, 257])
+def test_what_a_published_tokenizer_puts_before_texts_is_left_out(mask: int | None) -> None:
+    """Training encodes without it, so that it was never seen."""
+    tokenizer = json.loads(load_tokenizer("byte", NO_TEXT, 257).json)
+    first = {**tokenizer["added_tokens"][0], "id": 257, "content": "<|first|>"}
+    tokenizer["added_tokens"].append(first)
+    before = {"SpecialToken": {"id": "<|first|>", "type_id": 0}}
+    text, other = {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}
+    tokenizer["post_processor"] = {
+        "type": "TemplateProcessing", "single": [before, text], "pair": [before, text, other],
+        "special_tokens": {"<|first|>": {"id": "<|first|>", "ids": [257], "tokens": ["<|first|>"]}},
+    }  # fmt: skip
+    plain = fast_tokenizer(json.dumps(tokenizer), 256, 64, mask=mask)
+    assert plain("ab").input_ids == plain("a", "b").input_ids == [97, 98]
 
 
 def test_a_token_for_padding_is_apart_from_the_end(tmp_path: Path) -> None:
@@ -100,18 +114,6 @@ def test_a_token_for_padding_is_apart_from_the_end(tmp_path: Path) -> None:
     assert json.loads((stock / "config.json").read_text())["pad_token_id"] is None
 
 
-def test_card_says_what_was_trained_how_and_with_which_result(run: Path, folder: Path) -> None:
-    text = (folder / "README.md").read_text()
-    summary = json.loads((run / "summary.json").read_text())
-    environment = json.loads((run / "environment.json").read_text())[-1]
-    assert text.startswith("---\nlibrary_name: transformers\n") and "`pre`" in text
-    facts = (f"{summary['tokens']:,}", f"{summary['val_loss']:.4f}", environment["data_sha256"], "| seed | 0 |")
-    for fact in (*facts, "Trained on `small.txt` alone"):
-        assert fact in text, fact
-    assert str(run.parent) not in text
-    assert "\nlicense: other\nlicense_name: not-stated\n---\n" in text
-
-
 @each("layout, kind", [("stock", "LlamaForCausalLM"), ("mistral", "MistralForCausalLM")])
 def test_a_run_in_a_stock_layout(layout: str, kind: str, run: Path, tmp_path: Path) -> None:
     assert main(["export", str(run), "--to", str(tmp_path / "llama"), "--layout", layout]) == 0
@@ -119,18 +121,6 @@ def test_a_run_in_a_stock_layout(layout: str, kind: str, run: Path, tmp_path: Pa
     assert type(llama).__name__ == kind and "import geonorm" not in (tmp_path / "llama" / "README.md").read_text()
     ids = torch.arange(2, 20).view(2, 9)
     torch.testing.assert_close(llama(ids).logits, open_run(run).model(ids), rtol=1e-5, atol=1e-5)
-
-
-def test_an_export_is_probed_as_its_run_is(run: Path, folder: Path, tmp_path: Path) -> None:
-    """In a process that has not imported geonorm.hf; sites, and the loss without a block."""
-    text, out = tmp_path / "text.txt", tmp_path / "out"
-    text.write_text("the cat sat on the mat and saw residual streams.\n" * 40)
-    words = ["probe", folder, run, "--data", text, "--tokens", 128, "--ablate-blocks", "--out", out]
-    python(f"from geonorm.cli.main import main; assert main({[*map(str, words)]}) == 0", tmp_path / "none", path=SOURCE)
-    for name in ("trace.jsonl", "ablation.jsonl"):
-        rows = [json.loads(line) for line in (out / name).read_text().splitlines()]
-        theirs, ours = ([{**row, "model": ""} for row in rows if row["model"] == model] for model in ("model", "out"))
-        assert theirs == ours and theirs, name
 
 
 ROUND = ["geonorm", "mix(ngpt, angpt)"]
@@ -181,11 +171,11 @@ from dataclasses import dataclass
 from geonorm import Placement
 from geonorm.schemes.base import add as plus
 
-REGISTRY = 0.5  # a name that ours has too
+PART = 0.5
 
 @dataclass(frozen=True)
 class Half(Placement):
-    share: float = REGISTRY
+    share: float = PART
 
     parts = {"input": "norm"}
 
@@ -256,9 +246,6 @@ def test_a_name_in_a_folder_imports_nothing(tmp_path: Path, monkeypatch: Any) ->
         with pytest.raises(UntrustedCode, match=r"names code, code_of_it\.rule"):
             transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert not (tmp_path / "ran").exists()
-    for words in (["eval", ".", "--data", "stdlib"], ["generate", "."], ["probe", ".", "--out", str(tmp_path / "x")]):
-        assert main(words) == 2
-    assert not (tmp_path / "ran").exists()
 
 
 def test_the_modeling_file_carries_a_scheme_from_elsewhere(elsewhere_model: Any, tmp_path: Path) -> None:
@@ -272,20 +259,15 @@ def test_the_modeling_file_carries_a_scheme_from_elsewhere(elsewhere_model: Any,
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("from geonorm import Placement", "import geonorm\nPlacement = geonorm.Placement", "write `from geonorm"),
-        (
-            "from geonorm import Placement",
-            "from geonorm import Placement\nimport beside_it",
-            "one file that imports none",
-        ),
+        ("PART = 0.5", "import geonorm\nPART = 1 / len(geonorm.names())", "write `from geonorm"),
         ("from dataclasses", "import math as torch\nfrom dataclasses", None),
+        ("PART", "REGISTRY", "REGISTRY is the name of two things"),
     ],
 )
 def test_what_the_modeling_file_cannot_carry(old: str, new: str, said: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     elsewhere.MODULES.clear()
-    (tmp_path / "beside_it.py").touch()
-    (tmp_path / "odd_rule.py").write_text(HALF.replace(old, new, 1))
+    (tmp_path / "odd_rule.py").write_text(HALF.replace(old, new))
     monkeypatch.syspath_prepend(tmp_path)
     scheme = parse("./odd_rule.py:Half")
     if said is None:  # an import that is not used stays behind
@@ -293,25 +275,6 @@ def test_what_the_modeling_file_cannot_carry(old: str, new: str, said: Any, tmp_
         return
     with pytest.raises(ConfigError, match="--remote-code cannot carry scheme ./odd_rule.py:Half: .*" + said):
         modeling_source(scheme)
-
-
-def test_shards(run: Path, tmp_path: Path) -> None:
-    whole = open_run(run)
-    to = hf.export(whole.model, whole.tokenizer.json, whole.tokenizer.eos, tmp_path / "m", shard="20KB")
-    assert len(list(to.glob("model-*.safetensors"))) > 1 and (to / "model.safetensors.index.json").exists()
-    ids = torch.arange(2, 20).view(2, 9)
-    assert torch.equal(hf.GeoNormForCausalLM.from_pretrained(to)(ids).logits, whole.model(ids))
-
-
-def damaged(run: Path, to: Path, status: str) -> Path:
-    """A copy of the run that says it ended otherwise."""
-    to.mkdir()
-    for name in ("config.yaml", "environment.json", "tokenizer.json"):
-        (to / name).write_bytes((run / name).read_bytes())
-    summary = json.loads((run / "summary.json").read_text())
-    if status:
-        (to / "summary.json").write_text(json.dumps({**summary, "status": status}))
-    return to
 
 
 @each(
@@ -322,8 +285,6 @@ def damaged(run: Path, to: Path, status: str) -> Path:
         ("RUN --to full", "full is not empty: choose another --to"),
         ("RUN --to full/file", "full/file is a file: choose another --to"),
         ("RUN --to .", "cannot be the current one: name a new one in --to"),
-        ("diverged --to out", "diverged is not finished (diverged)"),
-        ("unfinished --to out", "unfinished is not finished (running or interrupted)"),
         ("RUN --to out --layout stok", "unknown layout 'stok': did you mean 'stock'"),
         ("RUN --to out --layout stock --remote-code", "--layout stock loads without --remote-code"),
     ],
@@ -334,21 +295,8 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")
-    damaged(run, tmp_path / "diverged", "diverged")
-    damaged(run, tmp_path / "unfinished", "")
     before = sorted(tmp_path.rglob("*"))
     assert main(["export", *words.replace("RUN", str(run)).split()]) == 2
     out, err = capsys.readouterr()
     assert said in err and len(err.splitlines()) == 1 and err.startswith("geonorm export: ") and out == ""
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_an_export_without_room_is_one_line(run: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
-    def fail(*given: Any, **more: Any) -> None:
-        raise SafetensorError("I/O error: No space left on device")
-
-    monkeypatch.setattr(hf.GeoNormForCausalLM, "save_pretrained", fail)
-    assert main(["export", str(run), "--to", str(tmp_path / "model")]) == 2
-    said = capsys.readouterr().err
-    assert "No space left on device; make room there" in said and said.count("\n") == 1
-    assert not list(tmp_path.iterdir())

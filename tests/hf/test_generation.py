@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +13,9 @@ from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
 
-from transformers.dynamic_module_utils import get_class_from_dynamic_module  # noqa: E402
 
-import geonorm  # noqa: E402
-from geonorm import Decoder, DecoderConfig, hf  # noqa: E402
-from geonorm.hf.versions import CACHE  # noqa: E402
-from geonorm.lab.data import NO_TEXT, load_tokenizer  # noqa: E402
+from geonorm import hf  # noqa: E402
+from geonorm.hf.layers import CACHE  # noqa: E402
 
 from ..conftest import CASES  # noqa: E402
 
@@ -107,20 +103,6 @@ def test_applied(case: str, scheme: str, tiny_model: Callable[[str], Any]) -> No
     model = copy.deepcopy(stock)
     hf.apply(model, scheme)
     check(model, copy.deepcopy(stock), case)
-
-
-def test_a_folder_with_its_own_code(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    shape = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "hidden": 48, "vocab_size": 257, "context": 64}
-    tokenizer = load_tokenizer("byte", NO_TEXT, 257)
-    folder = hf.export(
-        Decoder(DecoderConfig(**shape)).eval(), tokenizer.json, 256, tmp_path / "model", remote_code=True
-    )
-    config = transformers.AutoConfig.from_pretrained(folder)
-    assert config.geonorm_version == geonorm.__version__
-    kind = get_class_from_dynamic_module("modeling_geonorm.GeoNormForCausalLM", folder)
-    assert kind.__module__.startswith("transformers_modules")
-    check(kind.from_pretrained(folder), kind.from_pretrained(folder))
 
 
 @torch.no_grad()

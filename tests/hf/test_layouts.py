@@ -12,10 +12,8 @@ from geonorm.errors import ConfigError
 
 transformers = pytest.importorskip("transformers")
 
-from geonorm import Decoder, hf  # noqa: E402
+from geonorm import hf  # noqa: E402
 from geonorm.hf.layouts import LAYOUTS  # noqa: E402
-from geonorm.lab.data import NO_TEXT, load_tokenizer  # noqa: E402
-from geonorm.models.config import preset  # noqa: E402
 
 from ..rows import each  # noqa: E402
 
@@ -77,38 +75,20 @@ def test_the_first_that_is_equal_and_every_one_is_tested(build: Any) -> None:
         assert hf.to_stock(build(scheme, **fields)).config.model_type == first
 
 
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-
-
-@torch.no_grad()
-def test_scaled_rotation_stays_where_it_is() -> None:
-    """A model keeps it under a scheme, in texts beyond its length."""
-    size = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = transformers.LlamaConfig(vocab_size=61, rope_parameters={**YARN, "rope_theta": 1e4}, **size)
-    theirs = transformers.LlamaForCausalLM(config).double().eval()
-    long = torch.randint(61, (2, 100), generator=torch.Generator().manual_seed(0))
-    expected = theirs(long).logits
-    hf.apply(theirs, "pre(entry=embedding)")
-    close(theirs(long).logits, expected)
-
-
-def test_an_architecture_by_name_that_is_another(build: Any) -> None:
-    model = build("pre(entry=embedding)")
-    with pytest.raises(ConfigError, match=r"llama has no equal for model.window=4, not None"):
-        hf.to_stock(build("pre", sliding_window=4), "llama")
-    with pytest.raises(ConfigError, match=r"mistral has no equal for model.full_every=2, not None"):
-        hf.to_stock(build("pre", sliding_window=4, full_every=2), "mistral")
-    biased = build("pre(entry=embedding)", bias=True)
-    with pytest.raises(
-        ConfigError, match=r"qwen2 has no bias at model\.layers\.0\.self_attn\.o_proj, and that of .* is not 0"
-    ):
-        hf.to_stock(biased, "qwen2")
-    with pytest.raises(ConfigError, match=r"pre.* is not gemma2, which is peri"):
-        hf.to_stock(model, "gemma2")
-    with pytest.raises(ConfigError, match=r"gpt2 has no equal for model.positions=rope, not learned; model.norm=rms"):
-        hf.to_stock(model, "gpt2")
-    with pytest.raises(ConfigError, match="unknown architecture 'lama': did you mean 'llama'"):
-        hf.to_stock(model, "lama")
+@each(
+    "fields, name, message",
+    [
+        ({"sliding_window": 4}, "llama", r"llama has no equal for model.window=4, not None"),
+        ({"sliding_window": 4, "full_every": 2}, "mistral", r"mistral has no equal for model.full_every=2, not None"),
+        ({"num_key_value_heads": 2}, "gpt2", r"gpt2 has no equal for model.positions=rope, not learned; .*kv_heads=2"),
+        ({"bias": True, "scheme": "pre"}, "qwen2", r"qwen2 has no bias at model\.layers\.0\.self_attn\.o_proj, and th"),
+        ({}, "gemma2", r"pre.* is not gemma2, which is peri"),
+        ({}, "lama", "unknown layout 'lama': did you mean 'llama'"),
+    ],
+)
+def test_an_architecture_by_name_that_is_another(fields: dict[str, Any], name: str, message: str, build: Any) -> None:
+    with pytest.raises(ConfigError, match=message):
+        hf.to_stock(build(**{"scheme": "pre(entry=embedding)", **fields}), name)
 
 
 @each(
@@ -129,33 +109,3 @@ def test_what_has_no_equal_is_refused(fields: dict[str, Any], said: str, build: 
     with pytest.raises(ConfigError) as caught:
         hf.to_stock(build(**fields))
     assert str(caught.value).startswith(said) and str(caught.value).endswith("use --layout geonorm")
-
-
-def test_what_is_frozen_is_frozen_in_an_export(build: Any) -> None:
-    """Queries, keys and values that are one matrix there train if one of them does; so does a bias that we do not have,
-    unless nothing trains."""
-    model = build("pre(entry=embedding)").requires_grad_(False)
-    for name in ("llama", "qwen2"):
-        assert not any(p.requires_grad for p in hf.to_stock(model, name).parameters())
-    model.model.blocks[1].attn.branch.q.requires_grad_(True)
-
-    def trained(layout: str) -> list[str]:
-        found = [name for name, p in hf.to_stock(model, layout).named_parameters() if p.requires_grad]
-        return [name for name in found if not name.endswith("bias")]
-
-    assert trained("llama") == trained("qwen2") == ["model.layers.1.self_attn.q_proj.weight"]
-    assert trained("phi3") == ["model.layers.1.self_attn.qkv_proj.weight"]
-    assert sum(p.requires_grad for p in model.parameters()) == 1
-
-
-@torch.no_grad()
-def test_the_preset_is_gpt2(ids: Any, tmp_path: Path) -> None:
-    """Decoder -> export -> GPT2LMHeadModel: the preset's own shape, biases and gains away from their start."""
-    torch.manual_seed(0)
-    decoder = Decoder(preset("nano-gpt2", scheme="pre(entry=embedding)", vocab_size=257)).eval()
-    for parameter in decoder.parameters():
-        parameter += 0.02 * torch.randn(parameter.shape)
-    hf.export(decoder, load_tokenizer("byte", NO_TEXT, 257).json, 256, tmp_path / "model", layout="stock")
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    assert type(theirs) is transformers.GPT2LMHeadModel
-    close(theirs(ids).logits, decoder(ids))

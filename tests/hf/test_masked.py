@@ -11,7 +11,6 @@ import torch
 
 from geonorm import Decoder
 from geonorm.cli.main import main
-from geonorm.errors import ConfigError
 from geonorm.lab.open import open_run
 from geonorm.models.config import BERT
 
@@ -76,15 +75,6 @@ def test_padding_at_the_end_and_every_way_to_attend(layout: str, ids: Any) -> No
     assert [state.shape for state in out.hidden_states] == [(2, 9, 32)] * 3
 
 
-def test_each_language_model_refuses_the_configuration_of_the_other() -> None:
-    with pytest.raises(ConfigError, match=r"both sides \(is_causal=False\) is no GeoNormForCausalLM: use "):
-        hf.GeoNormForCausalLM(hf.GeoNormConfig(**SIZE, is_causal=False))
-    with pytest.raises(ConfigError, match=r"one side \(is_causal=True\) is no GeoNormForMaskedLM: use "):
-        transformers.AutoModelForMaskedLM.from_config(hf.GeoNormConfig(**SIZE))
-    with pytest.raises(ConfigError, match="expected a GeoNormForCausalLM, got GeoNormForMaskedLM"):
-        hf.to_stock(build())
-
-
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = "--objective mlm --preset nano-bert --model.context 16".split()
@@ -103,10 +93,9 @@ torch.save(model(torch.arange(2, 20).view(2, 9)).logits, sys.argv[1])
 
 
 def test_a_run_as_a_folder(encoder: Path, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Equal logits here and, with its modeling file, where the package is not; fill-mask; eval; no text."""
+    """Equal logits here and, with its modeling file, where the package is not; fill-mask."""
     monkeypatch.setenv("GEONORM_CACHE", str(tmp_path / "cache"))
-    to, text = tmp_path / "model", tmp_path / "other.txt"
-    text.write_text("the mat sat on the cat, and 16 residual streams saw it.\n" * 30)
+    to = tmp_path / "model"
     assert main(["export", str(encoder), "--to", str(to), "--remote-code"]) == 0
     assert "transformers.AutoModelForMaskedLM.from_pretrained(" in capfd.readouterr().out
     assert not (to / "generation_config.json").exists()
@@ -118,21 +107,5 @@ def test_a_run_as_a_folder(encoder: Path, tmp_path: Path, capfd: Any, monkeypatc
     python(ALONE, tmp_path / "logits", to)
     torch.testing.assert_close(torch.load(tmp_path / "logits"), wanted, rtol=1e-5, atol=1e-6)
     fill = transformers.pipeline("fill-mask", str(to))
-    found = fill(f"the cat number 7 sat on the{fill.tokenizer.mask_token} and")
-    assert len(found) == 5 and all(0 < one["score"] < 1 for one in found)
-    results = []
-    for model in (str(encoder), str(to)):
-        assert main(["eval", model, "--data", str(text)]) == 0
-        results.append(json.loads(capfd.readouterr().out))
-    same = ("tokens", "bytes", "part", "data_sha256")
-    assert [results[0][key] for key in same] == [results[1][key] for key in same]
-    assert results[0]["loss"] == pytest.approx(results[1]["loss"], rel=1e-5)
-    assert results[0]["accuracy"] == pytest.approx(results[1]["accuracy"])
-    for words, said in (
-        (["generate", str(to)], "geonorm generate: this model attends to both sides of a token"),
-        (["eval", str(to), "--tasks", "x"], "geonorm eval: "),
-        (["export", str(encoder), "--to", str(tmp_path / "b"), "--layout", "gpt2"], "geonorm export: "),
-    ):
-        assert main(words) == 2
-        out = capfd.readouterr()
-        assert out.err.startswith(said) and len(out.err.splitlines()) == 1 and not out.out
+    words = fill(f"the cat number 7 sat on the{fill.tokenizer.mask_token} and")
+    assert len(words) == 5 and all(0 < word["score"] < 1 for word in words)

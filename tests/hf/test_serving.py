@@ -100,17 +100,6 @@ def test_vllm_computes_the_same_logits(scheme: str, fields: Any, build: Any, ids
     torch.testing.assert_close(logits, model(ids[:1]).logits[0], rtol=1e-5, atol=1e-5)
 
 
-@each("scheme, tied", [("ngpt", False), ("ngpt", True), ("angpt", False), ("mix(pre, ngpt)", True)])
-def test_a_scale_on_logits_is_no_part_of_vllm(scheme: str, tied: bool, build: Any, ids: Any, tmp_path: Path) -> None:
-    model = build(scheme, tie_word_embeddings=tied)
-    with torch.no_grad():
-        model.logits_slot.scale.weight.mul_(1 + torch.rand(61))
-    model.save_pretrained(tmp_path / "as it is")
-    logits, left = served(tmp_path / "as it is", ids[:1])
-    assert left == ["logits_slot.scale.weight"]  # vLLM stops at a weight without a place
-    assert not torch.allclose(logits, model(ids[:1]).logits[0], rtol=0.1)
-
-
 PLACES = [(scheme, "blocks") for scheme in (*names(), "geonorm(learn=affine)")]
 PLACES += [*((scheme, "ends") for scheme in (*SOME, "ngpt")), ("geonorm", "none"), ("ngpt", "none")]
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from geonorm.measure import NormMeasure, SiteMeasure
-from geonorm.measure.metrics import concentration, effective_rank, likeness, null_directions, pool_spreads, principal
+from geonorm.measure import SiteMeasure
+from geonorm.measure.metrics import effective_rank, null_directions, pool_spreads, principal
 
 from ..rows import each
 
@@ -90,7 +90,7 @@ def test_the_null_is_that_of_chance() -> None:
     """E|cos| to a random direction is sqrt(2 / (pi d)) for large d."""
     x, chance = draw(4, 64, 512), sqrt(2 / (pi * 512))
     row = measured(x, x)
-    assert row["cos_null"] == pytest.approx(chance, rel=0.03) and row["cos_null_analytic"] == pytest.approx(chance)
+    assert row["cos_null"] == pytest.approx(chance, rel=0.03)
     assert row["cos_ones"] == pytest.approx(chance, rel=0.15)
     lengths = null_directions(512, x.device, x.dtype).norm(dim=0)
     assert torch.allclose(lengths, torch.ones(64, dtype=torch.float64))
@@ -133,46 +133,6 @@ def test_the_principal_direction_is_that_of_the_singular_values(tokens: int, dim
     assert row["cos_ones_principal"] == pytest.approx(abs(top.sum().item()) / dim**0.5, rel=1e-7)
     assert principal(torch.zeros(3, 5)) == {"cos_principal": 0.0, "cos_ones_principal": 0.0}
     assert principal(torch.empty(0, 3))["cos_principal"] is None
-
-
-def test_concentration_of_von_mises_fisher() -> None:
-    """Tokens in 3 dimensions, where the law of cos is exp(kappa cos): kappa comes back."""
-    kappa, share = 5.0, torch.rand(40000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    cosine = 1 + torch.log(share + (1 - share) * torch.exp(torch.tensor(-2 * kappa))) / kappa
-    assert concentration(cosine.mean().item(), 3) == pytest.approx(kappa, rel=0.08)  # the approximation errs by 6 %
-    assert concentration(1.0, 3) is None
-
-
-def test_the_removal_of_the_mean_is_the_angle_between_rms_and_layer_norm() -> None:
-    x, gain = draw(2, 30, 12) + 0.5, draw(12, seed=1).abs() + 0.5
-    rms = torch.nn.functional.rms_norm(x, (12,), gain, eps=1e-300)
-    layer = torch.nn.functional.layer_norm(x, (12,), gain, eps=1e-300)
-    angle = torch.nn.functional.cosine_similarity(rms, layer, dim=-1).acos().mean().item()
-    rows = []
-    for centred, y in ((False, rms), (True, layer), (None, torch.tanh(x))):
-        measure = NormMeasure(centred)
-        measure.update(x, y, gain)
-        rows.append(measure.row())
-    assert rows[0]["removal"] == pytest.approx(angle, rel=1e-9) and rows[0]["rotation_plain"] == 0.0
-    assert rows[1]["removal"] == pytest.approx(angle, rel=1e-9)
-    assert rows[2]["removal"] is None and rows[2]["rotation"] > 0
-
-
-def test_cka_and_cosine_of_planted_streams() -> None:
-    """A rotation and a scale leave CKA at 1 and take the cosine; streams without anything in common have 0 of both,
-    even where dimensions outnumber tokens, and where the plain CKA would be near 1."""
-    x, turn = draw(64, 512), torch.linalg.qr(draw(512, 512, seed=1))[0]
-    pairs = {(row["first"], row["second"]): row for row in likeness([x, 3 * x @ turn, draw(64, 512, seed=2), 2 * x])}
-    assert pairs[0, 1]["cka"] == pytest.approx(1) and abs(pairs[0, 1]["cos"]) < 0.06
-    assert pairs[0, 3]["cka"] == pytest.approx(1) and pairs[0, 3]["cos"] == pytest.approx(1)
-    assert abs(pairs[0, 2]["cka"]) < 0.1 and abs(pairs[0, 2]["cos"]) < 0.02
-    shared = draw(400, 4, seed=3)
-    one, other = (torch.cat([shared, 0.1 * draw(400, 4, seed=seed)], 1) for seed in (4, 5))
-    assert likeness([one, other])[0]["cka"] > 0.98
-    noise = [likeness([draw(32, 256, seed=s), draw(32, 256, seed=100 + s)])[0]["cka"] for s in range(40)]
-    assert abs(sum(noise) / 40) < 0.02
-    assert likeness([x[:3], x[:3]])[0]["cka"] is None
-    assert likeness([x, torch.full_like(x, torch.nan)])[0] == {"first": 0, "second": 1, "cos": None, "cka": None}
 
 
 def test_spread_before_and_after_norms_is_pooled() -> None:

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from ..errors import ConfigError
 from ..measure.anatomy import blocks_of, join_path, stacks_by_name
 from ..measure.observe import stacks_of
+from ..measure.rebuild import CARRIED
 from ..measure.recognise import recognise
 from ..models.init import SLOTS
 from ..parsing import list_paths
@@ -54,8 +55,6 @@ class Report:
     """Parameters that the scheme brought, by path, with their number of elements; carried ones among them."""
     carried: list[str]
     """Paths of added parameters that took over the gains of a stock norm."""
-    notes: list[str]
-    """What is as it was although the scheme's own recipe would have it otherwise."""
 
     def undo(self) -> None:
         restore(self.model)
@@ -66,7 +65,6 @@ class Report:
             f"{self.scheme} on {type(self.model).__name__} ({self.family}): {self.sites} residual sites replaced",
             f"  removed  {list_paths(self.removed)}",
             f"  added    {list_paths(list(self.added))}: {new:,} parameters, {len(self.carried)} tensors carried over",
-            *(f"  note     {note}" for note in self.notes),
         ]
         return "\n".join(lines)
 
@@ -96,20 +94,20 @@ def apply(model: Any, scheme: str | Scheme) -> Report:
     check_model(model)
     stacks = stacks_of(model)
     check_blocks(model, stacks)
-    check_scheme(scheme, max(len(blocks_of(model, stack, base)) for stack, base in stacks))
+    check_applicable(scheme, max(len(blocks_of(model, stack, base)) for stack, base in stacks))
     family, stock = model.config.model_type, {id(p) for p in model.parameters()}
     removed = list(stock_norms(model, stacks))
     vars(model)[RECORD] = prepare_undo(model)
     try:
         make_class(model, str(scheme), family, stacks)
-        carried = replace_sites(model, scheme, stacks)
+        replace_sites(model, scheme, stacks)
     except BaseException:
         restore(model)
         raise
     added = {name: p.numel() for name, p in model.named_parameters() if id(p) not in stock}
     sites = sum(isinstance(module, Residual) for module in model.modules())
-    took_over = [path for path, p in model.named_parameters() if id(p) in carried]
-    return Report(model, str(scheme), family, sites, removed, added, took_over, notes_on(scheme))
+    took_over = [path for path, p in model.named_parameters() if getattr(p, CARRIED, False)]
+    return Report(model, str(scheme), family, sites, removed, added, took_over)
 
 
 def scheme_of(model: Any) -> Scheme:
@@ -174,15 +172,10 @@ def take_back(model: nn.Module, before: Sequence[tuple[nn.Module, Any, dict[str,
         is_block = isinstance(module, AppliedBlock)
         # a block gets all children back; elsewhere only the norm behind the blocks was replaced, by an Exit
         returning = {k: old for k, old in children.items() if is_block or isinstance(module._modules.get(k), Exit)}
-        like: Any = next((p for p in module.parameters() if p.is_floating_point()), None) if returning else None
-        for old in returning.values() if like is not None else ():
-            for part in old.modules() if old is not None else ():
-                if id(part) not in present:
-                    fit_in(part, like, module.training)
-        if is_block:
-            module._modules = children
-        else:
-            module._modules.update(returning)
+        for part in [part for old in returning.values() if old is not None for part in old.modules()]:
+            if id(part) not in present:
+                fit_in(part, next(p for p in module.parameters() if p.is_floating_point()), module.training)
+        module._modules = returning if is_block else {**module._modules, **returning}
         if is_block or is_applied(module):
             module.__class__ = stock_class
         applied_config = vars(module).get("config")
@@ -233,7 +226,7 @@ def check_blocks(model: Any, stacks: Stacks) -> None:
             )
 
 
-def check_scheme(scheme: Scheme, depth: int) -> None:
+def check_applicable(scheme: Scheme, depth: int) -> None:
     """ConfigError for a scheme that needs more than what stands around a sub-layer."""
     for site, names in ((Site(layer, kind, depth), names) for kind, names in SLOTS.items() for layer in range(depth)):
         part = scheme.resolve(site)
@@ -243,17 +236,6 @@ def check_scheme(scheme: Scheme, depth: int) -> None:
         if slots or part.constrains:
             needed = f"modules inside a branch or head ({', '.join(slots)})" if slots else "constraints on weights"
             raise ConfigError(f"{scheme} needs {needed}, which a stock model does not have; train geonorm's own")
-
-
-def notes_on(scheme: Scheme) -> list[str]:
-    """Where the scheme's own recipe would have it otherwise."""
-    notes, site = [], Site(1, "mlp", 12)
-    part = scheme.resolve(site)
-    if any(part.init_std(role, 64, 64, site, 1.0) != 1.0 for role in ("o", "down")):
-        notes.append(f"{scheme} draws its matrices with other standard deviations; yours were kept")
-    if scheme.recipe():
-        notes.append(f"its paper trains with {scheme.recipe()}")
-    return notes
 
 
 def stock_norms(model: Any, stacks: Stacks) -> Iterator[str]:

@@ -21,6 +21,9 @@ from ..schemes.scales import Times
 
 Stacks = Sequence[tuple[Stack, str]]
 """Stacks of a model, each with the path that its paths start from."""
+Handover = tuple[Mapping[str, str], frozenset[str] | None]
+"""What the first module of a branch gets of its block's arguments, {its name: the block's}, and what else it takes of
+what no parameter of the block is for; None where that is everything."""
 
 
 class Affine(nn.Module):
@@ -95,23 +98,6 @@ class Exit(StreamEnd):
 
 
 @dataclass(frozen=True)
-class Handover:
-    """What the first module of a branch gets of its block's arguments."""
-
-    arguments: Mapping[str, str]
-    """{its name: the block's}."""
-    more: frozenset[str] | None
-    """What else it takes of what no parameter of the block is for; None where that is everything."""
-    names: tuple[str, ...]
-    """The parameters of the block."""
-
-    def select(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        others = {name: value for name, value in arguments.items() if name not in self.names}
-        chosen = {name: value for name, value in others.items() if self.more is None or name in self.more}
-        return chosen | {name: arguments.get(theirs) for name, theirs in self.arguments.items()}
-
-
-@dataclass(frozen=True)
 class Call:
     """How a block is called: names of its stock forward's parameters, the stream first; what each branch of a sub-layer
     gets of them; the kinds whose branch returns what the block returns beside the stream."""
@@ -120,6 +106,13 @@ class Call:
     handovers: dict[str, list[Handover]]
     returns: tuple[str, ...]
     tupled: bool
+
+    def select(self, arguments: dict[str, Any], handover: Handover) -> dict[str, Any]:
+        """What a branch gets of the arguments of its block."""
+        names, more = handover
+        others = {name: value for name, value in arguments.items() if name not in self.names}
+        chosen = {name: value for name, value in others.items() if more is None or name in more}
+        return chosen | {name: arguments.get(theirs) for name, theirs in names.items()}
 
 
 class AppliedBlock:
@@ -140,7 +133,7 @@ class AppliedBlock:
         for kind, residual in self.residuals.items():
             if kind == "cross" and arguments.get("encoder_hidden_states") is None:
                 continue
-            out = residual(x, arguments=[handover.select(arguments) for handover in call.handovers[kind]])
+            out = residual(x, arguments=[call.select(arguments, handover) for handover in call.handovers[kind]])
             if isinstance(out, tuple):
                 x, beside[kind] = out[0], out[1]
             else:
@@ -161,16 +154,16 @@ def site_of(block: nn.Module, sublayer: Sublayer, stack: Stack, scheme: Scheme, 
     the norms that play their part."""
     chains = [Chain(branch_modules(block, branch)) for branch in sublayer.branches]
     residual = rebuild(block, sublayer, stack, scheme, site, dim, StockBranch(chains))
-    own = residual.own
-    if has_several_norms(sublayer) and getattr(norm_in(own, "input"), "weight", None) is not None:
+    parts = residual.own
+    if has_several_norms(sublayer) and getattr(norm_in(parts, "input"), "weight", None) is not None:
         # one N for all branches, the gains of each on its own chain (GPT-NeoX)
         stock = [block.get_submodule(branch.norm or "") for branch in sublayer.branches]
-        own["input"] = replace(norm_spec(stack, dim, stock), gains=False, bias=False)()
+        parts["input"] = replace(norm_spec(stack, dim, stock), gains=False, bias=False)()
         for chain, norm in zip(chains, stock, strict=True):
             chain.gains = Affine(dim, getattr(norm, "bias", None) is not None)
             copy_gains(norm, chain.gains, stack.gain_offset)
     like = next(p for chain in chains for p in chain.steps.parameters() if p.is_floating_point())
-    for part in (own, *(chain.gains for chain in chains)):
+    for part in (parts, *(chain.gains for chain in chains)):
         if isinstance(part, nn.Module):
             part.to(device=like.device, dtype=like.dtype)
     residual.layer = residual.layer.to(like.device)
@@ -200,13 +193,11 @@ def handover(block: nn.Module, branch: Branch, names: tuple[str, ...]) -> Handov
     anything = bool(branch.arguments) and any(p.kind is p.VAR_KEYWORD for p in parameters)
     more = None if anything else frozenset(p.name for p in parameters if branch.arguments)
     arguments = {name: theirs for name, theirs in branch.arguments.items() if theirs in names}
-    return Handover(arguments, more, names)
+    return arguments, more
 
 
-def replace_sites(model: Any, scheme: Scheme, stacks: Stacks) -> set[int]:
-    """Gives every block of the model residual sites under the scheme; returns the ids of parameters that took over the
-    gains of a stock norm."""
-    carried: set[int] = set()
+def replace_sites(model: Any, scheme: Scheme, stacks: Stacks) -> None:
+    """Gives every block of the model residual sites under the scheme, and the stream an entry and an exit."""
     for stack, base in stacks:
         blocks = blocks_of(model, stack, base)
         depth, dim = len(blocks), int(model.config.hidden_size)
@@ -215,34 +206,27 @@ def replace_sites(model: Any, scheme: Scheme, stacks: Stacks) -> set[int]:
         inside = [blocks[0].get_submodule(path) for place in stack.of(0) for path in place.norms]
         spec = norm_spec(stack, dim, inside if last is None else [last])
         for layer, block in enumerate(blocks):
-            carried |= replace_block(block, layer, depth, scheme, stack, dim)
+            replace_block(block, layer, depth, scheme, stack, dim)
         count = len(stack.sublayers)  # 1 where sites are parallel
         entry = StreamEnd(scheme, Site(0, "entry", depth, count), spec).to(device=like.device, dtype=like.dtype)
         exit = Exit(scheme, Site(depth - 1, "exit", depth, count), spec, like.dtype).to(like.device)
         exit.own.to(like.dtype)
         blocks[0].entry = entry
-        target = norm_in(exit.own, "norm")
         if last is None:
             blocks[-1].exit = exit
             continue
-        if target is not None:
+        if (target := norm_in(exit.own, "norm")) is not None:
             copy_gains(last, target, stack.gain_offset)
-            carried |= {id(p) for p in target.parameters()}
         model.set_submodule(join_path(base, stack.exit or ""), exit)
-    return carried
 
 
-def replace_block(block: Any, layer: int, depth: int, scheme: Scheme, stack: Stack, dim: int) -> set[int]:
+def replace_block(block: Any, layer: int, depth: int, scheme: Scheme, stack: Stack, dim: int) -> None:
     """The same for one block. ConfigError if a parameter of it is in no branch and in no norm."""
-    heirs: list[nn.Module | None] = []
     norms = [p for sub in stack.of(layer) for path in sub.norms for p in block.get_submodule(path).parameters()]
     residuals = nn.ModuleDict()
     for sublayer in stack.of(layer):
         site = Site(layer, sublayer.kind, depth, stack.count)
-        residuals[sublayer.kind] = residual = site_of(block, sublayer, stack, scheme, site, dim)
-        branch: Any = residual.branch
-        heirs += [norm_in(residual.own, role) for role in sublayer.norms.values()]
-        heirs += [chain.gains for chain in branch.chains]
+        residuals[sublayer.kind] = site_of(block, sublayer, stack, scheme, site, dim)
     known = {id(p) for p in (*residuals.parameters(), *norms)}
     lost = [name for name, p in block.named_parameters() if id(p) not in known]
     if lost:
@@ -251,4 +235,3 @@ def replace_block(block: Any, layer: int, depth: int, scheme: Scheme, stack: Sta
     block._modules = {"residuals": residuals, "entry": None, "exit": None}
     stock: Any = type(block)
     block.__class__ = block_class(stock)
-    return {id(p) for heir in heirs if heir is not None for p in heir.parameters()}

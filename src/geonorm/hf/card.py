@@ -9,11 +9,6 @@ from ..models.config import DecoderConfig
 from ..schemes import parse
 
 
-def task_of(shape: DecoderConfig) -> tuple[str, str]:
-    """The task by the hub's name, and what its losses are of."""
-    return ("text-generation", "token") if shape.causal else ("fill-mask", "masked token")
-
-
 def card(
     shape: DecoderConfig,
     settings: dict[str, Any],
@@ -33,13 +28,13 @@ def card(
     # A 1.05M-parameter language model under the residual scheme `pre`
     """
     scheme = parse(shape.scheme)
-    task, predicted = task_of(shape)
+    task, predicted = ("text-generation", "token") if shape.causal else ("fill-mask", "masked token")
     parts = [
         f"---\nlibrary_name: transformers\npipeline_tag: {task}\ntags: [geonorm, residual-scheme]\n"
         "license: other\nlicense_name: not-stated\n---",
         f"# A {summary['parameters'] / 1e6:.3g}M-parameter language model under the residual scheme `{scheme}`",
         f"`{scheme.about.equation}`  \n({scheme.about.source})" if scheme.about.equation else "",
-        "## Load it\n\n```python\n" + usage(model_type, remote_code, shape) + "\n```",
+        f"## Load it\n\n```python\n{loading('FOLDER', shape, model_type, remote_code)}\n```",
         "## How it was trained\n\n" + facts(shape, settings, summary, environment),
         f"Loss on held-out text in nats per {predicted}: {known(summary['val_loss'])}; in bits per byte: "
         f"{known(summary['val_bpb'])}. One run with one seed: it says nothing about the noise between seeds.",
@@ -51,24 +46,12 @@ def card(
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def usage(model_type: str, remote_code: bool, shape: DecoderConfig) -> str:
-    first = "" if model_type != "geonorm" or remote_code else "import geonorm.hf  # registers the architecture\n"
+def loading(folder: str, shape: DecoderConfig, model_type: str, remote_code: bool) -> str:
+    """The line of Python that loads an exported folder."""
+    ours = "geonorm.hf, " if model_type == "geonorm" and not remote_code else ""
     trust = ", trust_remote_code=True" if remote_code else ""
-    if not shape.causal:
-        return (
-            f"{first}from transformers import pipeline\n\n"
-            f'fill = pipeline("fill-mask", "FOLDER"{trust})\n'
-            'print(fill(f"Once upon a {fill.tokenizer.mask_token}"))'
-        )
-    # AutoTokenizer reads the configuration first, and asks before it runs the code that this names
-    auto = "PreTrainedTokenizerFast" if remote_code else "AutoTokenizer"
-    return (
-        f"{first}from transformers import AutoModelForCausalLM, {auto}\n\n"
-        f'tokenizer = {auto}.from_pretrained("FOLDER")\n'
-        f'model = AutoModelForCausalLM.from_pretrained("FOLDER"{trust})\n'
-        'ids = tokenizer("Once", return_tensors="pt").input_ids\n'
-        "print(tokenizer.decode(model.generate(ids, max_new_tokens=40)[0]))"
-    )
+    kind = "CausalLM" if shape.causal else "MaskedLM"
+    return f"import {ours}transformers; transformers.AutoModelFor{kind}.from_pretrained({folder!r}{trust})"
 
 
 def facts(shape: DecoderConfig, settings: dict[str, Any], summary: dict[str, Any], environment: dict[str, Any]) -> str:

@@ -51,8 +51,8 @@ PAD_NAMES = ("<|padding|>", "<|pad|>", "<pad>", "[PAD]", "<PAD>", "<|finetune_ri
 def padding(tokenizer: Tokenizer, end: int) -> int:
     """The id that fills up a batch: a token of its own where the tokenizer has one, for what is trained on a text that
     ends in padding does not learn its end; else `end`."""
-    found = (tokenizer.token_to_id(name) for name in PAD_NAMES)
-    return next((i for i in found if i is not None), end)
+    ids = (tokenizer.token_to_id(name) for name in PAD_NAMES)
+    return next((i for i in ids if i is not None), end)
 
 
 def fast_tokenizer(text: str, end: int, context: int, mask: int | None = None) -> Any:
@@ -125,19 +125,12 @@ def export(
         model = to_stock(model, model_type)
     if remote_code:
         model.config.auto_map = auto_map(decoder.config)
-    note_data(model, trained_on)
+    if trained_on:  # whatever the architecture: what was trained on is not held out
+        model.config.trained_on_sha256 = trained_on
     if decoder.config.causal:
         model.generation_config = transformers.GenerationConfig(**{"pad_token_id": end, **tokens})
     files = {"README.md": card, FILE: source}
     return put_folder(model, to, files, fast_tokenizer(tokenizer, end, decoder.config.context, mask), shard)
-
-
-def note_data(model: Any, sha256: str | None) -> None:
-    """In config.json, whatever the architecture: what was trained on is not held out. Of several texts the hashes stand
-    one after the other."""
-    before = getattr(model.config, "trained_on_sha256", None)
-    if found := " ".join(dict.fromkeys(f"{before or ''} {sha256 or ''}".split())):
-        model.config.trained_on_sha256 = found
 
 
 def put_folder(model: Any, to: Path, files: Mapping[str, str], tokenizer: Any = None, shard: str = "5GB") -> Path:

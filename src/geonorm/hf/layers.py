@@ -5,37 +5,30 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from ..models.attention import SelfAttention
 from ..models.config import TransformerConfig
 from ..models.decoder import Block, ParallelBlock
-from ..norms import upcast
 from ..schemes import Scheme, Site
 from .config import GeoNormConfig
-from .versions import CACHE
+
+CACHE = "cache" if "cache" in BaseModelOutputWithPast.__dataclass_fields__ else "past_key_values"
+"""What this release calls the cache of keys and values: past_key_values until 5.23."""
 
 
-def eager(
-    module: nn.Module,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    **unused: Any,
-) -> tuple[Tensor, Tensor]:
-    """Attention step by step: (batch, tokens, heads, head_dim) and the weights (batch, heads, tokens, keys)."""
-    groups = q.shape[1] // k.shape[1]
-    if groups > 1:
-        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-    scores = q @ k.transpose(-1, -2) * scaling
-    weights = torch.softmax(scores if mask is None else scores + mask, -1, dtype=upcast(scores[:0]).dtype).to(q.dtype)
-    return (nn.functional.dropout(weights, dropout) @ v).transpose(1, 2).contiguous(), weights
+def one_cache(past_key_values: Any, cache: Any, arguments: dict[str, Any]) -> Any:
+    """The cache, which may have either name. In releases that call it past_key_values, the paged cache of continuous
+    batching goes by the name of cache to the attention function, which fills it: it stays among the arguments."""
+    if cache is not None and CACHE != "cache" and not isinstance(cache, Cache):
+        arguments["cache"] = cache
+        return None
+    return past_key_values if cache is None else cache
 
 
 class Attend(nn.Module):
@@ -53,7 +46,7 @@ class Attend(nn.Module):
         self.scaling = head_dim**-0.5
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **more: Any) -> tuple[Tensor, Any]:
-        function = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager)
+        function = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         out: tuple[Tensor, Any] = function(self, q, k, v, mask, scaling=self.scaling, **more)
         return out
 

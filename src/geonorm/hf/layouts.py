@@ -248,14 +248,6 @@ SHARED = ("vocab_size", "width", "hidden", "layers", "heads", "kv_heads", "conte
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
-def layouts_of(model_type: str) -> list[Layout]:
-    """The layouts of an architecture. ConfigError where none is known."""
-    layouts = [layout for layout in LAYOUTS if layout.model_type == model_type]
-    if not layouts:
-        raise ConfigError(unknown("architecture", model_type, {layout.model_type for layout in LAYOUTS}))
-    return layouts
-
-
 def layout_of(config: DecoderConfig, model_type: str | None = None) -> Layout:
     """The architecture that a decoder equals: the one of that name, or the first. ConfigError names what stands in the
     way.
@@ -266,7 +258,11 @@ def layout_of(config: DecoderConfig, model_type: str | None = None) -> Layout:
     """
     scheme = parse(config.scheme)
     plain = str(enter_as(scheme, "embedding"))
-    candidates = LAYOUTS if model_type is None else layouts_of(model_type)
+    candidates = [layout for layout in LAYOUTS if model_type in (None, layout.model_type)]
+    if not candidates:
+        raise ConfigError(
+            unknown("layout", str(model_type), {"geonorm", "stock", *(each.model_type for each in LAYOUTS)})
+        )
     by_scheme = [layout for layout in candidates if plain in layout.schemes]
     if not by_scheme:
         known = ", ".join(sorted({layout.schemes[0] for layout in candidates}))
@@ -291,15 +287,8 @@ def layout_of(config: DecoderConfig, model_type: str | None = None) -> Layout:
     return layout
 
 
-def check_layout(layout: str) -> None:
-    """ConfigError for a --layout that does not exist."""
-    if layout not in (valid := {"geonorm", "stock", *(each.model_type for each in LAYOUTS)}):
-        raise ConfigError(unknown("layout", layout, valid))
-
-
 def architecture(config: DecoderConfig, layout: str) -> str:
     """The model_type of an export for --layout: geonorm, an architecture, or stock for the first that is equal."""
-    check_layout(layout)
     if layout == "geonorm":
         return layout
     return layout_of(config, None if layout == "stock" else layout).model_type

@@ -30,14 +30,11 @@ def loaded_kept(module: nn.Module) -> Iterator[None]:
 def share_weights(kind: Any, config: Any, ours: nn.Module, rename: Callable[[str], str]) -> Any:
     """A model of transformers with the very weights of ours, whose names it changes."""
     with torch.device("meta"):
-        found = kind(config)
+        model = kind(config)
     weights = {rename(name): value for name, value in ours.state_dict(keep_vars=True).items()}
-    frozen = [parameter for parameter in ours.parameters() if not parameter.requires_grad]
-    found.load_state_dict(weights, strict=True, assign=True)
-    found.tie_weights()
-    for parameter in frozen:
-        parameter.requires_grad_(False)
-    return found.train(ours.training)
+    model.load_state_dict(weights, strict=True, assign=True)
+    model.tie_weights()
+    return model.train(ours.training)
 
 
 class ReadsFolders:

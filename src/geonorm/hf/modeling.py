@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel, initialization as init
 from transformers.cache_utils import DynamicCache
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast, MaskedLMOutput
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
@@ -27,9 +27,8 @@ from ..norms import upcast
 from ..residual import Residual, StreamEnd
 from ..schemes import Scheme, Site, belongs_to_scheme, restore
 from .config import SLIDING, GeoNormConfig, layer_types
-from .layers import LAYERS, Attend, HiddenState
+from .layers import CACHE, LAYERS, Attend, HiddenState, one_cache
 from .loading import LOADED, ReadsFolders, loaded_kept
-from .versions import CACHE, one_cache
 
 
 class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
@@ -109,11 +108,6 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
             scheme.constrain({role: [weight]})
 
 
-def like(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """As much of the stream as masks are made from: batch, length, device, dtype."""
-    return x.new_empty((*x.shape[:2], 0), dtype=dtype)
-
-
 class GeoNormModel(GeoNormPreTrainedModel):
     """The stream from embedding to exit; returns the last hidden states in the dtype of the embedding.
 
@@ -186,7 +180,7 @@ class GeoNormModel(GeoNormPreTrainedModel):
             masks = {
                 kind: (create_sliding_window_causal_mask if kind == SLIDING else create_causal_mask)(
                     config=self.config,
-                    inputs_embeds=like(x, dtype),
+                    inputs_embeds=x.new_empty((*x.shape[:2], 0), dtype=dtype),  # as much as masks are made from
                     attention_mask=attention_mask,
                     position_ids=position_ids,
                     **{CACHE: before},
@@ -244,6 +238,44 @@ class GeoNormLanguageModel(GeoNormPreTrainedModel):
         logits: Tensor = self.lm_head(hidden)
         return logits if self.logits_slot is None else self.logits_slot(logits)
 
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        cache: Any = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """labels: ids to predict, (batch, tokens), -100 where there is nothing to predict; of a causal model they are
+        shifted inside."""
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            cache=cache,
+            **kwargs,
+        )
+        logits = self.logits(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            **{CACHE: getattr(outputs, CACHE)},
+        )
+
     @torch.no_grad()
     def resize_token_embeddings(self, *args: Any, **settings: Any) -> nn.Embedding:
         """As of any of these models; the scheme's scale on logits grows too."""
@@ -271,43 +303,6 @@ class GeoNormForCausalLM(GeoNormLanguageModel, GenerationMixin):
 
     is_causal = True
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Any = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        cache: Any = None,
-        **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
-        """labels: ids to predict, (batch, tokens), shifted inside, -100 where there is nothing to predict."""
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            cache=cache,
-            **kwargs,
-        )
-        logits = self.logits(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-            **{CACHE: getattr(outputs, CACHE)},
-        )
-
 
 class GeoNormForMaskedLM(GeoNormLanguageModel):
     """The language model that sees both sides of a token and predicts those that are masked.
@@ -319,36 +314,3 @@ class GeoNormForMaskedLM(GeoNormLanguageModel):
     """
 
     is_causal = False
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        **kwargs: Any,
-    ) -> MaskedLMOutput:
-        """labels: ids to predict, (batch, tokens), each at its own place, -100 where there is nothing to predict."""
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            **kwargs,
-        )
-        logits = self.logits(outputs.last_hidden_state)
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        return MaskedLMOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
-
-
-def language_model(model: object) -> GeoNormForCausalLM:
-    """The model itself. ConfigError if it is none of ours, as a stock model is none."""
-    if not isinstance(model, GeoNormForCausalLM):
-        raise ConfigError(f"expected a GeoNormForCausalLM, got {type(model).__name__}")
-    return model

@@ -1,9 +1,9 @@
 """One readable modeling file that needs torch and transformers alone: what a model folder carries for `auto_map`.
 
 It is made from the source of this package: the definitions that the model classes and the schemes of one model reach,
-in the order of their modules, comments and docstrings included, imports among modules left out. Where two modules use
-one name for different things, one of them takes its module's name in front. The fused kernels stay behind: the
-geodesic update is the closed form in plain PyTorch, which is what runs on a CPU here too (single_file.py).
+in the order of their modules, docstrings included, imports among modules left out. No name may be that of
+two things. The fused kernels stay behind: the geodesic update is the closed form in plain PyTorch, which is what runs
+on a CPU here too (single_file.py).
 """
 
 from __future__ import annotations
@@ -30,14 +30,11 @@ from ..schemes.registry import name_of
 
 
 class Use(NamedTuple):
-    """A name that is bound nowhere around it: its line, from 1, and columns in bytes."""
+    """A name that is bound nowhere around it."""
 
     name: str
     attribute: str | None
     """What is asked of it: dot in sphere.dot."""
-    line: int
-    start: int
-    end: int
     eager: bool
     """Whether it is needed when the definition is made, and not only when a function runs."""
 
@@ -59,14 +56,11 @@ def free_names(code: CodeType, eager: bool = True) -> Iterator[Use]:
     if code.co_flags & inspect.CO_OPTIMIZED:  # a function; what is in <brackets> is a comprehension, which runs at once
         eager = eager and code.co_name.startswith("<") and code.co_name not in ("<lambda>", "<genexpr>")
     steps = list(get_instructions(code))
-    own = {step.argval for step in steps if step.opname == "STORE_NAME"} if code.co_name != "<module>" else set()
+    bound = {step.argval for step in steps if step.opname == "STORE_NAME"} if code.co_name != "<module>" else set()
     for step, after in zip(steps, [*steps[1:], None], strict=True):
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval not in own and step.positions:
-            asked = after.argval if after is not None and after.opname in ("LOAD_ATTR", "LOAD_METHOD") else None
-            line, _, start, end = step.positions
-            if line is None or start is None or end is None:
-                raise ConfigError("--remote-code needs Python's columns: unset PYTHONNODEBUGRANGES")
-            yield Use(step.argval, asked, line, start, end, eager)
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval not in bound:
+            is_attribute = after is not None and after.opname in ("LOAD_ATTR", "LOAD_METHOD")
+            yield Use(step.argval, after.argval if after is not None and is_attribute else None, eager)
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield from free_names(inner, eager)
@@ -94,10 +88,9 @@ Place = tuple[str, str]  # (module, name of a definition)
 
 @dataclass
 class Definition:
-    """A function, class or constant at the top of a module: its lines, and the names that it takes from outside."""
+    """A function, class or constant at the top of a module: its text, and the names that it takes from outside."""
 
-    name: str
-    lines: list[str]
+    text: str
     uses: list[Use]
 
 
@@ -122,18 +115,16 @@ class Module:
             elif isinstance(node, (ast.Import, ast.ImportFrom)) and node in tree.body:
                 for alias in node.names:
                     home = str(node.module) if isinstance(node, ast.ImportFrom) else ""
-                    said = f"{alias.name} as {alias.asname}" if alias.asname else alias.name
-                    self.outside[alias.asname or alias.name.split(".")[0]] = home, said
+                    name = f"{alias.name} as {alias.asname}" if alias.asname else alias.name
+                    self.outside[alias.asname or alias.name.split(".")[0]] = home, name
         for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
-            if (found := defined(node)) is None:
+            if (defined_name := defined(node)) is None:
                 continue
             first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
             last = after.end_lineno if is_text(after) and after else node.end_lineno
-            while first > 1 and lines[first - 2].startswith("#") and lines[first - 2] != LEFT_OUT:
-                first -= 1
-            own = lines[first - 1 : last]
-            code = compile("\n".join(own), str(self.path), "exec", dont_inherit=True)
-            self.definitions[found] = Definition(found, own, list(free_names(code)))
+            source = "\n".join(line for line in lines[first - 1 : last] if line != LEFT_OUT)
+            code = compile(source, str(self.path), "exec", dont_inherit=True)
+            self.definitions[defined_name] = Definition(source, list(free_names(code)))
 
     def take(self, node: ast.ImportFrom) -> None:
         """An import from the package."""
@@ -159,36 +150,27 @@ def of_ours(module: str | None) -> bool:
 def read_theirs(kind: type[Scheme]) -> Module:
     """The source of a scheme from elsewhere. ConfigError for one that the file cannot carry."""
     place, text = elsewhere.place_of(kind), elsewhere.source_of(kind)
-    refuse = f"--remote-code cannot carry scheme {place}:{kind.__qualname__}: "
-    alone = f"{refuse}it must stand at the top of one file that imports none beside it"
     if text is None or "." in kind.__qualname__:
-        raise ConfigError(alone)
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        wanted = [node.module or "."] if isinstance(node, ast.ImportFrom) else names
-        if getattr(node, "level", 0) or any(Path(place).with_name(f"{name}.py").exists() for name in wanted):
-            raise ConfigError(alone)
-        inner = isinstance(node, ast.ImportFrom) and of_ours(node.module) and node not in tree.body
-        if inner or any(map(of_ours, names)):
-            raise ConfigError(f"{refuse}write `from geonorm... import NAME`, at the top, where it imports from geonorm")
+        name = f"{place}:{kind.__qualname__}"
+        raise ConfigError(f"--remote-code cannot carry scheme {name}: it must stand at the top of one file")
     return Module(f"theirs.{re.sub(r'[^A-Za-z0-9]+', '_', place).strip('_')}", text)
 
 
 class Bundle:
-    """The definitions that some roots reach, and a name for each that no other definition, import or builtin has."""
+    """The definitions that some roots reach, and the names by which they know one another."""
 
     def __init__(self, roots: list[Place], theirs: Mapping[str, Module]) -> None:
         self.theirs = theirs
-        self.found: dict[Place, Definition] = {}
-        self.outside: dict[str, tuple[str, str]] = {}
+        self.reached: dict[Place, Definition] = {}
+        self.outside: dict[str, tuple[str, str]] = {"SimpleNamespace": ("types", "SimpleNamespace")}
+        self.names: dict[str, Place] = {}
+        """Every name of the file and what it is of ours, by another name too."""
+        self.modules: dict[str, set[str]] = defaultdict(set)
+        """Modules of ours that are used by name, with what is asked of each."""
         for root in roots:
-            self.reach(root)
-        taken = {*self.outside, *dir(builtins)}
-        self.renamed: dict[Place, str] = {}
-        for home, name in self.found:
-            self.renamed[home, name] = f"{home.replace('.', '_')}_{name}" if name in taken else name
-            taken.add(name)
+            self.reach(root, root[1])
+        if clash := {*self.names, *self.modules} & {*self.outside, *dir(builtins)}:
+            raise LookupError(f"{min(clash)} is the name of two things")
 
     def read(self, name: str) -> Module:
         return self.theirs[name] if name in self.theirs else read_ours(name)
@@ -205,37 +187,30 @@ class Bundle:
         """Every use of a definition of the package. `sphere.dot` is a use of dot."""
         ours = self.read(home).ours
         for use in definition.uses:
-            through = use.name in ours and not ours[use.name][1]
-            place = self.place(ours[use.name][0], use.attribute or "") if through else self.place(home, use.name)
+            is_module = use.name in ours and not ours[use.name][1]
+            place = self.place(ours[use.name][0], use.attribute or "") if is_module else self.place(home, use.name)
             if place:
-                yield (use._replace(end=use.end + len(f".{use.attribute}".encode())) if through else use), place
+                yield use, place
+                if is_module:
+                    self.modules[use.name].add(place[1])
 
-    def reach(self, place: Place) -> None:
-        if place in self.found:
+    def reach(self, place: Place, name: str) -> None:
+        """Take up a definition, which the file knows by a name, and what it uses."""
+        if self.names.setdefault(name, place) != place:
+            raise LookupError(f"{name} is the name of two things")
+        self.names.setdefault(place[1], place)
+        if place in self.reached:
             return
         home = self.read(place[0])
-        definition = self.found[place] = home.definitions[place[1]]
-        for _, target in self.uses(home.name, definition):
-            self.reach(target)
+        definition = self.reached[place] = home.definitions[place[1]]
+        for use, target in self.uses(home.name, definition):
+            self.reach(target, target[1] if use.name in self.modules else use.name)
         for name in {use.name for use in definition.uses}:
             if name in home.outside:
+                if of_ours(home.outside[name][1].split()[0]):
+                    raise LookupError(f"write `from geonorm... import NAME`, not {name}")
                 if self.outside.setdefault(name, home.outside[name]) != home.outside[name]:
                     raise LookupError(f"{place}: {home.outside[name]} is not the {name} of {self.outside[name]}")
-            elif not (name in home.ours or name in home.definitions or hasattr(builtins, name) or name[:2] == "__"):
-                raise LookupError(f"{place}: where does {name} come from? remote.py reads one name to an assignment")
-
-    def text(self, home: str, definition: Definition) -> str:
-        lines = list(definition.lines)
-        for use, place in sorted(self.uses(home, definition), reverse=True, key=lambda found: found[0][2:4]):
-            if self.renamed[place] != use.name:  # columns count bytes
-                row = lines[use.line - 1].encode()
-                new = row[: use.start] + self.renamed[place].encode() + row[use.end :]
-                lines[use.line - 1] = new.decode()
-        own = self.renamed[home, definition.name]
-        if own != definition.name:
-            at = next(i for i, line in enumerate(lines) if definition.name in line and not line.startswith("@"))
-            lines[at] = lines[at].replace(definition.name, own, 1)
-        return "\n".join(line for line in lines if line != LEFT_OUT)
 
     def order(self) -> list[str]:
         """Modules such that what a definition needs when it is made stands before it."""
@@ -246,29 +221,37 @@ class Bundle:
             if name in waiting:
                 return
             waiting.add(name)
-            for (home, _), definition in self.found.items():
+            for (home, _), definition in self.reached.items():
                 if home == name:
                     for use, place in self.uses(home, definition):
                         if use.eager:
                             visit(place[0])
             done.append(name)
 
-        for home in sorted({home for home, _ in self.found}, key=lambda home: (LAYERS.index(home.split(".")[0]), home)):
+        for home in sorted(
+            {home for home, _ in self.reached}, key=lambda home: (LAYERS.index(home.split(".")[0]), home)
+        ):
             visit(home)
         return done
 
     def source(self, about: str, names: Mapping[str, Place]) -> str:
         """The whole text. names: of schemes that do not register themselves."""
         imports: dict[str, list[str]] = defaultdict(list)
-        for home, said in sorted(set(self.outside.values())):
-            imports[f"from {home} import " if home else f"import {said}"].append(said if home else "")
+        for home, name in sorted(set(self.outside.values())):
+            imports[f"from {home} import " if home else f"import {name}"].append(name if home else "")
         parts = [f'"""{about}"""\n\nfrom __future__ import annotations\n']
-        parts += [head + ", ".join(filter(None, said)) for head, said in imports.items()]
-        for name in self.order():
-            parts.append(f"\n# {name.replace('.', '/') or 'geonorm'}\n")
-            inside = [d for d in self.read(name).definitions.values() if (name, d.name) in self.found]
-            parts.extend(f"\n{self.text(name, definition)}\n" for definition in inside)
-        parts.extend(f"\nREGISTRY[{name!r}] = {self.renamed[place]}\n" for name, place in names.items())
+        parts += [head + ", ".join(filter(None, listed)) for head, listed in imports.items()]
+        for home in self.order():
+            parts.append(f"\n# {home.replace('.', '/') or 'geonorm'}\n")
+            for name in [name for name in self.read(home).definitions if (home, name) in self.reached]:
+                aliases = [other for other, place in self.names.items() if place == (home, name) and other != name]
+                parts.append(
+                    "\n".join(["", self.reached[home, name].text, *(f"{each} = {name}" for each in aliases), ""])
+                )
+        for module, asked_for in self.modules.items():
+            fields = ", ".join(f"{name}={name}" for name in sorted(asked_for))
+            parts.append(f"\n{module} = SimpleNamespace({fields})\n")
+        parts.extend(f"\nREGISTRY[{name!r}] = {place[1]}\n" for name, place in names.items())
         return "\n".join(parts)
 
 
@@ -303,7 +286,7 @@ def modeling_source(scheme: Scheme) -> str:
         """)
     try:
         return Bundle([*roots, *names.values()], theirs).source(about, names)
-    except (LookupError, SyntaxError) as error:
+    except (LookupError, SyntaxError, OSError) as error:
         if not theirs:
             raise
         raise ConfigError(f"--remote-code cannot carry scheme {', '.join(names)}: {error}") from None

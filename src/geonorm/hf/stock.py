@@ -16,7 +16,7 @@ from transformers import initialization
 from ..errors import ConfigError
 from ..models.config import DecoderConfig
 from .layouts import Layout, layout_of
-from .modeling import GeoNormForCausalLM, language_model
+from .modeling import GeoNormForCausalLM
 
 EMBEDDING = "model.embed_tokens.weight"
 Weights = dict[str, Tensor]
@@ -25,7 +25,7 @@ Weights = dict[str, Tensor]
 @torch.no_grad()
 def to_stock(model: GeoNormForCausalLM, model_type: str | None = None) -> Any:
     """The same function as a model of transformers: of that architecture, or of the first that is equal. Memory is
-    shared where a weight is the same there, and what is frozen stays so. Where the stream enters as N(embedding), the
+    shared where a weight is the same there. Where the stream enters as N(embedding), the
     rows of the embedding are normalised once and for all. ConfigError if no architecture is equal.
 
         >>> from geonorm import hf
@@ -33,19 +33,17 @@ def to_stock(model: GeoNormForCausalLM, model_type: str | None = None) -> Any:
         >>> type(hf.to_stock(hf.GeoNormForCausalLM(hf.GeoNormConfig(scheme="pre", **size)))).__name__
         'LlamaForCausalLM'
     """
-    config = language_model(model).config.shape()
+    config = model.config.shape()
     layout = layout_of(config, model_type)
     with initialization.no_init_weights():
         out = transformers.AutoModelForCausalLM.from_config(layout.configuration(model.config))
     weights = model.state_dict()
-    trained = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
     embedding = model.model.entry(weights[EMBEDDING])
     weights[EMBEDDING] = embedding / config.width**0.5 if layout.scaled else embedding
-    found, wanted, offset = Weights(), out.state_dict(), layout.stack.gain_offset
+    stock, wanted, offset = Weights(), out.state_dict(), layout.stack.gain_offset
     for ours, theirs in layout.pairs(config):
         for kind in ("weight", "bias"):
-            sources = [name for place in ours if (name := f"{place}.{kind}") in weights]
-            parts = [weights.pop(name) for name in sources]
+            parts = [weights.pop(name) for place in ours if (name := f"{place}.{kind}") in weights]
             names = [name for place in theirs if (name := f"{place}.{kind}") in wanted]
             if parts and not names and any(part.any() for part in parts):
                 raise ConfigError(
@@ -53,20 +51,16 @@ def to_stock(model: GeoNormForCausalLM, model_type: str | None = None) -> Any:
                     "--layout geonorm"
                 )
             for name in names:
-                # what is neutral trains unless nothing does
-                out.get_parameter(name).requires_grad_(bool(trained.intersection(sources or trained)))
-                if not parts:
-                    found[name] = neutral(wanted[name], kind, offset).to(embedding.dtype)
-                    continue
-                found[name] = join_weights(parts, is_turned(ours[0], kind, layout), layout, config)
-                if name != names[0]:
-                    found[name] = found[name].clone()  # files hold no shared memory
-                if offset and is_gain(ours[0]):
-                    found[name] = found[name] - offset
+                value = neutral(wanted[name], kind).to(embedding.dtype)
+                if parts:
+                    is_matrix = kind == "weight" and ".branch." in ours[0] and not is_gain(ours[0])
+                    value = join_weights(parts, layout.transposed and is_matrix, layout, config)
+                value = value - offset if offset and kind == "weight" and is_gain(ours[0]) else value
+                stock[name] = value if name == names[0] else value.clone()  # files hold no shared memory
     left = set(weights) & {name for name, _ in model.named_parameters()}
     if left:
         raise ConfigError(f"{layout.model_type} has no equal for {min(left)}: use --layout geonorm")
-    out.load_state_dict(found, strict=True, assign=True)
+    out.load_state_dict(stock, strict=True, assign=True)
     out.tie_weights()
     return out.train(model.training)
 
@@ -75,18 +69,9 @@ def is_gain(name: str) -> bool:
     return ".own." in name or ".norms." in name
 
 
-def is_matrix(name: str) -> bool:
-    return ".branch." in name and not is_gain(name)
-
-
-def neutral(like: Tensor, kind: str, offset: float = 0.0) -> Tensor:
-    """A gain of 1, as it is stored, or a bias of 0."""
-    return torch.full(like.shape, 0.0 if kind == "bias" else 1.0 - offset)
-
-
-def is_turned(name: str, kind: str, layout: Layout) -> bool:
-    """Whether it is stored (in, out) there."""
-    return layout.transposed and kind == "weight" and is_matrix(name)
+def neutral(like: Tensor, kind: str) -> Tensor:
+    """A gain of 1 or a bias of 0."""
+    return torch.full(like.shape, 0.0 if kind == "bias" else 1.0)
 
 
 def join_weights(parts: Sequence[Tensor], turn: bool, layout: Layout, config: DecoderConfig) -> Tensor:

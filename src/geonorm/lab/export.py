@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from .. import hf
+from ..hf.card import loading
 from ..hf.export import check_target, export
-from ..hf.layouts import architecture, check_layout
+from ..hf.layouts import architecture
 from ..settings import to_dict
 from .config import ExportConfig
 from .open import open_run, read_finished, run_of
@@ -18,7 +19,6 @@ def export_run(options: ExportConfig) -> list[str]:
     that is not finished and a folder that is not empty."""
     to = Path(options.to)
     check_target(to)
-    check_layout(options.layout)
     path = Path(run_of(options.run, options.scheme))
     summary, environment, _ = read_finished(path)
     run = open_run(path)
@@ -28,7 +28,4 @@ def export_run(options: ExportConfig) -> list[str]:
     export(run.model, run.tokenizer.json, run.tokenizer.eos, to, options.layout, options.remote_code, text,
            mask=None if shape.causal else run.tokenizer.mask,
            trained_on=" ".join(sorted(seen_data(path))))  # fmt: skip
-    ours = "geonorm.hf, " if model_type == "geonorm" and not options.remote_code else ""
-    how = f"{str(to)!r}, trust_remote_code=True" if options.remote_code else repr(str(to))
-    kind = "CausalLM" if shape.causal else "MaskedLM"
-    return [str(to), f"load it: import {ours}transformers; transformers.AutoModelFor{kind}.from_pretrained({how})"]
+    return [str(to), f"load it: {loading(str(to), shape, model_type, options.remote_code)}"]

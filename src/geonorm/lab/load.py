@@ -24,7 +24,7 @@ from .statistics.comparison import aggregate
 Row = TypeVar("Row", bound=Record)
 KINDS: dict[str, type[Record]] = {"metrics": MetricRow, "trace": TraceRow, "norms": TraceRow}
 """By the name of a file of a run, its records."""
-LINES = {"sites": "trace", "norms": "norms", "ablation": "ablation", "layers": "layers"}
+LINES = {"sites": "trace", "norms": "norms", "ablation": "ablation"}
 """By table of a probe, the name of its file."""
 
 

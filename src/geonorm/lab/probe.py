@@ -3,7 +3,7 @@
 A model is opened and its data become batches (`probe_inputs`), the batches run under hooks (`measure_model`), the
 measures become the rows of a `ProbeResult`, and these the files of a folder (`probe_files`):
 
-DIR/config.yaml  environment.json  trace.jsonl  norms.jsonl  [ablation.jsonl]  [layers.jsonl]
+DIR/config.yaml  environment.json  trace.jsonl  norms.jsonl  [ablation.jsonl]
 summary.json  report.html  figures/
 """
 
@@ -46,7 +46,7 @@ class ProbeResult(Result):
     """The measures of one model.
 
     sites: one row per sub-layer (columns of trace.jsonl); norms: one per norm; schedule: laws of the implied step size
-    by stack and kind of sub-layer; layers: likeness of depths; ablation: the loss without blocks; loss: of the whole
+    by stack and kind of sub-layer; ablation: the loss without blocks; loss: of the whole
     model on the same tokens, in nats. `frame("norms")` is a table of rows, `plot()` a figure of the report.
 
     >>> import torch, geonorm
@@ -67,7 +67,6 @@ class ProbeResult(Result):
     schedule: dict[str, Any] = field(default_factory=dict)
     ablation: list[dict[str, Any]] = field(default_factory=list)
     loss: float | None = None
-    layers: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def not_finite(self) -> str | None:
@@ -82,7 +81,7 @@ class ProbeResult(Result):
         return f"ProbeResult({self.name!r}, {self.tokens:,} tokens, {counts or 'no rows'}{broken})"
 
     def tables(self) -> dict[str, Rows]:
-        return {"sites": self.sites, "norms": self.norms, "ablation": self.ablation, "layers": self.layers}
+        return {"sites": self.sites, "norms": self.norms, "ablation": self.ablation}
 
     def files(self) -> dict[str, Any]:
         return probe_files([self])
@@ -134,7 +133,7 @@ def probe(
     >>> model = geonorm.Decoder(geonorm.DecoderConfig(scheme="pre", layers=2, width=8, heads=2, vocab_size=5))
     >>> result = geonorm.probe(model, torch.tensor([[0, 1, 2, 3]]))
     >>> result
-    ProbeResult('Decoder', 4 tokens, 4 rows of sites, 6 rows of norms, 3 rows of layers)
+    ProbeResult('Decoder', 4 tokens, 4 rows of sites, 6 rows of norms)
     """
     config = ProbeConfig(
         [model if isinstance(model, str) else "module"], tokens=tokens, context=context, batch=batch, bos=bos,
@@ -214,8 +213,8 @@ def measure_model(
         "scheme": probed_scheme(probed, sites),
         "depth": sites[0]["depth"] if sites else None,
     }
-    layers, seconds = probed.capture.layer_rows(), time.perf_counter() - started
-    return ProbeResult(name, tokens[-1], seconds, about, sites, norms, implied(sites), ablated, loss, layers)
+    seconds = time.perf_counter() - started
+    return ProbeResult(name, tokens[-1], seconds, about, sites, norms, implied(sites), ablated, loss)
 
 
 def probed_scheme(probed: ProbedModel, sites: Sequence[Mapping[str, Any]]) -> str | None:
@@ -248,7 +247,7 @@ def short_names(models: Sequence[str]) -> list[str]:
 
 def probe_files(results: Sequence[ProbeResult], data: str | None = None) -> dict[str, Any]:
     """Content of the files of a probe's folder, by name."""
-    tables = {"trace": "sites", "norms": "norms", "ablation": "ablation", "layers": "layers"}
+    tables = {"trace": "sites", "norms": "norms", "ablation": "ablation"}
     files: dict[str, Any] = {
         f"{file}.jsonl": [{"model": one.name, **finite_row(row)} for one in results for row in one.tables()[table]]
         for file, table in tables.items()

@@ -14,8 +14,6 @@ from ..parsing import finite_or_none
 from ..sphere import safe_divide
 from .metrics import (
     SAMPLE,
-    analytic_null,
-    concentration,
     norm_per_token,
     null_cosines,
     ones_per_token,
@@ -199,8 +197,6 @@ class SiteMeasure:
         self.moments: Moments | None = None
         self.null, self.sample = NullCosines(), Sample(SAMPLE)
         self.sequences, self.pairs = 0, 0.0
-        self.energy: Tensor | float = 0.0
-        self.direction: Tensor | float = 0.0
 
     @torch.no_grad()
     def update(self, x: Tensor, after: Tensor, u: Tensor | None = None, mask: Tensor | None = None) -> bool:
@@ -216,8 +212,6 @@ class SiteMeasure:
             columns["peak"] = safe_divide(columns["abs_peak"] * sqrt(x.shape[-1]), radius)
             values.append(torch.stack(list(columns.values())))
             self.null.update(part_x, radius)
-            weight = safe_divide(torch.ones_like(radius), radius)
-            self.energy = self.energy + (weight.square() @ squares).double()
         if not values:
             return False
         table = torch.cat(values, 1)
@@ -225,11 +219,11 @@ class SiteMeasure:
             self.moments = Moments(tuple(columns), x.device)
         self.moments.update(table)
         self.sample.update(rows)
-        self.add_directions(x, mask, radius=table[0])
+        self.add_pairs(x, mask, radius=table[0])
         return True
 
-    def add_directions(self, x: Tensor, mask: Tensor | None, radius: Tensor) -> None:
-        """Sums of directions: over each sequence for the cosine between its tokens, and over all for their mean."""
+    def add_pairs(self, x: Tensor, mask: Tensor | None, radius: Tensor) -> None:
+        """Sums over sequences of the mean cosine between two of their tokens."""
         weight = safe_divide(torch.ones_like(radius), radius)
         if mask is None:
             weight = weight.view(x.shape[:2])
@@ -238,7 +232,6 @@ class SiteMeasure:
             weight = torch.zeros(x.shape[:2], dtype=radius.dtype, device=x.device).masked_scatter_(mask, weight)
             count = mask.sum(1)
         total = torch.stack([w @ single(row) for w, row in zip(weight, x, strict=True)]).double()
-        self.direction = self.direction + total.sum(0)
         squares = (weight > 0).sum(1)  # of unit rows: 1 each, 0 for a zero token
         several = count > 1
         cosine = (total.square().sum(-1) - squares) / (count * (count - 1)).clamp(min=1)
@@ -248,23 +241,14 @@ class SiteMeasure:
     def row(self) -> dict[str, Any]:
         if self.moments is None:
             return {"tokens": 0}
-        assert isinstance(self.direction, Tensor) and isinstance(self.energy, Tensor)
         n, (sample,) = self.moments.count, self.sample.rows
-        dim = sample.shape[-1]
         row: dict[str, Any] = {"tokens": n, **self.moments.row(short=("radius_after", "abs_peak"))}
-        resultant = finite_or_none((self.direction.norm() / n).item())
-        share, top = (self.energy / n).max(0)
         largest = self.moments.high[self.moments.names.index("abs_peak")].item()
         return {
             **row,
             "radius_cv": row["radius_std"] / row["radius"] if row["radius"] else None,
             **self.null.row(),
-            "cos_null_analytic": analytic_null(dim),
             "cos_pair": finite_or_none(self.pairs / self.sequences) if self.sequences else None,
-            "resultant": resultant,
-            "concentration": None if resultant is None else concentration(resultant, dim),
-            "top_dim": int(top),
-            "top_dim_share": finite_or_none(share.item()),
             "abs_max": finite_or_none(largest),
             **sample_measures(sample, largest),
         }
@@ -273,36 +257,29 @@ class SiteMeasure:
 class NormMeasure:
     """One norm over any number of batches.
 
-    centred: True for a norm that removes the mean (LayerNorm), False for RMSNorm, None for any other. update(before,
-    after, weight, bias, mask): its input and output of shape (..., dim), the gain that multiplies (Gemma's 1 + w) and
-    the bias (or None); mask as for SiteMeasure. row() has the columns of norms.jsonl, over tokens as for sub-layers;
-    `_before` and `_after` are of the input and of the output.
+    update(before, after, mask): its input and output of shape (..., dim); mask as for SiteMeasure. row() has the
+    columns of norms.jsonl, over tokens as for sub-layers; `_before` and `_after` are of the input and of the output.
 
     >>> import torch
     >>> from geonorm.measure import NormMeasure
-    >>> measure, x = NormMeasure(centred=False), torch.eye(4)[None]
+    >>> measure, x = NormMeasure(), torch.eye(4)[None]
     >>> measure.update(x, torch.nn.functional.rms_norm(x, (4,)))
     >>> row = measure.row()
     >>> row["norm_before"], round(row["norm_after"], 3), row["rotation"]
     (1.0, 2.0, 0.0)
     """
 
-    def __init__(self, centred: bool | None) -> None:
-        self.centred = centred
+    def __init__(self) -> None:
         self.moments: Moments | None = None
         self.nulls = (NullCosines(), NullCosines())
         self.sample = Sample(SAMPLE // 2)
 
     @torch.no_grad()
-    def update(
-        self, before: Tensor, after: Tensor, weight: Tensor | None = None, bias: Tensor | None = None,
-        mask: Tensor | None = None,
-    ) -> None:  # fmt: skip
+    def update(self, before: Tensor, after: Tensor, mask: Tensor | None = None) -> None:
         xs, ys, values = flat(before, mask), flat(after, mask), []
         for part in chunks(xs):
             x, y = single(xs[part]), single(ys[part])
-            gain, shift = (None if v is None else v.detach().to(x.device, x.dtype) for v in (weight, bias))
-            columns = norm_per_token(x, y, gain, shift, self.centred)
+            columns = norm_per_token(x, y)
             for null, rows, end in zip(self.nulls, (x, y), ("before", "after"), strict=True):
                 radius = columns[f"norm_{end}"]
                 null.update(rows, radius)
@@ -321,4 +298,4 @@ class NormMeasure:
         row: dict[str, Any] = {"tokens": self.moments.count, **self.moments.row()}
         for null, rows, end in zip(self.nulls, self.sample.rows, ("_before", "_after"), strict=True):
             row |= null.row(end) | {f"{key}{end}": value for key, value in principal(rows).items()}
-        return row | {"cos_null_analytic": analytic_null(self.sample.rows[0].shape[-1])}
+        return row

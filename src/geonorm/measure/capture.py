@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from .accumulate import NormMeasure, Sample, SiteMeasure, filled, flat
+from .accumulate import NormMeasure, SiteMeasure, filled
 from .anatomy import Stack, blocks_of, join_path
-from .metrics import SAMPLE, likeness
-from .norms import NormFacts, channels_first, examine, norms_of
+from .norms import norms_of
 from .observe import ModelSite, end_kind, sites_of, stacks_of, watch, watch_calls
 
 
@@ -47,8 +46,6 @@ class SiteRecord:
     def __init__(self) -> None:
         self.measure = SiteMeasure()
         self.clamped, self.tokens = 0.0, 0
-        self.end = Sample(SAMPLE)
-        """The stream behind it: the same tokens as the measure's sample in front of it."""
 
     def row(self) -> dict[str, Any]:
         clamped = self.clamped / self.tokens if self.tokens else None
@@ -56,29 +53,18 @@ class SiteRecord:
 
 
 class NormRecord:
-    """Everything that is measured of one norm; its kind is found on its first input."""
+    """Everything that is measured of one norm."""
 
     def __init__(self, module: nn.Module, of_scheme: bool, about: dict[str, Any]) -> None:
         self.module, self.of_scheme, self.about = module, of_scheme, about
-        self.measure: NormMeasure | None = None
-        self.facts: NormFacts | None = None
+        self.measure = NormMeasure()
 
     def update(self, x: Tensor, y: Tensor, mask: Tensor | None) -> None:
-        if channels_first(self.module):
-            x, y = x.movedim(1, -1), y.movedim(1, -1)
         padded = mask is not None and not mask.all()
         if padded and x.dim() == 4 and not self.of_scheme:  # of queries or keys: either axis may be that of the tokens
             return
-        if self.facts is None or self.measure is None:
-            self.facts = examine(self.module, x)
-            self.measure = NormMeasure(self.facts.centred)
         mask = fit_mask(mask, x)
-        mask = filled(x, mask) if self.of_scheme else mask  # it may read all streams of a token at once
-        self.measure.update(x, y, self.facts.gain, self.facts.bias, mask)
-
-    def row(self) -> dict[str, Any]:
-        assert self.facts is not None and self.measure is not None
-        return {**self.about, "norm_kind": self.facts.kind, **self.measure.row()}
+        self.measure.update(x, y, filled(x, mask) if self.of_scheme else mask)  # it may read all streams at once
 
 
 class Capture:
@@ -92,7 +78,6 @@ class Capture:
         self.model = model
         self.stacks = stacks_of(model) if sites else []
         self.records = {place: SiteRecord() for place in (sites_of(model) if sites else ())}
-        self.last = {place.stack: place for place in self.records}
         self.norms: dict[str, NormRecord] = {}
         for name, about in self.norm_places():
             module = model.get_submodule(name)
@@ -146,8 +131,6 @@ class Capture:
         if clamped is not None:
             chosen = clamped.flatten() if mask is None else clamped[mask]
             record.clamped, record.tokens = record.clamped + chosen.sum().item(), record.tokens + chosen.numel()
-        if self.last[place.stack] is place:
-            record.end.update(flat(after, mask))
 
     def see_norm(self, name: str, x: Tensor, y: Tensor) -> None:
         if not self.at_clamp:
@@ -159,7 +142,7 @@ class Capture:
         that read most."""
         first = {place.stack: record.measure for place, record in reversed(self.records.items())}
         counts = [measure.moments.count for measure in first.values() if measure.moments]
-        norms = [norm.measure.moments.count for norm in self.norms.values() if norm.measure and norm.measure.moments]
+        norms = [norm.measure.moments.count for norm in self.norms.values() if norm.measure.moments]
         return sum(counts) if self.records else max(norms, default=0)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -172,23 +155,7 @@ class Capture:
 
     def norm_rows(self) -> list[dict[str, Any]]:
         """One row per norm that ran, in the columns of norms.jsonl."""
-        return [record.row() for record in self.norms.values() if record.measure is not None]
-
-    def layer_rows(self) -> list[dict[str, Any]]:
-        """One row per two depths of a stack, in the columns of layers.jsonl: in front of each block, behind the last.
-
-        `first` and `second` are the numbers of blocks that the stream has passed.
-        """
-        rows = []
-        for stack, last in self.last.items():
-            fronts: dict[float, Tensor] = {}
-            for place, record in self.records.items():
-                if place.stack == stack and record.measure.sample.rows:
-                    fronts.setdefault(place.site.layer, record.measure.sample.rows[0])
-            states = [*fronts.values(), *self.records[last].end.rows[:1]]
-            states = [state.to(states[0].device) for state in states]  # a model may lie on several
-            rows += [{"stack": stack, **row} for row in likeness(states)] if len(states) > 1 else []
-        return rows
+        return [{**norm.about, **norm.measure.row()} for norm in self.norms.values() if norm.measure.moments]
 
 
 def norm_columns(stack: str, role: str, layer: float | None, kind: str | None) -> dict[str, Any]:

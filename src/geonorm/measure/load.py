@@ -65,47 +65,31 @@ def check_name(name: str, revision: str | None = None) -> None:
         raise ConfigError(f"{missing}{near_folder(name)}")
     hugging_face()
     import huggingface_hub
-    from huggingface_hub import errors
 
     try:
         if not isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision), str):
             huggingface_hub.HfApi().model_info(name, revision=revision, timeout=PATIENCE)
-    except (errors.HFValidationError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
-        if isinstance(error, errors.GatedRepoError):  # it exists; transformers explains how to get access
-            return
-        at = "" if revision is None else f" at revision {revision}"
-        raise ConfigError(f"{missing}, and no such model on the hub{at}{near_folder(name)}") from None
-    except errors.HfHubHTTPError:  # the hub answers, and transformers will report the problem
-        return
     except Exception as error:  # its classes belong to the library of the connection, which hub versions exchange
-        raise ConfigError(
-            f"{missing}, and the hub cannot be asked ({type(error).__name__}){near_folder(name)}"
-        ) from None
+        reason = f"the hub gives none ({type(error).__name__})"
+        raise ConfigError(f"{missing}, and {reason}{near_folder(name)}") from None
 
 
-def saved_class(config: Any) -> Any:
-    """The class that the weights were saved from, or an Auto class of its kind."""
+def model_class(config: Any, causal: bool) -> Any:
+    """The class that the weights were saved from, or an Auto class of its kind. causal: one that predicts tokens."""
     transformers = hugging_face()
     names = getattr(config, "architectures", None) or ()
-    known = is_for("CausalLM", config) or predicts_masked(config)
-    other = auto_class(config) if known else transformers.AutoModel
-    return next((getattr(transformers, name) for name in names if hasattr(transformers, name)), other)
-
-
-def auto_class(config: Any) -> Any:
-    """The Auto class of a model of masked tokens if the weights are of one, else of the next token."""
-    transformers = hugging_face()
-    return transformers.AutoModelForMaskedLM if predicts_masked(config) else transformers.AutoModelForCausalLM
-
-
-def is_for(task: str, config: Any) -> bool:
-    """True if the weights were saved from a class with these words in its name."""
-    return any(task in name for name in getattr(config, "architectures", None) or ())
+    known = [getattr(transformers, name) for name in names if hasattr(transformers, name)]
+    if known and not causal:
+        return known[0]
+    if predicts_masked(config):
+        return transformers.AutoModelForMaskedLM
+    predicts = causal or any("CausalLM" in name for name in names)
+    return transformers.AutoModelForCausalLM if predicts else transformers.AutoModel
 
 
 def predicts_masked(config: Any) -> bool:
     """True for weights of a model of masked tokens."""
-    return is_for("MaskedLM", config)
+    return any("MaskedLM" in name for name in getattr(config, "architectures", None) or ())
 
 
 def load_model(
@@ -118,33 +102,25 @@ def load_model(
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> Any:
-    """The model of a configuration, in evaluation mode; dtype auto: as stored. causal: one that predicts tokens, masked
-    ones if its weights do. ConfigError where its weights are not safetensors."""
+    """The model of a configuration, in evaluation mode, each parameter from its files but for a pooler, which many
+    leave out; dtype auto: as stored. causal: one that predicts tokens, masked ones if its weights do. ConfigError where
+    its weights are not safetensors, CheckpointError where they are of another model than config.json describes:
+    transformers would draw what is missing at random."""
     path = Path(name)
     if path.is_dir() and not any(path.glob("*.safetensors")):
         raise ConfigError(
             f"{no_model(name, causal)}: there are no safetensors weights; pickled ones are not read: convert them first"
         )
-    wanted = "auto" if dtype == "auto" else getattr(torch, dtype)
-    kind = auto_class(config) if causal else saved_class(config)
     with one_line(no_model(name, causal)):
-        model = with_weights(
-            kind, name, config=config, dtype=wanted, revision=revision, trust_remote_code=trust_remote_code
-        )
-    return model.to(device).eval()
-
-
-def with_weights(kind: Any, name: str, **settings: Any) -> Any:
-    """A model of a class of transformers, each parameter from its files but for a pooler, which many leave out.
-    CheckpointError where config.json describes another model: transformers would draw missing weights at random."""
-    hugging_face()  # quiet: the error names the missing weight
-    model, report = kind.from_pretrained(
-        name, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True, **settings
-    )
+        model, report = model_class(config, causal).from_pretrained(
+            name, config=config, dtype="auto" if dtype == "auto" else getattr(torch, dtype), revision=revision,
+            trust_remote_code=trust_remote_code, use_safetensors=True, output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )  # fmt: skip
     missing = {key for key in report["missing_keys"] if "pooler." not in key} & dict(model.named_parameters()).keys()
     for key in sorted(missing | {entry[0] for entry in report["mismatched_keys"]}):
         raise CheckpointError(f"{name} holds no {key} as its config.json wants it: one of the two is of another model")
-    return model
+    return model.to(device).eval()
 
 
 def load_model_tokenizer(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:

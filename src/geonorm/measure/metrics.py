@@ -2,15 +2,15 @@
 
 A sub-layer is measured from the stream before it (x) and after it (x'), which is right for every placement of norms:
 what is added to the stream is not always what the sub-layer returned. Angles are in radians. `step_per_token` and
-`norm_per_token` are token by token; `sample_measures` needs many tokens at a time, O(dim^2) or sorting; `likeness`
-compares two depths. `accumulate` takes them over any number of tokens.
+`norm_per_token` are token by token; `sample_measures` needs many tokens at a time, O(dim^2) or sorting.
+`accumulate` takes them over any number of tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache
-from math import exp, isfinite, log, pi, sqrt
+from math import exp, isfinite, log, sqrt
 from typing import Any
 
 import torch
@@ -89,43 +89,13 @@ def ones_per_token(x: Tensor, radius: Tensor) -> dict[str, Tensor]:
     return {"cos_ones": cosine.abs(), "angle_ones": cosine.clamp(-1, 1).acos(), "share_ones": cosine.square()}
 
 
-def norm_per_token(
-    x: Tensor, y: Tensor, gain: Tensor | None, bias: Tensor | None, centred: bool | None
-) -> dict[str, Tensor]:
-    """Token by token, shape (...), from the input x and the output y of a norm, both (..., dim).
-
-    norm_before |x|, norm_after |y|, rotation (angle from x to y), rotation_plain (the same without gain and bias: the
-    turn by which the mean is removed, 0 for RMSNorm), removal (angle between the norm's output with the mean of x
-    removed and with it left in, under the same gain and bias, eps left out of the one that did not run: what LayerNorm
-    does more than RMSNorm). The last two are NaN for a norm that is neither (centred None).
-    """
+def norm_per_token(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Token by token, shape (...), from the input x and the output y of a norm, both (..., dim): norm_before |x|,
+    norm_after |y|, rotation (angle from x to y)."""
     before = length(x)
     along = safe_divide(dots(x, y), before)
     turned = length(remove(y, x, along, before))
-    columns = {
-        "norm_before": before,
-        "norm_after": torch.hypot(along, turned),
-        "rotation": torch.atan2(turned, along),
-        "rotation_plain": torch.full_like(before, torch.nan),
-        "removal": torch.full_like(before, torch.nan),
-    }
-    if centred is None:
-        return columns
-    root = sqrt(x.shape[-1])
-    mean = x.mean(-1, keepdim=True)
-    rest = x - mean
-    rest_length = length(rest)
-    turn = torch.atan2(root * mean[..., 0].abs(), rest_length)
-    columns["rotation_plain"] = turn if centred else torch.zeros_like(turn)
-    # what the other kind of norm gives, under the same gain and bias
-    other, size = (x, before) if centred else (rest, rest_length)
-    other = other * safe_divide(torch.full_like(size, root), size)[..., None]
-    other = other if gain is None else other.mul_(gain)
-    other = other if bias is None else other.add_(bias)
-    after = columns["norm_after"]
-    along = safe_divide(dots(y, other), after)
-    columns["removal"] = torch.atan2(length(remove(other, y, along, after)), along)
-    return columns
+    return {"norm_before": before, "norm_after": torch.hypot(along, turned), "rotation": torch.atan2(turned, along)}
 
 
 @cache
@@ -139,11 +109,6 @@ def null_directions(dim: int, device: torch.device, dtype: torch.dtype) -> Tenso
 def null_cosines(x: Tensor, radius: Tensor) -> Tensor:
     """|cos| of x to the 64 random directions, shape (..., 64)."""
     return safe_divide(x @ null_directions(x.shape[-1], x.device, x.dtype), radius[..., None]).abs()
-
-
-def analytic_null(dim: int) -> float:
-    """Mean |cos| of a random direction to any fixed one in `dim` dimensions, to first order in 1/dim."""
-    return sqrt(2 / (pi * dim))
 
 
 def effective_rank(rows: Tensor) -> float | None:
@@ -197,48 +162,6 @@ def sample_measures(rows: Tensor, largest: float) -> dict[str, Any]:
         "massive_ratio": ratio,
         "massive": ratio is not None and largest > MASSIVE_SIZE and ratio > MASSIVE_RATIO,
     }
-
-
-def concentration(resultant: float, dim: int) -> float | None:
-    """kappa of the von Mises-Fisher distribution with this resultant length (Banerjee et al., JMLR 2005).
-
-    The approximation R (d - R^2) / (1 - R^2); None where all directions agree.
-    """
-    return None if resultant >= 1 else resultant * (dim - resultant**2) / (1 - resultant**2)
-
-
-def centred_gram(rows: Tensor) -> Tensor:
-    """Gram matrix of (tokens, dim) in fp64, its diagonal 0 and U-centred: rows sum to 0 without it. (tokens, tokens)"""
-    n = rows.shape[0]
-    gram = rows.double() @ rows.double().mT
-    gram.fill_diagonal_(0)
-    mean = gram.sum(1) / (n - 2)
-    gram = gram - mean[:, None] - mean + gram.sum() / ((n - 1) * (n - 2))
-    return gram.fill_diagonal_(0)
-
-
-def likeness(states: Sequence[Tensor]) -> list[dict[str, Any]]:
-    """Every two of the states (tokens, dim), the same tokens in each: {first, second, cos, cka}, first < second.
-
-    cos: mean cosine of a token with itself. cka: linear CKA (Kornblith et al., arXiv:1905.00414), which ignores
-    directions and compares who is near to whom; the unbiased one (Nguyen et al., arXiv:2010.15327, by the HSIC of Song
-    et al., JMLR 2012), 0 on average where nothing is shared, at any width. None below four tokens, and where one state
-    is not finite or a point.
-    """
-    n = states[0].shape[0]
-    usable = [n > 3 and bool(torch.isfinite(state).all()) for state in states]
-    grams = [centred_gram(state).flatten() if fine else None for state, fine in zip(states, usable, strict=True)]
-    unit = [safe_divide(state, sphere.radius(state)) for state in states]
-    rows = []
-    for second in range(len(states)):
-        for first in range(second):
-            one, other = grams[first], grams[second]
-            cosine = (unit[first] * unit[second]).sum(-1, dtype=torch.float64).mean()
-            cka = None
-            if one is not None and other is not None and (size := (one.norm() * other.norm()).item()) > 0:
-                cka = ((one @ other) / size).item()
-            rows.append({"first": first, "second": second, "cos": finite_or_none(cosine.item()), "cka": cka})
-    return rows
 
 
 def pool_spreads(rows: Iterable[Mapping[str, Any]]) -> dict[str, float] | None:

@@ -158,18 +158,8 @@ def check_ids(model: Any, ids: Tensor) -> Tensor:
     """Ids as long integers. ConfigError unless they are integers (batch, tokens) that the model knows."""
     if ids.is_floating_point() or ids.dtype == torch.bool or ids.dim() != 2 or not ids.numel():
         raise ConfigError(f"data of ids is (batch, tokens) of integers, not {tuple(ids.shape)} of {str(ids.dtype)[6:]}")
-    least, most, rows = int(ids.min()), int(ids.max()), embedding_rows(model)
+    least, most, rows = int(ids.min()), int(ids.max()), getattr(model.config, "vocab_size", None)
     if least < 0 or (rows is not None and most >= rows):
         known = "ids from 0 on" if rows is None else f"0 to {rows - 1}"
         raise ConfigError(f"data has ids from {least} to {most}, and the model knows {known}")
     return ids.long()
-
-
-def embedding_rows(model: Any) -> int | None:
-    """Number of ids that a model knows: rows of its embedding, or its vocab_size; None where neither is there."""
-    if not hasattr(model, "get_input_embeddings"):
-        return getattr(model.config, "vocab_size", None)
-    try:
-        return int(model.get_input_embeddings().weight.shape[0])
-    except (AttributeError, NotImplementedError):
-        return None

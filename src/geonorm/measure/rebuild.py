@@ -13,6 +13,9 @@ from ..schemes import Scheme, Site
 from .anatomy import Stack, Sublayer
 from .norms import weights_in_memory
 
+CARRIED = "_geonorm_carried"
+"""How a parameter is marked that took over the gains of a stock norm."""
+
 
 @torch.no_grad()
 def copy_gains(norm: nn.Module, target: nn.Module, offset: float) -> None:
@@ -23,6 +26,7 @@ def copy_gains(norm: nn.Module, target: nn.Module, offset: float) -> None:
             source, place = getattr(norm, name, None), getattr(target, name, None)
             if isinstance(source, Tensor) and isinstance(place, nn.Parameter):
                 place.copy_(source.to(place.device) + shift)
+                setattr(place, CARRIED, True)
                 place.requires_grad_(source.requires_grad)
 
 
@@ -35,10 +39,10 @@ def norm_spec(stack: Stack, dim: int, stock: Iterable[nn.Module]) -> NormSpec:
     return NormSpec(stack.norm, dim, gains, stack.eps if eps is None else float(eps), bias)
 
 
-def norm_in(own: nn.Module, role: str) -> Norm | None:
+def norm_in(parts: nn.Module, role: str) -> Norm | None:
     """The norm of a scheme's parameters that plays a part: input, output, stream, norm (of an end). The identity in the
     place of one is none."""
-    part = own[role] if isinstance(own, nn.ModuleDict) and role in own else None
+    part = parts[role] if isinstance(parts, nn.ModuleDict) and role in parts else None
     if not isinstance(part, nn.Module):
         return None
     return next((m for m in part.modules() if isinstance(m, Norm)), None)

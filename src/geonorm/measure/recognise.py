@@ -326,7 +326,10 @@ def recognise(model: nn.Module) -> Stack:
     placements = {sublayer.placement for sublayers in layers for sublayer in sublayers}
     if len(placements) > 1:
         raise Refused(f"{name} has sub-layers of several kinds: {', '.join(sorted(placements))}")
-    scheme = scheme_of_placement(placements.pop(), any(reader.weighted for reader in readers), layers[0])
+    kind = placements.pop(), any(reader.weighted for reader in readers)
+    if kind not in SCHEMES:
+        raise Refused(f"norms {kind[0]} ({layers[0][0].text}) are no scheme")
+    scheme = parse(f"{SCHEMES[kind]}(entry=embedding)")
     get_embedding = getattr(model, "get_input_embeddings", lambda: None)
     embedding = next((path for path, module in model.named_modules() if module is get_embedding()), None)
     paths: list[Any] = [path, embedding, exits[0][0].path if exits else None]
@@ -352,24 +355,13 @@ def recognise(model: nn.Module) -> Stack:
     return stack
 
 
-def scheme_of_placement(placement: str, weighted: bool, sublayers: Sequence[Sublayer]) -> Scheme:
-    """The scheme of sub-layers of one placement. Refused for one that is no scheme."""
-    if (placement, weighted) not in SCHEMES:
-        raise Refused(f"norms {placement} ({sublayers[0].text}) are no scheme")
-    return parse(f"{SCHEMES[placement, weighted]}(entry=embedding)")
-
-
 def returned(run: BlockCall, reader: LayerReader) -> tuple[str, ...]:
     """Kinds of sub-layers whose module returns what the block returns beside the stream, in that order."""
-    kinds: list[str] = []
-    for value in run.result[1:]:
-        for sublayer in reader.sublayers:
-            call = reader.call_of(sublayer)
-            if isinstance(call.result, tuple) and any(value is other for other in call.result[1:2]):
-                kinds.append(sublayer.kind)
-                break
-        else:
-            reader.refuse("it returns more than the stream and what its attention returns")
+    results = {sublayer.kind: reader.call_of(sublayer).result for sublayer in reader.sublayers}
+    seconds = {kind: result[1] for kind, result in results.items() if isinstance(result, tuple) and len(result) > 1}
+    kinds = [kind for value in run.result[1:] for kind, second in seconds.items() if value is second]
+    if len(kinds) < len(run.result) - 1:
+        reader.refuse("it returns more than the stream and what its attention returns")
     return tuple(kinds)
 
 

@@ -66,66 +66,49 @@ def first_of(result: Any) -> Any:
 
 
 class Recorder:
-    """Records every call of some blocks while it is hooked to them. Of calls within calls the outermost alone."""
+    """Records the calls of some blocks, with those of the modules inside them, and of the modules outside that have no
+    children. Of calls within calls the outermost alone."""
 
     def __init__(self) -> None:
         self.passes: list[BlockCall] = []
+        self.others: list[ModuleCall] = []
         self.running: list[Any] = []
         """The calls that have begun, from the block on; None for one that is within another."""
 
     def begin(self, path: str, is_block: bool, module: nn.Module, args: Any, kwargs: Any) -> None:
         x, arguments = bind(module, args, kwargs)
         call: Any = None
-        if x is not None and is_block and not self.running:
-            call = BlockCall(path, module, arguments, x, x.detach().clone())
-            self.passes.append(call)
-        elif x is not None and len(self.running) == 1:
-            call = ModuleCall(path, module, arguments, x, x.detach().clone())
-            self.running[0].calls.append(call)
-        if self.running or call is not None:
-            self.running.append(call)
+        if x is not None and len(self.running) < 2:
+            kind, calls = (BlockCall, self.passes) if is_block else (ModuleCall, self.others)
+            kind, calls = (ModuleCall, self.running[0].calls) if self.running else (kind, calls)
+            call = kind(path, module, arguments, x, x.detach().clone())
+            calls.append(call)
+        self.running.append(call)
 
     def end(self, _: nn.Module, __: Any, result: Any) -> None:
-        if self.running and (call := self.running.pop()) is not None:
+        if (call := self.running.pop()) is not None:
             call.result, call.y = result, first_of(result)
 
     def dropout(self, x: Tensor, p: float = 0.5, *rest: Any, **more: Any) -> Tensor:
-        if len(self.running) == 1 and p:
+        if p and len(self.running) == 1 and isinstance(self.running[0], BlockCall):
             self.running[0].dropouts[id(x)] = p
         return torch.dropout(x, p, more.get("training", rest[0] if rest else True))
 
-
-@contextmanager
-def record_blocks(blocks: Mapping[str, nn.Module]) -> Iterator[list[BlockCall]]:
-    """Every call of the blocks inside, in order."""
-    recorder, dropout = Recorder(), F.dropout
-    with ExitStack() as hooks:
-        for path, block in blocks.items():
-            for inner, module in block.named_modules():
-                begin = partial(recorder.begin, inner or path, not inner)
-                hooks.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
-                hooks.callback(module.register_forward_hook(recorder.end).remove)
-        hooks.callback(setattr, F, "dropout", dropout)
-        F.dropout = recorder.dropout  # type: ignore[assignment]
-        yield recorder.passes
-
-
-@contextmanager
-def record_others(model: nn.Module, blocks: Mapping[str, nn.Module]) -> Iterator[list[ModuleCall]]:
-    """Every call of the modules outside of the blocks that have no children."""
-    inside = {id(part) for block in blocks.values() for part in block.modules()}
-    calls: list[ModuleCall] = []
-
-    def note(path: str, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-        x, arguments = bind(module, args, kwargs)
-        if x is not None and x.is_floating_point():
-            calls.append(ModuleCall(path, module, arguments, x, x.detach().clone(), first_of(result), result))
-
-    with ExitStack() as hooks:
-        for path, module in model.named_modules():
-            if id(module) not in inside and not list(module.children()):
-                hooks.callback(module.register_forward_hook(partial(note, path), with_kwargs=True).remove)
-        yield calls
+    @contextmanager
+    def watching(self, model: nn.Module, blocks: Mapping[str, nn.Module]) -> Iterator[None]:
+        places = {
+            id(part): (inner or path, not inner) for path, b in blocks.items() for inner, part in b.named_modules()
+        }
+        dropout = F.dropout
+        with ExitStack() as hooks:
+            for path, module in model.named_modules():
+                if id(module) in places or not list(module.children()):
+                    begin = partial(self.begin, *places.get(id(module), (path, False)))
+                    hooks.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
+                    hooks.callback(module.register_forward_hook(self.end).remove)
+            hooks.callback(setattr, F, "dropout", dropout)
+            F.dropout = self.dropout  # type: ignore[assignment]
+            yield
 
 
 def block_lists(model: nn.Module) -> Iterator[tuple[str, nn.ModuleList]]:
@@ -150,10 +133,11 @@ def record_pass(model: nn.Module) -> tuple[list[BlockCall], list[ModuleCall]]:
     mask = torch.ones_like(ids)
     mask[0, -2:] = 0  # so that modules are handed a mask
     blocks = {f"{path}.{name}": block for path, blocks in block_lists(model) for name, block in blocks.named_children()}
+    recorder = Recorder()
     try:
-        with record_others(model, blocks) as others, record_blocks(blocks) as passes, evaluating(model):
+        with recorder.watching(model, blocks), evaluating(model):
             model(input_ids=ids, attention_mask=mask, use_cache=True)
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error)[:100]}"
         raise Refused(f"{type(model).__name__} takes no ids alone ({reason})") from None
-    return passes, others
+    return recorder.passes, recorder.others

@@ -118,11 +118,11 @@ def implied(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         if row.get("ratio") is not None:
             kinds = series.setdefault(str(row.get("stack", "decoder")), {})
             kinds.setdefault(str(row["kind"]), []).append((float(row["t"]), float(row["ratio"])))
-    found = {}
+    laws = {}
     for stack, kinds in series.items():
         every = [point for points in kinds.values() for point in points]
         blocks = {t: [value for at, value in every if at == t] for t, _ in sorted(every)}
         means = [(t, sum(values) / len(values)) for t, values in blocks.items()]
         depth = int(max(blocks))
-        found[stack] = {kind: fit(points, depth) for kind, points in [*kinds.items(), ("all", means)]}
-    return found
+        laws[stack] = {kind: fit(points, depth) for kind, points in [*kinds.items(), ("all", means)]}
+    return laws

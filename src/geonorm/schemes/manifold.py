@@ -66,7 +66,7 @@ class ManifoldHyper(Connected):
         return {
             "input": "norm",
             "all": norm(dim=self.n * norm.dim, gains=False),  # gains would only scale the rows of W
-            "mapping": Mapping(self.n, norm.dim, self.first(site), self.mix),
+            "mapping": StreamMapping(self.n, norm.dim, self.first(site), self.mix),
         }
 
     def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
@@ -90,7 +90,7 @@ class ManifoldHyper(Connected):
         return scores.exp()
 
 
-class Mapping(nn.Module):
+class StreamMapping(nn.Module):
     """(..., n dim), the streams of a token normalised together, to (..., n) reading weights in [0, 1], (..., n) writing
     weights in [0, 2], and the scores of the mixing: (..., n, n), one per permutation, or None."""
 

@@ -26,14 +26,14 @@ TRACE = set(
     "clamped cos_ones angle_ones cos_null rotation cos_pair grad_norm "
     "radius_after law_radius law_angle law_start speed "
     "tokens radius_std step_norm_std radial_std tangential_std ratio_std angle_std off_plane_std update_norm_std "
-    "cos_ones_std angle_ones_std share_ones cos_null_low cos_null_high cos_null_analytic resultant concentration "
-    "cos_principal cos_ones_principal effective_rank peak peak_std top_dim top_dim_share abs_max abs_median massive "
+    "cos_ones_std angle_ones_std share_ones cos_null_low cos_null_high "
+    "cos_principal cos_ones_principal effective_rank peak peak_std abs_max abs_median massive "
     "massive_ratio sample abs_peak share_ones_std grad_w1 grad_w2".split()
 )
 ENDS = "cos_ones angle_ones share_ones cos_null cos_null_low cos_null_high cos_principal cos_ones_principal".split()
-SPREAD = "norm_before norm_after rotation rotation_plain removal".split()
+SPREAD = "norm_before norm_after rotation".split()
 SPREAD += [f"{name}_{end}" for name in ENDS[:3] for end in ("before", "after")]
-NORMS = set("step scheme layer kind t norm tokens cos_null_analytic".split())
+NORMS = set("step scheme layer kind t norm tokens".split())
 NORMS |= {
     *SPREAD,
     *(f"{name}_std" for name in SPREAD),

@@ -77,12 +77,10 @@ def test_every_scheme_has_a_trace_that_joins_up(scheme: str, block: str) -> None
         assert not residual.scheme.planar or row["off_plane"] < 1e-6
         assert (row["speed"] is None) == (not residual.scheme.planar or row["scheme"] == "rezero")  # it turns nothing
     own = [decoder.entry.own, *(residual.own for _, residual in decoder.residuals()), decoder.exit.own]
-    assert len(norms) == sum(type(module) in lab.CENTRED for part in own for module in part.modules())
+    assert len(norms) == sum(type(module) in lab.NORMS for part in own for module in part.modules())
     for row in norms:
         assert row["step"] == 5 and row["kind"] in ("entry", "attn", "mlp", "parallel", "exit")
         assert row["norm_after"] > 0 and 0 <= row["cos_ones_before"] <= 1
-        width = 4 * 16 if (scheme, row["norm"]) == ("mhc", "all") else 16  # all streams of a token at once
-        assert row["cos_null_analytic"] == pytest.approx(math.sqrt(2 / (math.pi * width)))
         json.dumps(row, allow_nan=False)
 
 
@@ -209,7 +207,6 @@ def test_rows_of_norms_are_what_the_norms_did() -> None:
         for end, z in (("before", x), ("after", y)):
             share = (z @ ones).square() / z.square().sum(-1)
             assert row[f"share_ones_{end}"] == pytest.approx(share.mean().item(), rel=1e-5)
-        assert row["rotation_plain"] > 0.05 and row["rotation"] != pytest.approx(row["rotation_plain"], rel=0.1)
 
 
 def test_norms_of_slots_are_of_those_that_are_written() -> None:

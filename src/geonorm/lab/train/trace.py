@@ -24,10 +24,8 @@ from ..runs.folder import RunFolder
 from .hooks import Hook, Row
 from .state import TrainState
 
-CENTRED: dict[type, bool | None] = {
-    LayerNorm: True, RMSNorm: False, GatedNorm: False, UnitNorm: False, DyT: None, Derf: None,
-}  # fmt: skip
-"""The norms that are measured, and whether they take the mean out."""
+NORMS = (LayerNorm, RMSNorm, GatedNorm, UnitNorm, DyT, Derf)
+"""The norms that are measured."""
 QUANTILE = re.compile(r"_p\d\d$")
 GRADIENTS = dict.fromkeys(("grad_norm", "grad_w1", "grad_w2"))
 
@@ -95,8 +93,8 @@ def trace(model: Transformer, ids: Tensor, step: int, gradients: Gradients) -> T
         if norm in norms:  # `predict_step` runs it once more, and some schemes use a norm twice
             return
         site, scheme, name = norms_of_stream[norm]
-        measure = NormMeasure(CENTRED[type(norm)])
-        measure.update(wide(x), wide(y), getattr(norm, "weight", None), getattr(norm, "bias", None), filled(x, None))
+        measure = NormMeasure()
+        measure.update(wide(x), wide(y), filled(x, None))
         norms[norm] = {**place_columns(step, str(scheme), site), "norm": name, **without_quantiles(measure.row())}
 
     with evaluating(model), watch(model, look), watch_calls({norm: norm for norm in norms_of_stream}, look_at_norm):
@@ -116,7 +114,7 @@ def stream_norms(model: Transformer) -> dict[nn.Module, tuple[Site, Scheme, str]
         module: (place.site if isinstance(place, StreamEnd) else place.place(), place.scheme, name)
         for place in places
         for name, module in place.own.named_modules()
-        if type(module) in CENTRED
+        if type(module) in NORMS
     }
 
 
