@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from math import cos, exp, isclose, log, pi, prod, sin, sqrt
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,24 +73,6 @@ def test_laws_worked_out_by_hand(scheme: str, subs: Any, kind: str, exponent: fl
     assert law.kind == kind and law.exponent == (None if exponent is None else pytest.approx(exponent, abs=3e-4))
     if exponent is not None and exponent < 0:
         assert str(law).startswith("t^0.")
-
-
-@pytest.mark.parametrize("scheme", ["pre", "pre(max_step=0.1)", "pre(max_step=1e-3)", "layerscale"])
-def test_laws_do_not_depend_on_where_the_radius_begins(scheme: str) -> None:
-    """Neither a ceiling that binds at first nor growth far below the digits of the radius is in the way."""
-    found = [DrawnFlow(scheme, depth, GELU).find_law() for depth in (4, 12, 200)]
-    assert {law.kind for law in found} == {"polynomial"}
-    assert [law.exponent for law in found] == pytest.approx([(0.75 - 0.0720 * G_M) / (1 + G_M)] * 3, abs=3e-5)
-    assert len({round(law.exponent or 0.0, 12) for law in found}) == 1
-
-
-@pytest.mark.parametrize(("subs", "power"), [(CAUSAL, 0.75), (GELU, 0.6), (SWIGLU, 0.75)])
-def test_lns_falls_by_powers_of_the_logarithm(subs: Any, power: float) -> None:
-    """r^2 ~ S log t, and 1 - cos is a power of r^2: its rate over that of r^2. Late an MLP that reads N(x)/sqrt t is
-    linear, and a gated one proposes 1/t only."""
-    block = DrawnFlow("lns", 12, subs).turn_block(5.0, 1e6)
-    shrunk = -sum(log(turn.relative()) for turn in block)
-    assert shrunk / (2 * log(block[-1].after / 5.0)) == pytest.approx(power, rel=1e-4)
 
 
 def agrees(logs: list[float], said: float) -> None:
@@ -213,37 +193,6 @@ def test_the_gradient_of_an_output_matrix_follows_the_angle(scheme: str) -> None
         assert (sizes[layer] - sizes[-1]).item() == pytest.approx(log(said[layer] / said[-1]), abs=0.15)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("seed", "stands"), [(2, False), (10, True)])
-def test_one_shared_draw_contracts_by_the_eigenvalue_that_the_common_direction_finds(
-    causal: bool, seed: int, stands: bool
-) -> None:
-    """post at h = 1: per layer max |1 + lambda|^2, under a mask that over max |1 + lambda / 2|^2, for the second token
-    beside the first; what lies along a common direction that stands still, of a real eigenvalue, is no part of it."""
-    d = 24
-    field = dynamics.random_attention(d, seed=seed, beta=0.0, causal=causal)
-    assert field.v is not None
-    eigenvalues = torch.linalg.eigvals(field.v)
-    leading = (1 + eigenvalues).abs().argmax()
-    assert (eigenvalues[leading].imag == 0) == stands
-    rate = 2 * (1 + eigenvalues[leading]).abs().log().item()
-    if causal:
-        others = eigenvalues[torch.arange(d) != leading] if stands else eigenvalues
-        rate -= 2 * (1 + others / 2).abs().max().log().item()
-    flow = dynamics.Flow("post", field)
-    x = flow.start(dynamics.cone(2, d, 1e-4, seeds=(0,)))
-    gaps = []
-    with torch.no_grad():
-        for layer in range(400):
-            if layer % 20 == 0:  # a difference so small again that rounding stays below it
-                theta = flow.tokens(x)
-                x = theta[:, :1] + 1e-4 * (theta - theta[:, :1]) / (theta - theta[:, :1]).norm()
-            before = dynamics.gap(flow.tokens(x)).item()
-            x = flow.layer(x, float(layer))
-            gaps.append(log(before / dynamics.gap(flow.tokens(x)).item()))
-    assert sum(gaps[100:]) / 300 == pytest.approx(rate, rel=0.02)
-
-
 # per block at t = 1000, times t^power: amplitudes, by hand from g = 1, g_m^2 = E f^2 and chi (docs/theory.md 5)
 LYAPUNOV = [
     ("post", 0, (0.0106, 0.1234), (-0.2350, -0.2244, -0.1116)),
@@ -261,25 +210,6 @@ def test_lyapunov_exponents_per_block(scheme: str, power: int, collective: Any, 
     assert found == pytest.approx(relative, abs=3e-4)
     found = [sum(log(turn.collective) for turn in block) / 2 * t**power for block in blocks]
     assert found == pytest.approx((0.0, *collective), abs=3e-4)
-
-
-EXPERIMENT = Path(__file__).parents[2] / "experiments" / "005-geometry"
-
-
-def test_gradients_of_experiment_005_are_those_of_the_angles() -> None:
-    """First over last W2 at 96 blocks of width 64, on random tokens, which do not agree at first."""
-    measured = json.loads((EXPERIMENT / "gradients.json").read_text())
-    kept = {
-        (row["scheme"], row["layers"]): row
-        for row in json.loads((EXPERIMENT / "modes.json").read_text())["first_over_last"]
-    }
-    for scheme, found in measured.items():
-        turns = DrawnFlow(scheme, 96, GELU).turn_through(1 / 8)
-        said = sin(turns[1].angle) / sin(turns[-1].angle) * prod(turn.collective for turn in turns[2:]) ** 0.5
-        assert kept[scheme, 96]["predicted"] == pytest.approx(said, rel=1e-9)
-        assert found["first_over_last"][-1] == pytest.approx(said, rel=0.3)
-        if scheme not in ("post", "pre(entry=embedding)"):
-            assert found["first_over_last"][-1] == pytest.approx(said, rel=0.15)
 
 
 def test_what_has_no_angle_is_refused() -> None:

@@ -122,6 +122,7 @@ def test_which_schemes_keep_their_radius_is_found_not_typed() -> None:
         elif scheme in ("pre", "peri", "olmo2", "lns", *SPHERES, "mix"):
             assert fixed == [scheme in (*SPHERES, "mix")], scheme
     assert Flow("mix", Attention(), DEPTH).keeps_radius(2.0).tolist() == [False]
+    assert Flow("rezero", Attention(), DEPTH).keeps_radius(0.0).tolist() == [False]  # at rest, it may be moved later
 
 
 def test_two_sublayers_add_their_velocities_and_compose_their_layers() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp, log, sqrt
+from math import exp, sqrt
 from typing import Any
 
 import pytest
@@ -59,21 +59,6 @@ def test_a_clock_that_stops_leaves_tokens_on_the_way() -> None:
     (here,) = orbit("geonorm(decay=2.0)", [1e9], tolerance=1e-8)
     assert (here - there).abs().max() < 1e-6
     assert dynamics.gap(there).min() > 0.01
-
-
-def test_orthonormal_tokens_run_one_curve_also_where_the_radius_grows() -> None:
-    """Equiangular tokens have one speed at a time: pre at time tau is post at the integral of 1/r."""
-    flow = dynamics.Flow("pre", dynamics.Attention(BETA))
-    times = [0.1 * i for i in range(101)]
-    with torch.no_grad():
-        walk = list(dynamics.integrate(flow, flow.start(dynamics.equiangular(5, 5)), times, tolerance=1e-8))
-    slow = [1 / flow.radius(x).mean().item() for _, x in walk]
-    passed = sum(slow[i - 1] + 4 * slow[i] + slow[i + 1] for i in range(1, 100, 2)) * 0.1 / 3
-    other = dynamics.Flow("post", dynamics.Attention(BETA))
-    with torch.no_grad():
-        ((_, x),) = dynamics.integrate(other, other.start(dynamics.equiangular(5, 5)), [passed], tolerance=1e-8)
-    gaps = [dynamics.gap(f.tokens(state)).item() for f, state in ((flow, walk[-1][1]), (other, x))]
-    assert log(gaps[0] / gaps[1]) == pytest.approx(0.0, abs=1e-5)
 
 
 def energy(theta: Tensor) -> Tensor:

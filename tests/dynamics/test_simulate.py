@@ -11,12 +11,10 @@ import pytest
 import torch
 
 import geonorm
-from geonorm.dynamics import Attention, Flow, gap, simulate as module, uniform
-from geonorm.dynamics.config import SimulateConfig
+from geonorm.dynamics import Attention, Flow, gap, simulate as module
 from geonorm.errors import ConfigError
 from geonorm.report import summarize
 from geonorm.report.simulation import SavedSimulation, headline
-from geonorm.schemes import parse
 
 from ..rows import each
 
@@ -66,16 +64,6 @@ def small(**settings: Any) -> Any:
     return geonorm.simulate(**{**base, **settings})
 
 
-def test_slots_that_nobody_writes_change_nothing() -> None:
-    """Attention residuals begin with the mean of all that was written, whose direction is Pre-Norm's stream."""
-    schemes = ["pre", *(f"attnres(blocks={blocks})" for blocks in (2, 5, 12, 20))]
-    simulation = small(schemes=schemes, method="layers", time=6.0, seeds=1)
-    gaps = [[row["gap"] for row in simulation.trace if row["scheme"] == scheme] for scheme in schemes]
-    assert gaps[0][0] > 2 * gaps[0][-1]
-    for of_scheme in gaps[1:]:
-        assert of_scheme == pytest.approx(gaps[0], rel=1e-12)
-
-
 def test_no_law_is_stated_before_the_end() -> None:
     """A run that has not come together has a slope, not a law."""
     schemes = ["post", "pre", "peri", "geonorm"]
@@ -114,15 +102,6 @@ def test_predictions_are_of_this_system_or_none() -> None:
         assert row["terminal_law_unpredicted"] and why in row["terminal_law_unpredicted"]
         text = text_of(simulation)
         assert f"no prediction of the terminal law of {row['scheme']}" in text
-
-
-def test_times_in_texts_are_depth_times() -> None:
-    """t = tau + 1, as in every chart and law: post begins at t = 1."""
-    simulation = small(schemes=["post"], time=40.0)
-    (row,) = simulation.summary["schemes"]
-    assert f"depth-time {row['collapse_time'] + 1:.4g} " in headline(row)
-    (early,) = small(schemes=["post"], init="cone", delta=1e-6, time=40.0).summary["schemes"]
-    assert early["collapse_time"] == 0 and "depth-time 1 " in headline(early)
 
 
 def test_where_theory_has_no_last_law_it_says_what_becomes_of_the_tokens() -> None:
@@ -252,19 +231,6 @@ def test_the_caption_says_what_a_layer_has() -> None:
 def test_settings_are_checked_without_the_command_line(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         small(**settings)
-
-
-def test_a_configuration_or_settings_by_name() -> None:
-    with pytest.raises(ConfigError, match="either a SimulateConfig or settings by name"):
-        geonorm.simulate("pre")
-    assert SimulateConfig(schemes="pre").schemes == ["pre"]  # type: ignore[arg-type]
-    assert SimulateConfig(time=3, beta=None).time == 3
-
-
-def test_a_very_long_time_is_not_asked_about_layer_by_layer() -> None:
-    """1e12 layers took days before anything ran."""
-    config = SimulateConfig(schemes=["pre"], tokens=3, dim=4, seeds=1, time=1e12, mlp="gelu", weights="network")
-    module.check_scheme(config, parse("pre"), uniform(3, 4))
 
 
 def test_what_is_stored_is_what_was_measured() -> None:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import exp, log, pi, sqrt
-from typing import Any, Literal
+from math import exp, sqrt
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from geonorm import Residual, Site, dynamics as d
-from geonorm.ops import AngleMap
-from geonorm.schemes import GeoNorm, Scheme
+from geonorm.schemes import Scheme
 
 from ..rows import each
 from .conftest import growth_of, speed_of
@@ -50,35 +46,6 @@ def test_pre_and_peri_synchronise_when_n_is_at_most_exp_beta(scheme: str) -> Non
         for time, state in d.integrate(flow, x, [0.0, 1.0, 10.0, 100.0, 1e4], tolerance=1e-4, log_time=True):
             assert (growth_of(flow, state, time) >= 1 / (n * exp(beta))).all()
     assert d.gap(flow.tokens(state)).max() < 1e-3
-
-
-def test_the_first_update_is_as_small_as_theorem_4_2_says() -> None:
-    """|A_j(0)| <= C (sqrt(log n / n) + log n / d) for every particle, with n from 2^5 to 2^12 and d from 2^4 to 2^10.
-
-    Measured: C = 2 holds throughout; |A| falls as n^(-1/2) where d is large. Where n is large its mean direction, the
-    part along theta beyond the particle's own weight e/n, falls as 1/d.
-    """
-    sizes, dims = [2**k for k in range(5, 13)], [2**k for k in range(4, 11)]
-    field = d.Attention(beta=1.0)
-
-    def first(n: int, dim: int) -> tuple[float, float, float]:
-        theta = d.uniform(n, dim, seeds=(n + dim,), dtype=torch.float32)
-        a = field(theta)
-        size = a.norm(dim=-1)
-        own = exp(1) / (n - 1 + exp(1))
-        return size.mean().item(), size.max().item(), ((theta * a).sum(-1) - own).mean().item()
-
-    by_n = [first(n, dims[-1]) for n in sizes]
-    # up to d = 2^7, beyond which the mean direction drowns in the sampling noise 1/sqrt(n d) of 2^12 particles
-    by_d = [first(sizes[-1], dim) for dim in dims[:4]]
-    for (n, dim), (_, largest, _) in zip(
-        [*((n, dims[-1]) for n in sizes), *((sizes[-1], dim) for dim in dims[:4])], [*by_n, *by_d], strict=True
-    ):
-        assert largest <= 2 * (sqrt(log(n) / n) + log(n) / dim)
-    slope = np.polyfit(np.log(sizes), np.log([mean for mean, _, _ in by_n]), 1)[0]
-    assert abs(slope + 0.5) < 0.08
-    slope = np.polyfit(np.log(dims[:4]), np.log([mean for _, _, mean in by_d]), 1)[0]
-    assert abs(slope + 1) < 0.1
 
 
 CONES = [
@@ -162,47 +129,3 @@ def test_equal_shares(depth: int) -> None:
     """Proposition 2e, by the definition that trains; behind every sub-layer, so for every depth."""
     found = shares(EQUAL, depth)
     torch.testing.assert_close(found, torch.full_like(found, 1 / (2 * depth + 1)), rtol=1e-9, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("fields", "entry", "first", "last"),
-    [("", 0.123, 0.370, 0.009), (", decay=sqrt", 0.017, 0.052, 0.099),
-     (", decay=sqrt, index=sublayer", 0.087, 0.153, 0.051)],
-)  # fmt: skip
-def test_shares_of_other_decays_at_twelve_blocks(fields: str, entry: float, first: float, last: float) -> None:
-    """The table of docs/theory.md 3.2: harmonic decay leaves the last of twelve blocks a hundredth."""
-    found = shares(f"geonorm(update=unit{fields})", 12)
-    assert found.sum().item() == pytest.approx(1)
-    assert [found[0].item(), found[1:3].sum().item(), found[-2:].sum().item()] == pytest.approx(
-        [entry, first, last], abs=5e-4
-    )
-
-
-@dataclass(frozen=True)
-class Kept(GeoNorm):
-    """The angles of proposition 2f for an entry of the share `entry_share`."""
-
-    update: Literal["raw", "norm", "unit"] = "unit"
-    entry_share: float = 0.2
-
-    def turn(self, p: Any, site: Site) -> AngleMap:
-        count = 2 * site.depth
-        c = count * self.entry_share / (1 - self.entry_share)
-        return AngleMap(max_angle=pi, power=1.0, pre=(site.number + c) ** -0.5, below=True).level()
-
-
-@pytest.mark.parametrize("entry", [0.02, 0.2, 0.9])
-def test_equal_shares_beside_an_entry_that_is_kept(entry: float) -> None:
-    """Proposition 2f, by the definition that trains; 2e is the case of one share for all."""
-    found = shares(Kept(entry_share=entry), 6)
-    assert found[0].item() == pytest.approx(entry, rel=1e-9)
-    torch.testing.assert_close(found[1:], torch.full_like(found[1:], (1 - entry) / 12), rtol=1e-9, atol=0)
-    torch.testing.assert_close(shares(Kept(entry_share=1 / 13), 6), shares(EQUAL, 6), rtol=1e-9, atol=0)
-
-
-@pytest.mark.parametrize("depth", [4, 36])
-def test_one_angle_for_all_keeps_the_entry_at_every_depth(depth: int) -> None:
-    """1/sqrt(L): e^-2 of the entry but for terms of 1/L, and shares that grow by e^2."""
-    found = shares(f"geonorm(update=unit, decay=constant, alpha={4 / pi / depth**0.5})", depth)
-    assert found[0].item() == pytest.approx(exp(-2), rel=0.7 / depth)
-    assert (found[-1] / found[1]).item() == pytest.approx(exp(2), rel=1.5 / depth)

@@ -25,16 +25,12 @@ DEPTH = 12
 # docs/theory.md, section 4: 1 - cos for t -> infinity, worked out by hand
 TERMINAL: dict[Any, tuple[str, float | None]] = {
     "post": ("exponential", 2.0),
-    "post(alpha=0.3)": ("exponential", 0.6),
     "post(decay=harmonic, alpha=0.7)": ("polynomial", 1.4),
     "pre": ("polynomial", 2.0),
-    "pre(alpha=0.3)": ("polynomial", 2.0),
     "pre(decay=sqrt)": ("polynomial", 1.0),
     "pre(decay=harmonic)": ("none", None),
     "pre(input=raw)": ("none", None),  # the radius explodes
     "pre(max_step=0.1)": ("polynomial", 2.0),  # the ceiling binds while r < 10 alone
-    "pre(max_step=1e-3)": ("polynomial", 2.0),
-    "pre(max_step=0.1, decay=sqrt)": ("polynomial", 1.0),
     "peri(max_step=0.3)": ("polynomial", 2.0),
     "peri": ("polynomial", 2.0),
     "olmo2": ("none", None),  # reads the raw stream: the temperature beta r^2 freezes it
@@ -44,19 +40,14 @@ TERMINAL: dict[Any, tuple[str, float | None]] = {
     "lns": ("polynomial", 1.0),
     "sqrt": ("stretched", 4.0),
     "ngpt": ("exponential", 0.1),
-    "ngpt(alpha=1)": ("exponential", 2.0),
     "ngpt(alpha=0.8, decay=harmonic)": ("polynomial", 1.6),
-    "ngpt(alpha=0.8, decay=sqrt)": ("stretched", 3.2),
     "geonorm": ("polynomial", 2.0),
     "geonorm(alpha=0.5)": ("polynomial", 1.0),
-    "geonorm(alpha=1.5)": ("polynomial", 3.0),
     "geonorm(decay=sqrt, alpha=0.7)": ("stretched", 2.8),
     "geonorm(decay=constant, alpha=0.4)": ("exponential", 0.8),
     "geonorm(decay=linear)": ("none", None),
     "geonorm(update=norm, alpha=0.5)": ("polynomial", 1.0),
     "geonorm(update=unit)": ("none", None),  # meets at a finite depth
-    "geonorm(max_angle=0.003)": ("polynomial", 2.0),  # the ceiling is far above what is left
-    "geonorm(input=norm)": ("polynomial", 2.0),
     "geonorm(index=sublayer)": ("polynomial", 1.0),
     "geonorm(retraction=cayley, decay_on=update)": ("polynomial", 2.0),
 }
@@ -231,14 +222,6 @@ def test_the_closed_equation_is_the_particle_system(scheme: str) -> None:
             assert isclose(dynamics.cosine_rate(flow, state, tau).item(), path.velocity[i], rel_tol=1e-4)
 
 
-def test_olmo2_freezes_before_it_collapses() -> None:
-    """It reads the raw stream, so attention grows colder as beta r^2 ~ t^2: particles stop where pre goes on."""
-    times = [10.0, 1e3, 1e5]
-    cold, pre = (solve_equiangular(s, 8, 1.0, times).gap for s in ("olmo2", "pre"))
-    assert cold[2] > 0.1 and isclose(cold[2], cold[1], rel_tol=1e-3)
-    assert pre[2] < 1e-8
-
-
 def test_a_collapse_is_followed_far_below_rounding() -> None:
     path = solve_equiangular("post", 8, 1.0, [100.0, 200.0])
     assert 0 < path.gap[1] < 1e-150 and isclose(path.gap[1] / path.gap[0], exp(-200), rel_tol=1e-3)
@@ -251,21 +234,6 @@ def test_bad_input() -> None:
     for call in (theory.terminal, lambda s: theory.initial_velocity(s, 4, 1.0)):
         with pytest.raises(ConfigError, match="no closed equation"):
             call("residual_dual")
-
-
-@pytest.mark.parametrize(
-    ("scheme", "exponent"), [("pre", 2.0), ("peri", 2.0), ("geonorm", 3.0), ("geonorm(update=norm)", 2.0)]
-)
-def test_a_gain_of_v_changes_the_law_of_geonorm_only(scheme: str, exponent: float) -> None:
-    """docs/theory.md 4.2: with V = g I, 1 - cos ~ t^(-2 alpha g) for the raw rule."""
-    n, gain = 4, 1.5
-    flow = dynamics.Flow(scheme, dynamics.Attention(0.5, v=gain * torch.eye(n, dtype=torch.float64)))
-    with torch.no_grad():
-        walk = dynamics.integrate(
-            flow, flow.start(dynamics.equiangular(n, n, 0.99)), [1e4, 2e4], tolerance=1e-6, log_time=True
-        )
-        early, late = (dynamics.gap(flow.tokens(x)).item() for _, x in walk)
-    assert isclose(log(early / late) / log(2.0), exponent, rel_tol=2e-3)
 
 
 WORDS = {"<θ,A>": "a", "|A|": "size", "<": "", ">": ""}
