@@ -53,8 +53,8 @@ class AttentionResiduals(Placement):
         return {"input": "norm", "recall": Recall(norm)}
 
     def end_parts(self, site: Site, norm: NormSpec) -> Mapping[str, Any]:
-        own = super().end_parts(site, norm)
-        return own if site.kind == "entry" else {**own, "recall": Recall(norm)}
+        parts = super().end_parts(site, norm)
+        return parts if site.kind == "entry" else {**parts, "recall": Recall(norm)}
 
     def enter(self, x: Tensor, p: Any, site: Site) -> Tensor:
         start = super().enter(x, p, site).unsqueeze(-2)
@@ -69,8 +69,8 @@ class AttentionResiduals(Placement):
 
     def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
         block, _ = self.place(site)
-        own = torch.arange(self.streams, device=x.device) == block
-        return x + own.to(x.dtype).unsqueeze(-1) * (h * u).unsqueeze(-2)
+        written = torch.arange(self.streams, device=x.device) == block
+        return x + written.to(x.dtype).unsqueeze(-1) * (h * u).unsqueeze(-2)
 
     def place(self, site: Site) -> tuple[Any, Any]:
         """The slot that a site writes to, and whether another site of its block has written there, 0 or 1."""
