@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from geonorm.lab.statistics.synthesis import GRADES
 from geonorm.report.charts import Chart, Strip, figure, strip_chart
 from geonorm.report.style import COLOURS, Look, signed
 from geonorm.report.tables import with_interval
@@ -83,7 +84,6 @@ class Book:
             "mean": lambda: signed(row["mean"]),
             "n": lambda: str(row["n"]),
             "expected": lambda: f"{signed(row['expected_low'])} to {signed(row['expected_high'])}",
-            "certainty": lambda: row["certainty"],
         }
         return forms[form]()
 
@@ -139,18 +139,18 @@ class Book:
         yield from table_head(("pooled", "verdict", "difference (95 %)", "one more setting", "settings", "certainty"))
         for name in names:
             row, words = self.values[name], self.words["pools"][name]
-            doubts = f" ({'; '.join(row['doubts'])})" if row["doubts"] else ""
             cells = [words["what"], row["verdict"], self.difference(name), self.form(name, "expected"), str(row["n"])]
-            yield Line(f"| {' | '.join(cells)} | {row['certainty']}{doubts} |", (name,))
+            yield Line(f"| {' | '.join(cells)} | {self.certainty({'pools': [name]})} |", (name,))
 
     # pages
 
     def question(self, key: str, words: Values) -> Iterator[Line]:
         members = self.members(key)
         yield from (Line(f"# {words['title']}"), Line(""), Line(BUILT), Line(""))
-        for text in words["answer"]:
-            line = self.fill(text)
-            yield from (line, Line(""))
+        yield from (self.fill(words["answer"][0]), Line(""))
+        yield from (Line(f"**Certainty: {self.certainty(words)}**"), Line(""))
+        for text in words["answer"][1:]:
+            yield from (self.fill(text), Line(""))
         yield Line(f"![{words['title']}](figures/{key}.svg)", tuple(members))
         if pools := words.get("pools"):
             yield Line("")
@@ -160,16 +160,20 @@ class Book:
         yield from (self.fill(f"- {text}") for text in words["change"])
         yield from (Line(""), Line("[All questions](../results.md), and how to read the tables."))
 
+    def certainty(self, words: Values) -> str:
+        """That of a question's first pool; without one, a step for each doubt that claims.yaml names."""
+        pools = words.get("pools", ())
+        doubts = self.values[pools[0]]["doubts"] if pools else words["doubts"]
+        return f"{GRADES[min(len(doubts), len(GRADES) - 1)]} ({'; '.join(doubts)})"
+
     def index(self) -> Iterator[Line]:
         yield from (Line("# Results"), Line(""), Line(BUILT), Line(""))
         yield from (self.fill(text) for text in self.words["reading"].splitlines())
         yield from (Line(""), *table_head(("question", "answer", "certainty")))
         for key, words in self.words["questions"].items():
             answer = self.fill(words["answer"][0])
-            pools = words.get("pools", ())
-            grade = self.form(pools[0], "certainty") if pools else "–"
-            text = f"| [{words['title']}](results/{key}.md) | {answer.text} | {grade} |"
-            yield Line(text, (*answer.claims, *pools[:1]))
+            grade = self.certainty(words).partition(" (")[0]
+            yield Line(f"| [{words['title']}](results/{key}.md) | {answer.text} | {grade} |", answer.claims)
         yield from (
             Line(""),
             Line("## Leaderboard"),
@@ -287,7 +291,9 @@ class Book:
         for name in sorted(names, key=lambda name: self.size(name) or 0.0):
             row, size = self.values[name], self.size(name)
             if row["low"] is not None and row["high"] - row["low"] < WIDE:
-                text = plain_text(label(self.evidence.claims[name])) + (f", {short(size)}" if size else "")
+                text = plain_text(label(self.evidence.claims[name])).partition(" (claimed")[0] + (
+                    f", {short(size)}" if size else ""
+                )
                 dots = [(gap, f"seed {seed}") for seed, gap in row["pairs"].items()]
                 ends = row["mean"], row["low"], row["high"]
                 rows.append(Strip(add_look(looks, text, SETTING), self.difference(name), dots, *ends))
