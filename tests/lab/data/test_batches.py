@@ -62,6 +62,7 @@ def test_seeds_give_other_orders_and_never_change():
     assert len({tuple(order) for order in first.values()}) == 4
     # written down once: recorded runs rely on the order
     assert Batches(TOKENS, 6, 100, seed=0).at(0)[0][:, 0].tolist() == [0, 200, 100, 800, 500, 400]
+    assert Batches(TOKENS, 6, 100, seed=3).at(4)[0][:, 0].tolist() == [500, 0, 700, 500, 700, 300]
 
 
 def test_too_little_data_is_one_line():
