@@ -27,17 +27,6 @@ SMOOTH = "geonorm(retraction=0.5, max_angle=pi)"
 EQUAL = f"geonorm(update=unit, {EQUAL_SHARES})"
 FOUR = ("pre(entry=embedding)", "geonorm(entry=embedding)", "pre", "geonorm")
 OTHERS = (EQUAL, SMOOTH, "deepnorm", "keel", "peri", "lns")
-LADDERS = {
-    "books, raw entry": ("books-", FOUR[0], FOUR[1:2]),
-    "books, entry on the sphere": ("books-", FOUR[2], FOUR[3:]),
-    "books, other schemes": ("books-", FOUR[2], OTHERS),
-    "books, the entry of Pre-Norm": ("books-", FOUR[0], FOUR[2:3]),
-    "latex, raw entry": ("latex-", FOUR[0], FOUR[1:2]),
-    "latex, entry on the sphere": ("latex-", FOUR[2], FOUR[3:]),
-    "books, the smooth ceiling": ("books-", "geonorm", (SMOOTH,)),
-    "books, sequences of 256": ("length256-", FOUR[0], FOUR[1:2]),
-    "books, sequences of 512": ("length512-", FOUR[0], FOUR[1:2]),
-}
 RATES = (3e-3, 1.5e-3, 6e-3)
 SEEDS = 2
 LENGTHS = {256: 2, 512: 1}

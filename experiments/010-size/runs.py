@@ -23,9 +23,6 @@ BATCH = 4
 TOKENS = 20
 """For each parameter, all counted."""
 SCHEMES = ("pre(entry=embedding)", "geonorm(entry=embedding)", "pre", "geonorm")
-LADDERS = {"raw entry": ("", SCHEMES[0], SCHEMES[1:2]), "entry on the sphere": ("", SCHEMES[2], SCHEMES[3:])}
-PUBLISHED = {"published: 125M, Arxiv": (125e6, 1.8792 - 1.9032), "published: 125M, Books3": (125e6, 3.4040 - 3.4437)}
-"""GeoNorm less Pre-Norm, arXiv:2601.22095."""
 OCTAVES, HALVES = (1.0, 0.5, 2.0), (2.0, sqrt(2), 2 * sqrt(2))
 RATES = {3: OCTAVES, 4: OCTAVES, 6: HALVES}
 """By depth multiples of 19 / (width sqrt(steps)), the rule of `geonorm ladder`; the largest size begins where the

@@ -70,6 +70,19 @@ def test_the_page_begins_with_what_was_found(saved: Path, tmp_path: Path) -> Non
     assert "geonorm ladder --config" in page
 
 
+def test_sizes_are_pooled(saved: Path, tmp_path: Path) -> None:
+    """At the largest budget of each; two sizes with a spread make a mean, one does not."""
+    study = SavedLadder.load(saved)
+    _, rows = study.tables()["Over sizes"]
+    ends = [row for row in study.ladder.points if row.tokens == 40 * row.parameters and row.scheme == "geonorm"]
+    gaps = [row.difference for row in ends]
+    row = next(row for row in rows if row[0] == "geonorm")
+    mean = float(row[2].partition(" ")[0].replace("−", "-"))
+    assert len(ends) == 2 and row[1] == "2" and min(gaps) - 1e-3 < mean < max(gaps) + 1e-3
+    assert row[4] in ("better", "not resolved") and " to " in row[3]
+    assert "Over sizes" not in SavedLadder.load(write(tmp_path / "one", {"d4w64": 330_000}, [3, 6])).tables()
+
+
 def test_one_size_is_drawn_over_tokens_and_fits_are_dotted(tmp_path: Path) -> None:
     folder = write(tmp_path / "one", {"d4w64": 330_000}, [3, 6, 12, 24, 48])
     drawn = report.draw(folder)
@@ -82,7 +95,7 @@ def test_one_size_is_drawn_over_tokens_and_fits_are_dotted(tmp_path: Path) -> No
 
 def test_other_forms_and_an_order_of_ones_own(saved: Path, tmp_path: Path) -> None:
     tex = report.build([saved], tmp_path / "a.tex", format="latex", schemes=["geonorm", "pre"]).read_text()
-    assert tex.count(r"\begin{tabular}") == 4 and "far" not in tex
+    assert tex.count(r"\begin{tabular}") == 5 and "far" not in tex
     rows = list(csv.DictReader(io.StringIO(report.build([saved], tmp_path / "a.csv", format="csv").read_text())))
     assert len(rows) == 4 * 2 * 4 and 0 < sum(row["speedup"] != "" for row in rows) < len(rows)
     read = SavedLadder.load(saved)

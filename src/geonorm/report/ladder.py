@@ -14,6 +14,8 @@ from ..lab.load import Ladder
 from ..lab.runs.folder import read_object
 from ..lab.runs.ladder_records import LadderPoint, LawFit, SpeedupRow, TrendRow
 from ..lab.statistics.comparison import significant
+from ..lab.statistics.moderated import Estimate
+from ..lab.statistics.synthesis import judge, pool
 from .charts import RATE, Axis, Chart, Point, Strip, strip_chart
 from .checks import (
     SEEDS_FOR_A_CLAIM,
@@ -25,7 +27,17 @@ from .checks import (
 from .page import details, html_table, pairs
 from .study import Record, Section, Study, read_object_strictly, refuse_damaged
 from .style import figures, rate, si, signed
-from .tables import Table, chances, count, count_seeds, learning_rate, paired_difference, spread, with_interval
+from .tables import (
+    Table,
+    chances,
+    count,
+    count_seeds,
+    interval,
+    learning_rate,
+    paired_difference,
+    spread,
+    with_interval,
+)
 
 NOTE = (
     "Effective speed-up: how many times the tokens (along sizes: the compute) the baseline needs for the loss of the "
@@ -167,6 +179,8 @@ class SavedLadder(Study):
         tables: dict[str, Table] = {
             "Speed-up": (["scheme", "parameters", "tokens", "along", "n", "speed-up (95 %)", "p, Holm", "wall time"],
                          speed),
+            "Over sizes": (["scheme", "sizes", "pooled difference (95 %)", "in one more size", "verdict"],
+                           list(pool_sizes(self))),
             "Slope of the difference": (["scheme", "along", "size", "n", "nats per decade (95 %)", "p, Holm"], slopes),
             "Points": (["scheme", "parameters", "tokens", "per parameter", "FLOP", "n", "val loss",
                         "difference (95 %)", "p, Holm", "lr"], points),
@@ -199,6 +213,17 @@ class SavedLadder(Study):
         ends = {(row.scheme, row.size, row.tokens): row.row() for row in self.rows("speedups")}
         points = [(row, ends.get((row.scheme, row.size, row.tokens), {})) for row in self.rows("points")]
         return [{**end, "speedup_n": end.get("n"), **row.row()} for row, end in points]
+
+
+def pool_sizes(ladder: SavedLadder) -> Iterator[list[str]]:
+    """Each scheme's difference to the baseline at the largest budget of every size, as a random-effects mean."""
+    for scheme in ladder.names:
+        points = sorted((row for row in ladder.rows("points") if row.scheme == scheme), key=lambda row: row.tokens)
+        ends = {row.size: row for row in points if row.difference_std}.values()
+        pooled = pool([Estimate(row.difference, row.difference_std**2 / row.pairs, row.pairs - 1) for row in ends])
+        if pooled:
+            mean = with_interval(*pooled.mean[:3])
+            yield [scheme, str(pooled.n), mean, interval(pooled.low, pooled.high), judge(pooled.mean)]
 
 
 def describe_speedup(row: SpeedupRow) -> str:
