@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from base64 import b64decode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -42,7 +42,8 @@ SIZE, REACH, SCALE = 200, 1.1, 32767
 RING = {"ring": Look("#a5a8ab", "#a5a8ab", "", "circle")}
 """The look of the rim of a sphere."""
 Points = list[tuple[float, float]]
-Theory = Callable[[Any], Sequence[float | None]]
+RIM: Points = [(math.cos(math.pi * i / 30), math.sin(math.pi * i / 30)) for i in range(61)]
+"""Of a sphere of radius 1."""
 
 
 @dataclass(frozen=True)
@@ -153,9 +154,10 @@ class SavedSimulation(Study):
 
     def charts(self) -> dict[str, list[Chart]]:
         return {
-            "cosine": cosines(self),
+            "cosine": _in_depth(self, "Mean cosine between tokens in depth", "cos_pair", "gap", "cosine"),
             "collapse": collapse(self),
-            "speed": speed_and_radius(self),
+            "speed": _in_depth(self, "Speed factor s: small is fast", "speed", "speed", "s", log=True)
+            + _in_depth(self, "Radius of the stream", "radius", "radius", "|x|", log=True),
             "sphere": spheres_over_time(self),
         }
 
@@ -164,11 +166,11 @@ class SavedSimulation(Study):
 
     def sections(self, place: Mapping[str, int]) -> list[Section]:
         settings = [item for item in self.summary.items() if item[0] not in ("kind", "schemes", "status", "out")]
-        figures = [cosines(self), collapse(self), speed_and_radius(self)]
+        charts = self.charts()
         tables = [html_table(*table, place) for table in self.tables().values()]
         return [
             Section("Tables", [*tables, f"<p>{escape('; '.join(self.notes()))}</p>"]),
-            Section("In depth", [[chart for charts in figures for chart in charts]]),
+            Section("In depth", [[*charts["cosine"], *charts["collapse"], *charts["speed"]]]),
             Section("On the sphere", [turning_spheres(self, place)]),
             Section("Settings", [details("All settings", pairs(settings))]),
         ]
@@ -207,29 +209,14 @@ def headline(row: Record) -> str:
     return f"{row['scheme']}: {when}{measured}{theory}"
 
 
-def cosines(study: SavedSimulation) -> list[Chart]:
-    """Mean cosine against depth."""
-    title = "Mean cosine between tokens in depth"
-    return _in_depth(study, title, "cos_pair", lambda p: [None if g is None else 1 - g for g in p["gap"]], "cosine")
-
-
-def speed_and_radius(study: SavedSimulation) -> list[Chart]:
-    """Speed factor s and radius r against depth."""
-    return [
-        *_in_depth(study, "Speed factor s: small is fast", "speed", lambda path: path["speed"], "s", True),
-        *_in_depth(study, "Radius of the stream", "radius", lambda path: path["radius"], "|x|", True),
-    ]
-
-
-def _in_depth(
-    study: SavedSimulation, title: str, key: str, theory: Theory, unit: str, log: bool = False
-) -> list[Chart]:
-    """Theory as a line and measurement as markers; without theory the measurement is both."""
+def _in_depth(study: SavedSimulation, title: str, key: str, column: str, unit: str, log: bool = False) -> list[Chart]:
+    """Theory as a line and measurement as markers; without theory the measurement is both. column: of the closed
+    equation, where a gap is 1 - cos."""
     measured = {scheme: points for scheme in study.names if (points := study.mean(scheme, key))}
     lines: dict[str, Points] = {}
     for scheme, path in study.theory.items():
-        predicted = [(t + 1, v) for t, v in zip(path["times"], theory(path), strict=True)
-                     if t is not None and v is not None]  # fmt: skip
+        course = zip(path["times"], path[column], strict=True)
+        predicted = [(t + 1, 1 - v if column == "gap" else v) for t, v in course if t is not None and v is not None]
         if scheme in measured and predicted:
             lines[scheme] = predicted
     points = [point for curves in (measured, lines) for curve in curves.values() for point in curve]
@@ -302,10 +289,11 @@ def sphere(study: SavedSimulation, scheme: str, frame: dict[str, Any], note: str
     axis = Axis(-REACH, REACH, visible=False)
     title = f"{scheme}, t = {frame['time'] + 1:.3g}"
     chart = Chart(title, axis, axis, RING | study.looks, note, width=SIZE, height=SIZE)
-    chart.outline("ring", circle(), "ring")
+    chart.outline("ring", RIM, "ring")
     for token, point in enumerate(unpack(frame["points"])):
         right, up, near = seen_from(point)
-        chart.mark(scheme, right, up, f"{scheme} · token {token}", "dot", o=opacity(near))
+        darkness = round(0.25 + 0.65 * (1 + near) / 2, 3)  # the far side is pale
+        chart.mark(scheme, right, up, f"{scheme} · token {token}", "dot", o=darkness)
     return chart
 
 
@@ -328,16 +316,6 @@ def describe_pictures(study: SavedSimulation) -> str:
     """The run of the pictures, which need not be that of the curves."""
     run = study.particles.get("run", {}) | {"time": study.summary["time"]}
     return f"{study.describe(**run)}. The axes are the same for all schemes; the far side is paler."
-
-
-def opacity(near: float) -> float:
-    """How dark a token is drawn, by its place from -1, the far side, to 1."""
-    return round(0.25 + 0.65 * (1 + near) / 2, 3)
-
-
-def circle() -> Points:
-    """The rim of a sphere of radius 1."""
-    return [(math.cos(math.pi * i / 30), math.sin(math.pi * i / 30)) for i in range(61)]
 
 
 def seen_from(point: tuple[float, float, float]) -> tuple[float, float, float]:
