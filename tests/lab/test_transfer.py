@@ -60,12 +60,15 @@ def test_planted_constant_steps_have_a_depth_exponent_of_one(
     Path("planted.py").write_text(CONSTANT)
     words = "--schemes ./planted.py:Constant --depths 2 8 --widths 64 --width 32 --depth 2 --seeds 2 --out here"
     assert main(["check-transfer", *words.split()]) == 0
-    text = capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
     (scheme,) = json.loads(Path("here/summary.json").read_text())["schemes"]
     assert scheme["exponents"]["depth"]["1"][0] == pytest.approx(1.0, abs=0.1)
     ratio = scheme["depth"][-1]["ratio_1"][0]
     assert f"multiply the learning rate of matrices by {1 / ratio:.3g} at 8 blocks, or keep the rate" in text
     assert f"From width 32 to width 64 one step turns the final state {scheme['width'][-1]['ratio_1'][0]:.3g}" in text
+    assert Path("here/report.html").read_text().count("<svg") >= 2 and Path("here/figures/turn.svg").exists()
+    assert main("report here --format csv --out here.csv".split()) == 0
+    assert f",depth,8,32,{scheme['depth'][-1]['turn']}," in Path("here.csv").read_text()
     written = Path("here/rows.jsonl").read_text().splitlines()
     assert Path("here/environment.json").exists() and {json.loads(line)["steps"] for line in written} == {1, 4, 16}
 

@@ -295,12 +295,10 @@ def run_probe(config: ProbeConfig) -> int:
 def run_check_transfer(config: TransferConfig) -> int:
     """how far one optimizer step turns the final state over depth and width: does a learning rate transfer?"""
     from ..lab import transfer
-    from ..report.transfer import text_lines
 
     with show_progress(watched()) as progress:
-        summary = transfer.check_transfer(config, progress.show)
-    print("\n".join(text_lines(summary)))
-    print(f"rows: {config.out}/rows.jsonl")
+        transfer.check_transfer(config, progress.show)
+    publish(Path(config.out))
     return 0
 
 

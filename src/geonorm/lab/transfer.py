@@ -8,7 +8,7 @@ Small decoders under a scheme take 1, 4 and 16 steps of Adam on random tokens, w
 with phi the angle by which a sub-layer turns a token, and C the coherence of the sub-layers' contributions. Training is
 stable where the turn of a step is about the same, so the best rate falls as the turn grows.
 
-DIR/rows.jsonl  summary.json  config.yaml  environment.json
+DIR/rows.jsonl  summary.json  config.yaml  environment.json  report.html  figures/
 """
 
 from __future__ import annotations
@@ -144,9 +144,9 @@ def summarize_turns(config: TransferConfig, scheme: str, rows: Sequence[Row]) ->
                 )
                 for steps in STEPS
             }
-            result["advice"].append(
-                advise(axis, result[axis][-1], getattr(config, axis), result["exponents"][axis]["1"])
-            )
+            base = getattr(config, axis)
+            farthest = max(result[axis], key=lambda row: abs(log(row[axis] / base)))
+            result["advice"].append(advise(axis, farthest, base, result["exponents"][axis]["1"]))
     return result
 
 
@@ -156,7 +156,7 @@ def mean_interval(values: Sequence[float], scale: Callable[[float], float] = flo
 
 
 def advise(axis: str, row: Row, base: int, exponent: Sequence[float]) -> str:
-    """What to do with the learning rate, or over depth with the angles, at the largest size."""
+    """What to do with the learning rate, or over depth with the angles, at a size."""
     ratio, low, high = row["ratio_1"]
     at, start = (f"{size} blocks" if axis == "depth" else f"width {size}" for size in (row[axis], base))
     measured = (

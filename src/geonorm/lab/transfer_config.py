@@ -38,7 +38,7 @@ class TransferConfig(Settings):
     lr: Positive = 1e-5
     """Rate of Adam, so small that the turn is proportional to it after one step."""
     out: str = "runs/transfer"
-    """Directory for rows.jsonl and summary.json; new, or one of this command."""
+    """Directory for rows.jsonl, summary.json, report.html and figures; new, or one of this command."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -57,7 +57,8 @@ def write_figures(dirs: Sequence[AnyPath] | AnyPath, out_dir: AnyPath) -> list[P
     """Write every figure as PNG, SVG and PDF; return what was written.
 
     Of a comparison: final_loss, loss_curves, geometry, learning_rates; of a ladder: speedup, loss,
-    difference; of a simulation: cosine, collapse, speed, sphere; of a probe: those of `report.probe_charts`. A figure
+    difference; of a simulation: cosine, collapse, speed, sphere; of a coordinate check: turn; of a probe: those of
+    `report.probe_charts`. A figure
     with nothing to show (no trace, one learning rate) is left out. Each of several sources has a folder with its name,
     numbered where two have the same.
 
@@ -101,10 +102,14 @@ def _read(dirs: Sequence[AnyPath] | AnyPath, schemes: Sequence[str] = ()) -> tup
     from .probe import SavedProbe
     from .simulation import SavedSimulation
     from .style import looks
+    from .transfer import SavedTransfer
 
     paths = [Path(dirs)] if isinstance(dirs, (str, PathLike)) else [Path(d) for d in dirs]
     kinds = {path: study_kind(path) for path in paths}
-    readers = {"ladder": SavedLadder.load, "simulation": SavedSimulation.load, "probe": SavedProbe.load}
+    readers = {
+        "ladder": SavedLadder.load, "simulation": SavedSimulation.load, "probe": SavedProbe.load,
+        "transfer": SavedTransfer.load,
+    }  # fmt: skip
     trained = [path for path in paths if kinds[path] not in readers]
     studies: list[Study] = [load_comparison(trained)] if trained else []
     studies += [load(path) for kind, load in readers.items() for path in paths if kinds[path] == kind]

@@ -1,30 +1,119 @@
-"""The coordinate check of `geonorm check-transfer`, as tables on the terminal."""
+"""The coordinate check of `geonorm check-transfer`: how far one optimizer step turns the final state, by size."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
 from typing import Any
 
-from .tables import align
+from .charts import Axis, Chart, Point
+from .page import html_table
+from .study import Record, Section, Study, read_object_strictly, refuse_damaged
+from .tables import Table, count
 
 TITLES = ("turn", "sum of angles", "coherence", "to base after 1 step", "4 steps", "16 steps")
+AXES = {"depth": "blocks", "width": "width"}
+NOTE = (
+    "Turn: the mean angle, in radians, between what the head reads before and after one step of Adam on the hidden "
+    "matrices. It is the rate times the width times the coherence times the sum of angles, the angles by which "
+    "sub-layers turn a token at initialization. Where the turn grows with size, the best learning rate falls as much. "
+    "Ratios are to the base model; intervals of 95 % are over seeds."
+)
 
 
-def text_lines(summary: Mapping[str, Any]) -> list[str]:
-    """For each scheme a table over depth and one over width, exponents below, then the advice."""
-    lines: list[str] = []
-    for scheme in summary["schemes"]:
-        for axis, exponents in scheme["exponents"].items():
-            cells = [
-                [str(row[axis]), f"{row['turn']:.2e}", f"{row['path']:.3g}", f"{row['coherence']:.3g}",
-                 format_interval(row["ratio_1"]), f"{row['ratio_4'][0]:.2f}", f"{row['ratio_16'][0]:.2f}"]
-                for row in scheme[axis]
-            ]  # fmt: skip
-            first, *later = exponents.values()
-            last = ["exponent", "", "", "", format_interval(first), *(f"{exponent[0]:.2f}" for exponent in later)]
-            lines += [*align([[f"{scheme['scheme']}, {axis}", *TITLES], *cells, last]), ""]
-        lines += [*scheme["advice"], ""]
-    return lines[:-1]
+@dataclass(frozen=True)
+class SavedTransfer(Study):
+    """The report of a folder of `geonorm check-transfer`."""
+
+    summary: Mapping[str, Any]
+
+    what = "Coordinate check"
+
+    @classmethod
+    def load(cls, path: Path) -> SavedTransfer:
+        """GeonormError where summary.json is damaged, OSError where it is missing."""
+        with refuse_damaged(path, "check-transfer"):
+            study = cls(path, read_object_strictly(path / "summary.json"))
+            study.text_lines()
+        return study
+
+    @property
+    def series(self) -> list[str]:
+        return [scheme["scheme"] for scheme in self.summary["schemes"]]
+
+    @property
+    def rows(self) -> list[Record]:
+        """The results of the schemes to show, in their order."""
+        by_name = {scheme["scheme"]: scheme for scheme in self.summary["schemes"]}
+        return [by_name[name] for name in self.names]
+
+    def caption(self) -> str:
+        base = f"base model of {self.summary['depth']} blocks and width {self.summary['width']}"
+        return f"{base} · Adam at {self.summary['lr']:g} · {count(self.summary['seeds'], 'seed')} · random tokens"
+
+    def findings(self) -> list[tuple[str, str]]:
+        return [(scheme["scheme"], f"{scheme['scheme']}: {advice.rstrip('.')}")
+                for scheme in self.rows for advice in scheme["advice"]]  # fmt: skip
+
+    def limits(self) -> list[str]:
+        return ["This is the turn at initialization: predicted rates hold as far as training keeps that order."]
+
+    def tables(self) -> dict[str, Table]:
+        tables: dict[str, Table] = {}
+        for scheme in self.rows:
+            for axis, exponents in scheme["exponents"].items():
+                cells = [
+                    [str(row[axis]), f"{row['turn']:.2e}", f"{row['path']:.3g}", f"{row['coherence']:.3g}",
+                     format_interval(row["ratio_1"]), f"{row['ratio_4'][0]:.2f}", f"{row['ratio_16'][0]:.2f}"]
+                    for row in scheme[axis]
+                ]  # fmt: skip
+                first, *later = exponents.values()
+                last = ["exponent", "", "", "", format_interval(first), *(f"{exponent[0]:.2f}" for exponent in later)]
+                title = f"{scheme['scheme']}, {axis}"
+                tables[title] = [title, *TITLES], [*cells, last]
+        return tables
+
+    def charts(self) -> dict[str, list[Chart]]:
+        return {"turn": [self.chart(axis) for axis in AXES if any(axis in scheme["exponents"] for scheme in self.rows)]}
+
+    def chart(self, axis: str) -> Chart:
+        """The turn of one step over depth or width, as a ratio to the base model's."""
+        curves = {
+            scheme["scheme"]: [Point(row[axis], *row["ratio_1"], f"{row['ratio_1'][0]:.3g}") for row in scheme[axis]]
+            for scheme in self.rows
+        }
+        points = [point for curve in curves.values() for point in curve]
+        x = Axis.around([point.x for point in points], log=True, title=AXES[axis])
+        y = Axis.around(
+            [v for p in points for v in (p.y, p.low, p.high) if v], log=True, title="turn, to the base model"
+        )
+        chart = Chart(f"Turn of one step over {axis}", x, y, self.looks, "Level is what lets one rate serve all sizes.")
+        chart.rule(y=1.0)
+        for name, curve in curves.items():
+            chart.curve(name, curve)
+        return chart
+
+    def sections(self, place: Mapping[str, int]) -> list[Section]:
+        tables = [f"<h3>{escape(title)}</h3>{html_table(['size', *TITLES], cells)}"
+                  for title, (_, cells) in self.tables().items()]  # fmt: skip
+        again = shlex.join(["geonorm", "check-transfer", "--config", str(self.path / "config.yaml"), "--out", "NEW"])
+        return [
+            Section("Turn over depth and width", [self.charts()["turn"], f"<p>{escape(NOTE)}</p>"]),
+            Section("In numbers", [*tables]),
+            Section("Repeat it", [f"<pre>{escape(again)}</pre>"]),
+        ]
+
+    def records(self) -> list[Record]:
+        """A row for each scheme, axis and size."""
+        names = ("depth", "width", "turn", "path", "coherence")
+        return [
+            {"scheme": scheme["scheme"], "axis": axis, **{name: row[name] for name in names},
+             **{f"ratio_{steps}": row[f"ratio_{steps}"][0] for steps in (1, 4, 16)}}
+            for scheme in self.rows for axis in scheme["exponents"] for row in scheme[axis]
+        ]  # fmt: skip
 
 
 def format_interval(interval: Sequence[float]) -> str:
