@@ -276,6 +276,13 @@ class Evidence:
                 new, old = plain(rows[name]), stored[kind][name]
                 for key in [key for key in new if key not in old or not same(new[key], old[key])][:1]:
                     yield f"claim {name}: {key} is {old.get(key)} in results.json, {new[key]} by its runs"
+        for words in self.file["sentences"]:
+            if words["text"] not in (self.root / words["file"]).read_text("utf-8"):
+                yield f"claim {', '.join(words['claims'])}: {words['file']} no longer says {words['text']!r}"
+            for name, word in words["claims"].items():
+                verdict = (self.results | self.pools)[name]["verdict"]
+                if verdict != word:
+                    yield f"claim {name} is {verdict}: read again what {words['file']} says: {words['text']!r}"
 
 
 def best_rate(rates: Mapping[float, Mapping[int, Values]], tuning_seed: int | str | None) -> float:
