@@ -54,8 +54,7 @@ class Book:
         """What is compared, in words."""
         extra = {"val_loss_average": ", averaged weights", "train": ", training loss"}.get(claim.measure, "")
         rate = f", both at {claim.lr:g}" if claim.lr else ""
-        claimed = f" (claimed: {claim.claimed})" if claim.claimed else ""
-        return (claim.what or f"{self.label(claim.first)} − {self.label(claim.second)}") + rate + extra + claimed
+        return (claim.what or f"{self.label(claim.first)} − {self.label(claim.second)}") + rate + extra
 
     def where(self, claim: Claim) -> str:
         setting = self.evidence.settings[claim.setting or self.evidence.claims[claim.change[0]].setting]
@@ -104,8 +103,9 @@ class Book:
         yield from table_head((first, *HEAD))
         for name in names:
             row, size = self.values[name], self.size(name)
+            claim = self.evidence.claims[name]
             cells = [
-                name_of(self.evidence.claims[name]),
+                name_of(claim) + (f" (claimed: {claim.claimed})" if claim.claimed else ""),
                 row["verdict"],
                 self.difference(name),
                 "–" if row["p_holm"] is None else f"{row['p_holm']:.2g}",
@@ -291,9 +291,7 @@ class Book:
         for name in sorted(names, key=lambda name: self.size(name) or 0.0):
             row, size = self.values[name], self.size(name)
             if row["low"] is not None and row["high"] - row["low"] < WIDE:
-                text = plain_text(label(self.evidence.claims[name])).partition(" (claimed")[0] + (
-                    f", {short(size)}" if size else ""
-                )
+                text = plain_text(label(self.evidence.claims[name])) + (f", {short(size)}" if size else "")
                 dots = [(gap, f"seed {seed}") for seed, gap in row["pairs"].items()]
                 ends = row["mean"], row["low"], row["high"]
                 rows.append(Strip(add_look(looks, text, SETTING), self.difference(name), dots, *ends))
