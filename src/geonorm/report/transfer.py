@@ -81,10 +81,7 @@ class SavedTransfer(Study):
 
     def chart(self, axis: str) -> Chart:
         """The turn of one step over depth or width, as a ratio to the base model's."""
-        curves = {
-            scheme["scheme"]: [Point(row[axis], *row["ratio_1"], f"{row['ratio_1'][0]:.3g}") for row in scheme[axis]]
-            for scheme in self.rows
-        }
+        curves = {scheme["scheme"]: [point_at(row, axis) for row in scheme[axis]] for scheme in self.rows}
         points = [point for curve in curves.values() for point in curve]
         x = Axis.around([point.x for point in points], log=True, title=AXES[axis])
         y = Axis.around(
@@ -114,6 +111,12 @@ class SavedTransfer(Study):
              **{f"ratio_{steps}": row[f"ratio_{steps}"][0] for steps in (1, 4, 16)}}
             for scheme in self.rows for axis in scheme["exponents"] for row in scheme[axis]
         ]  # fmt: skip
+
+
+def point_at(row: Record, axis: str) -> Point:
+    """A size's turn of one step, with its interval."""
+    ratio, low, high = row["ratio_1"]
+    return Point(row[axis], ratio, low, high, f"{ratio:.3g}")
 
 
 def format_interval(interval: Sequence[float]) -> str:
