@@ -32,7 +32,7 @@ def test_one_line_per_scheme() -> None:
 @each("name", names())
 def test_an_entry_is_complete_and_its_defaults_parse(name: str) -> None:
     about = look_up(name)
-    described = ["name", "title", "equation", "source", "claim", "checked", "streams", "planar", "fields"]
+    described = ["name", "title", "equation", "source", "claim", "checked", "shipped", "streams", "planar", "fields"]
     assert list(about) == [*described, "initial_scalars", "initial_std", "motion", "theory", "own_recipe"]
     assert about["claim"] and about["checked"], "say what is reported and what the definition was compared with"
     assert about["title"].endswith(".") and len(about["title"]) < 200
@@ -58,6 +58,7 @@ def test_a_description_says_everything() -> None:
     assert "decay = harmonic    harmonic | sqrt | linear | constant" in text
     assert "retraction = exp    exp | projection | cayley | a number" in text
     assert "own recipe" not in text and "own recipe: weight_decay = 0.0" in describe_scheme("ngpt")
+    assert "shipped in" not in text and "shipped in: Beam-1.0-501B-A23B" in describe_scheme("beam")
     assert "a = post    a scheme" in describe_scheme("mix")
     assert "without fields" in describe_scheme("pre(decay=sqrt)") and "without fields" not in describe_scheme("pre")
 

@@ -40,6 +40,7 @@ def look_up(name: str) -> dict[str, Any]:
         "source": scheme.about.source,
         "claim": scheme.about.claim,
         "checked": scheme.about.checked,
+        "shipped": scheme.about.shipped,
         "streams": scheme.streams,
         "planar": scheme.planar,
         "fields": {
@@ -162,7 +163,7 @@ def describe_scheme(name: str) -> str:
     generic = "" if scheme == type(scheme)() else "    (without fields; what the fields change stands below)"
     first = (about["title"], about["equation"] and about["equation"] + generic, about["source"])
     lines = [name, *(f"  {text}" for text in first if text)]
-    evidence = {"reported": about["claim"], "checked against": about["checked"]}
+    evidence = {"reported": about["claim"], "checked against": about["checked"], "shipped in": about["shipped"]}
     more = {
         "direction and radius": format_motion(about["motion"]),
         "theory": about["theory"] and format_theory(about["theory"]),
@@ -210,6 +211,7 @@ def section(name: str) -> str:
         "*Source.*": f"{about['source']}.",
         "*Reported.*": about["claim"],
         "*Checked against.*": f"{about['checked'] or 'nothing yet'}.",
+        "*Shipped in.*": about["shipped"] and f"{about['shipped']}.",
         "*Direction and radius.*": f"{format_motion(about['motion'])}.",
         "*Theory* ([derived](theory.md)).": about["theory"] and f"{format_theory(about['theory'])}.",
         f"*Initial standard deviation* over the base, block 2 of {DEPTH}:": std and f"{join_pairs(std)}; others 1.",

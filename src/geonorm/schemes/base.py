@@ -115,6 +115,8 @@ class About:
     """What its source reports, in one sentence."""
     checked: str = ""
     """What the definition was compared with: paper, official code, transformers, notes only."""
+    shipped: str = ""
+    """Models that ship the rule, as their code in transformers shows."""
     law: str = ""
     """Speed factor s and radius law r' without fields, as docs/theory.md writes them; tests hold it against `write`."""
     lawless: str = ""

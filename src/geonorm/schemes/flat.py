@@ -31,6 +31,7 @@ class Post(Decayed):
         claim="Needs warm-up: the gradient of the last MLP at initialisation does not fall with depth "
         "(arXiv:2002.04745, Theorem 1).",
         checked="transformers (BERT, GPT, OPT-350m, BART) and x-transformers, to rounding",
+        shipped="BERT, the first GPT, BART, Marian, DETR",
         law="s = 1, r' = 0",
     )
     final: Literal["norm", "none"] = field(default="none", kw_only=True)
@@ -59,6 +60,7 @@ class Peri(Decayed):
         claim="Average of benchmarks against Pre-Norm, 30B tokens: 49.69 to 51.57 (400M), 53.71 to 56.55 (1.5B), "
         "56.69 to 58.56 (3.2B).",
         checked="transformers (Gemma 2, Gemma 3, GLM-4) and x-transformers, to rounding; the paper through notes",
+        shipped="Gemma 2 and 3, GLM-4, AFMoE, Kolibri 1, Muse Glimmer, LFM3",
         law="s = r |A|, r' = <θ,A> / |A|",
     )
 
@@ -109,6 +111,7 @@ class Olmo2(Placement):
         claim="No comparison of placements is on record here.",
         checked="transformers (OLMo 2, OLMo 3, EXAONE 4, Swin v2), to rounding; OLMo's norm on queries and keys is "
         "the model's qk_norm=full here",
+        shipped="OLMo 2 and 3, OLMo Hybrid (attention), FlexOlmo, EXAONE 4.0 and 4.5",
         law="s = r |A|, r' = <θ,A> / |A|",
     )
 

@@ -76,6 +76,7 @@ class LayerScale(Placement):
         "perplexity 26.73 to 27.93 (130M) and 21.92 to 23.45 (250M).",
         checked="transformers (BEiT, DINOv2) and x-transformers, to rounding; initial values: facebookresearch/deit "
         "at 24, 36 and 48 blocks (but XXS36), a quotation of the paper for 0.1",
+        shipped="DINOv2 and v3, BEiT, RADIO, Mimi (the transformer of its codec)",
     )
     start: Literal["depth"] | Positive = field(default="depth", kw_only=True)
     """Initial value of the scale; depth: 0.1 up to 18 blocks, 1e-5 up to 24, 1e-6 beyond."""

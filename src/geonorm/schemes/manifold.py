@@ -47,6 +47,7 @@ class ManifoldHyper(Connected):
         "a net gain of wall-clock time of 5.15 % at width 512 and 2.05 % at 768 (Marin, issue 7409).",
         checked="transformers (DeepSeek-V4) with its added 1e-6 taken out, to rounding; mix=permutation: official code "
         "run (FFTYYY/mhc-lite ea19775), to rounding",
+        shipped="DeepSeek-V4",
         lawless="n streams that mix, with weights that depend on the token",
     )
 

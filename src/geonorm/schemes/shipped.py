@@ -33,6 +33,7 @@ class Beam(Placement):
         source="Beam-1.0-501B-A23B, 2026, github.com/huggingface/transformers, models/beam",
         claim="No comparison of residual rules is on record here.",
         checked="transformers (Beam), to rounding",
+        shipped="Beam-1.0-501B-A23B",
         law="s = (2 t)^(1/2) r |A|, r' = <θ,A> / |A| / (2 t)^(1/2)",
     )
 
@@ -62,6 +63,7 @@ class Muse(Placement):
         source="Muse-Spark-Open-816B-A42B, 2026, github.com/huggingface/transformers, models/muse_spark",
         claim="No comparison of residual rules is on record here.",
         checked="transformers (Muse Spark), to rounding",
+        shipped="Muse-Spark-Open-816B-A42B",
         law="s = 2 r |A|, r' = <θ,A> / |A| / 2",
     )
     temperature: Positive = field(default=0.3, kw_only=True)
@@ -108,6 +110,7 @@ class AffineResidual(Placement):
         source="ZAYA1-8B, 2026, github.com/huggingface/transformers, models/zaya",
         claim="No comparison of residual rules is on record here.",
         checked="transformers (Zaya), to rounding",
+        shipped="ZAYA1-8B",
         law="s = r, r' = <θ,A>",
     )
 
