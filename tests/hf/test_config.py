@@ -41,8 +41,7 @@ def test_wrong_configurations_are_one_line(given: dict[str, Any], said: str) -> 
 def test_configuration_holds_every_field_of_the_decoder() -> None:
     config = hf.GeoNormConfig()
     assert hf.GeoNormConfig.of(DecoderConfig()).to_dict() == config.to_dict()
-    for f in fields(DecoderConfig):
-        assert hasattr(config, NAMES.get(f.name, f.name)), f.name
+    assert all(hasattr(config, NAMES[f.name]) for f in fields(DecoderConfig))
     shape = DecoderConfig(scheme="post", layers=3, width=24, heads=3, kv_heads=1, mlp="gelu", bias=True, rope_theta=5e5)
     assert hf.GeoNormConfig.of(shape).shape() == shape
 

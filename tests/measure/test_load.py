@@ -64,7 +64,6 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception | None], list[st
     ("config", "most"),
     [
         ({"max_position_embeddings": 64, "n_positions": 32}, 64),
-        ({"n_positions": 32}, 32),
         ({"max_position_embeddings": None, "n_ctx": 16}, 16),
         ({}, None),
     ],

@@ -224,11 +224,6 @@ def pre(norm: str = "rms", scheme: str = "pre", **options: Any) -> Layer:
     return Layer(scheme, norm, [attn("self_attn", input=IN), mlp("mlp", input=POST)], **options)
 
 
-def bare(norm: str, eps: float) -> Layer:
-    """Pre-Norm without gains."""
-    return Layer("pre", norm, [attn("self_attn"), mlp("mlp")], gains=False, eps=eps)
-
-
 def peri(a: str, b: str, c: str, d: str, **options: Any) -> Layer:
     return Layer("peri", "rms", [attn("self_attn", input=a, output=b), mlp("mlp", input=c, output=d)], **options)
 
@@ -257,6 +252,7 @@ def bert(layer: nn.Module, y: Tensor, **given: Any) -> Tensor:
 FEED = mlp(chain("fc1", "activation_fn", "fc2"), stream="final_layer_norm")
 SELF = attn("self_attn", stream="self_attn_layer_norm")
 CROSS = Part("cross", keyed(call("encoder_attn")), {"stream": "encoder_attn_layer_norm"})
+BARE = [attn("self_attn"), mlp("mlp")]
 OUT = Layer("olmo2", "rms", [attn("self_attn", output=POST), mlp("mlp", output="post_feedforward_layernorm")])
 SCALED = Layer("layerscale", "layer", [
     attn("attention", input="layernorm_before", scale="lambda_1"),
@@ -271,8 +267,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Layer]]] = {
     "GPT-2": ("GPT2Model", GPT2, {
         "GPT2Block": Layer("pre", "layer", [attn("attn", input="ln_1"), mlp("mlp", input="ln_2")]),
     }),
-    "OLMo (no gains)": ("OlmoModel", TEXT, {"OlmoDecoderLayer": bare("layer", 1e-5)}),
-    "nanochat (no gains)": ("NanoChatModel", TEXT, {"NanoChatDecoderLayer": bare("rms", 1e-6)}),
+    "OLMo (no gains)": ("OlmoModel", TEXT, {"OlmoDecoderLayer": Layer("pre", "layer", BARE, gains=False, eps=1e-5)}),
+    "nanochat (no gains)": ("NanoChatModel", TEXT, {
+        "NanoChatDecoderLayer": Layer("pre", "rms", BARE, gains=False, eps=1e-6),
+    }),
     "Nemotron (gain 1 + w)": ("NemotronModel", TEXT, {"NemotronDecoderLayer": pre("layer", offset=1.0)}),
     "Granite (step 0.22)": ("GraniteModel", {**TEXT, "residual_multiplier": 0.22}, {
         "GraniteDecoderLayer": pre(scheme="pre(alpha=0.22)"),
