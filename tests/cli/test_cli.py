@@ -54,7 +54,7 @@ COMPARE = SHARED | set(
 )
 LADDER = (COMPARE - set("steps batch_size lrs tune".split())) | set("depth budgets rates".split())
 SIMULATE = set(
-    """schemes init tokens dim beta time seeds out weights per heads causal mlp hidden rope delta method step log_time
+    """schemes init tokens dim beta time seeds out weights per heads causal mlp hidden rope delta method log_time
     points depth dtype device keep""".split()
 )
 PROBE = set(
