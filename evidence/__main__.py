@@ -22,7 +22,7 @@ from .pages import BLOCK, Book, Line
 
 def marked_pages(root: Path) -> Iterator[Path]:
     """Pages by hand in which claims stand."""
-    for pattern in ("*.md", "docs/**/*.md", "experiments/*/README.md"):
+    for pattern in ("*.md", "docs/**/*.md", "experiments/**/README.md"):
         yield from (page for page in sorted(root.glob(pattern)) if BLOCK.search(page.read_text("utf-8")))
 
 

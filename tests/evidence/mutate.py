@@ -106,7 +106,7 @@ def copy(root: Path) -> None:
         "docs/results/figures/*",
         "evidence/*",
         "experiments/*/*.jsonl",
-        "experiments/*/README.md",
+        "experiments/**/README.md",
     ):
         for file in ROOT.glob(pattern):
             if file.is_file():
