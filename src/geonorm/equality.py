@@ -108,14 +108,14 @@ def same(first: str | Scheme, second: str | Scheme, seed: int = 0) -> Same:
     False
     """
     rules = parse(first), parse(second)
-    trained = compare(*rules, seed, start=False)
+    trained = compare_reads(*rules, seed, start=False)
     if trained:
         return trained
-    start = compare(*rules, seed, start=True)
+    start = compare_reads(*rules, seed, start=True)
     return replace(trained, reason=f"{trained}; before training they are one function") if start else trained
 
 
-def compare(first: Scheme, second: Scheme, seed: int, start: bool) -> Same:
+def compare_reads(first: Scheme, second: Scheme, seed: int, start: bool) -> Same:
     """What `same` finds with all learned values drawn, or (start) with those that one alone has at their start."""
     generator = torch.Generator().manual_seed(seed)
 

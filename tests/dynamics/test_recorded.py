@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from geonorm import sphere
 from geonorm.dynamics import Attention, Flow, random_attention, recorded, uniform
 from geonorm.dynamics.rates import motion, unit_parts
-from geonorm.dynamics.recorded import RECORD_AFTER, Unrecordable, number, record_around, record_velocity, tensors
+from geonorm.dynamics.recorded import RECORD_AFTER, Unrecordable, as_scalar, record_around, record_velocity, tensors
 from geonorm.norms import NormSpec
 from geonorm.schemes import Scheme, Site
 
@@ -106,7 +106,7 @@ def test_the_graph_is_the_motion_at_every_layer(vectorial: str) -> None:
         shapes, others = ({name: value.shape for name, value in tensors(p).items()} for p in (first, parts))
         # another scheme of a combinator, or other parts, have a graph of their own
         if at == rule and shapes == others:
-            (velocity,) = graph(lambda y: u, x, number(tau, x), *tensors(parts).values())
+            (velocity,) = graph(lambda y: u, x, as_scalar(tau, x), *tensors(parts).values())
             torch.testing.assert_close(velocity, motion(rule, flat, x, u, there)[0], rtol=1e-12, atol=1e-14)
             checked += 1
     assert checked >= 2
@@ -118,7 +118,7 @@ def test_a_graph_in_single_precision_and_a_token_that_is_no_number() -> None:
     u[2, 1] = float("nan")
     rule, site = flow.rule(1.0)
     graph = record_velocity(rule, unit_parts(rule, site, DIM, x), x, u, site)
-    (velocity,) = graph(lambda y: u, x, number(4.5, x))
+    (velocity,) = graph(lambda y: u, x, as_scalar(4.5, x))
     expected, _ = motion(rule, unit_parts(rule, site, 2, x), x, u, Site(4.5, "attn", DEPTH))
     assert velocity.dtype == torch.float32
     torch.testing.assert_close(velocity, expected, rtol=1e-6, atol=1e-7, equal_nan=True)

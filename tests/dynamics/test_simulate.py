@@ -14,7 +14,7 @@ import geonorm
 from geonorm.dynamics import Attention, Flow, gap, simulate as module
 from geonorm.errors import ConfigError
 from geonorm.report import summarize
-from geonorm.report.simulation import SavedSimulation, headline
+from geonorm.report.simulation import SavedSimulation, describe_ending
 
 from ..rows import each
 
@@ -110,7 +110,7 @@ def test_where_theory_has_no_last_law_it_says_what_becomes_of_the_tokens() -> No
     cold, ends = simulation.summary["schemes"]
     assert cold["terminal_law"] == "polynomial" and cold["terminal_law_predicted"] == "none"
     assert "grows colder" in cold["terminal_law_unpredicted"] and "come to an end" in ends["terminal_law_unpredicted"]
-    assert headline(cold).endswith("falls like t^-1.98 (theory: not for ever)")
+    assert describe_ending(cold).endswith("falls like t^-1.98 (theory: not for ever)")
     assert "theory predicts no terminal law for olmo2: attention grows colder" in text_of(simulation)
     network = {"weights": "network", "per": "layer", "method": "layers", "init": "cone", "delta": 1e-6, "time": 8.0}
     simulation = small(
@@ -120,7 +120,7 @@ def test_where_theory_has_no_last_law_it_says_what_becomes_of_the_tokens() -> No
     assert "finite sum" in harmonic["terminal_law_unpredicted"]
     assert "no power of t" in logarithm["terminal_law_unpredicted"]
     assert apart["terminal_exponent_predicted"] < 0 and apart["terminal_law_unpredicted"] is None
-    assert "t^0.158" in text_of(simulation) and headline(apart).endswith("(theory: t^0.158)")
+    assert "t^0.158" in text_of(simulation) and describe_ending(apart).endswith("(theory: t^0.158)")
 
 
 def test_speed_is_told_from_the_sphere_where_a_scheme_with_one_takes_over() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from geonorm.cli.main import main
 from geonorm.lab import transfer
-from geonorm.lab.transfer import check_transfer, measure_turns
+from geonorm.lab.transfer import check_transfer, measure_step_turns
 from geonorm.lab.transfer_config import TransferConfig
 
 CONSTANT = """
@@ -77,10 +77,10 @@ def test_the_turn_of_one_step_is_proportional_to_the_rate(monkeypatch: pytest.Mo
     """Also with a scheme of two streams; its rows are a function of the seed."""
     monkeypatch.setattr(transfer, "STEPS", (1,))
     for scheme in ("geonorm", "residual_dual"):
-        one, two = (measure_turns(scheme, 2, 32, 5, lr)[0] for lr in (1e-5, 2e-5))
+        one, two = (measure_step_turns(scheme, 2, 32, 5, lr)[0] for lr in (1e-5, 2e-5))
         assert two["turn"] == pytest.approx(2 * one["turn"], rel=0.02) and two["path"] == one["path"]
         assert two["coherence"] == pytest.approx(one["turn"] / (1e-5 * 32 * one["path"]), rel=0.02)  # lr, width
-        assert measure_turns(scheme, 2, 32, 5, 1e-5)[0] == one != measure_turns(scheme, 2, 32, 6, 1e-5)[0]
+        assert measure_step_turns(scheme, 2, 32, 5, 1e-5)[0] == one != measure_step_turns(scheme, 2, 32, 6, 1e-5)[0]
 
 
 @pytest.mark.parametrize(

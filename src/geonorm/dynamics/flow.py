@@ -21,7 +21,7 @@ from ..norms import NormSpec, is_transformed
 from ..schemes import Parts, Scheme, Site, parse, read_at, state_of, write_at
 from .fields import Field
 from .rates import chooses, derivative, motion, unit_parts, write_nothing
-from .recorded import Record, Velocity, structure
+from .recorded import RecordedVelocity, Velocity, structure
 
 MOST_PARTS = 64
 """Sites whose norms and learned numbers are held at once."""
@@ -67,7 +67,7 @@ class Flow:
         self.parts: dict[tuple[object, ...], Parts] = {}
         self.opaque: set[tuple[Scheme, str, int]] = set()
         self.velocities: dict[tuple[object, ...], Velocity] = {}
-        self.records: dict[tuple[object, ...], Record] = {}
+        self.records: dict[tuple[object, ...], RecordedVelocity] = {}
         self.resting: dict[tuple[int, ...], Tensor] = {}
         wanted = (2, self.streams, 4) if self.streams > 1 else (2, 4)
         if self.enter(torch.eye(2, 4, dtype=torch.float64)).shape != wanted:
@@ -158,7 +158,7 @@ class Flow:
         parts = self.parts_at(rule, site, x.shape[-1], x)
         key = (id(parts), x.shape)
         if key not in self.velocities:
-            record = self.records.setdefault(structure(rule, parts, x, site), Record())
+            record = self.records.setdefault(structure(rule, parts, x, site), RecordedVelocity())
             self.velocities[key] = Velocity(rule, parts, self.plane_parts(rule, site, x), site, record)
         return self.velocities[key](x, site.layer, lambda y: field(y, tau) if u is None else u)
 

@@ -39,7 +39,7 @@ class Unrecordable(GeonormError):
 
 
 @dataclass
-class Record:
+class RecordedVelocity:
     """Velocities that may share a graph: how often they were called, and the graph, once there is one."""
 
     calls: int = 0
@@ -53,14 +53,14 @@ class Velocity:
     parts: of the site, at all dimensions; flat_parts: those that `rates.motion` wants; record: of all sites of one flow
     that `structure` calls alike."""
 
-    def __init__(self, rule: Scheme, parts: Parts, flat_parts: Parts, site: Site, record: Record) -> None:
+    def __init__(self, rule: Scheme, parts: Parts, flat_parts: Parts, site: Site, record: RecordedVelocity) -> None:
         self.rule, self.parts, self.flat_parts, self.site, self.record = rule, parts, flat_parts, site, record
         self.values = list(tensors(parts).values())
 
     def __call__(self, x: Tensor, layer: float, propose: Propose) -> Tensor:
         record = self.record
         if record.graph is not None:
-            return record.graph(propose, x, number(layer, x), *self.values)[0]
+            return record.graph(propose, x, as_scalar(layer, x), *self.values)[0]
         site = replace(self.site, layer=layer)
         u = propose(read_at(self.rule, x, self.parts(), site)[0])
         record.calls += 1
@@ -82,7 +82,7 @@ class Velocity:
             read.append(y)
             return u
 
-        (velocity,) = graph(propose, x, number(at.layer, x), *self.values)
+        (velocity,) = graph(propose, x, as_scalar(at.layer, x), *self.values)
         near = {"rtol": torch.finfo(x.dtype).eps ** 0.75, "atol": torch.finfo(x.dtype).eps ** 0.75, "equal_nan": True}
         expected = motion(self.rule, self.flat_parts, x, u, at)[0], read_at(self.rule, x, self.parts(), at)[0]
         return torch.allclose(velocity, expected[0], **near) and torch.allclose(read[0], expected[1], **near)
@@ -103,7 +103,7 @@ def structure(rule: Scheme, parts: Parts, x: Tensor, site: Site) -> tuple[object
     return rule, site.kind, site.depth, *modules, *shapes, x.shape, x.dtype, x.device
 
 
-def number(layer: float, like: Tensor) -> Tensor:
+def as_scalar(layer: float, like: Tensor) -> Tensor:
     return torch.full((), float(layer), dtype=torch.float64, device=like.device)
 
 
@@ -120,7 +120,7 @@ def record_velocity(rule: Scheme, parts: Parts, x: Tensor, u: Tensor, site: Site
         y, _ = read_at(rule, x, parts(), at)
         return [derivative(rule, parts, x, propose(y), at)]
 
-    return record_around(velocity, u, x.detach(), number(site.layer, x), *tensors(parts).values())
+    return record_around(velocity, u, x.detach(), as_scalar(site.layer, x), *tensors(parts).values())
 
 
 def record_around(function: Callable[..., Sequence[Tensor]], answer: Tensor, *inputs: Tensor) -> GraphModule:
@@ -128,7 +128,7 @@ def record_around(function: Callable[..., Sequence[Tensor]], answer: Tensor, *in
     device and of any values. function(ask, *inputs) may ask another function in between, once, with ask(y) a tensor
     like `answer`: the graph calls that one, whatever it does. No gradients. Raises Unrecordable for a function whose
     own operations depend on values."""
-    recorder, answer = Recorder(), answer.detach().clone()  # a tensor of its own, also where it is an input
+    recorder, answer = OperationRecorder(), answer.detach().clone()  # a tensor of its own, also where it is an input
     other = recorder.graph.placeholder("ask")
 
     def ask(y: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ class Level:
     value: float
 
 
-class Recorder(TorchDispatchMode):
+class OperationRecorder(TorchDispatchMode):
     """Writes down what is done while it is entered. A tensor is known by where it lies in memory, because autograd
     hands what it has stored on as a new object; all are held alive, so that none takes another's place."""
 
@@ -191,7 +191,7 @@ class Recorder(TorchDispatchMode):
         if not several and place(out) in self.known:
             return out  # a view of what it is
         name, known = operation_name(func), self.look_up(args)
-        constant = name in NEW or not any(isinstance(v, Node) for v in flat(known))
+        constant = name in NEW or not any(isinstance(v, Node) for v in flatten_values(known))
         if several:
             whole = self.call(func, self.spell(known, args), kwargs, out[0])
             for index, each in enumerate(out):
@@ -255,7 +255,7 @@ def place(tensor: Tensor) -> object:
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
-def flat(known: list[Any]) -> list[Any]:
+def flatten_values(known: list[Any]) -> list[Any]:
     return [v for each in known for v in (each if isinstance(each, list) else [each])]
 
 

@@ -197,7 +197,7 @@ def run_scheme(
         "terminal_law_predicted": None if expected is None else expected.kind,
         "terminal_exponent_predicted": None if expected is None else expected.exponent,
         "terminal_law_unpredicted": why,
-        **summarize(by_seed, curve, ROUNDING[config.dtype]),
+        **summarize_scheme(by_seed, curve, ROUNDING[config.dtype]),
     }
     simulation.trace.extend(rows)
     simulation.particles.update(particles)
@@ -300,7 +300,7 @@ def predict_curve(
     return {key: [finite_or_none(v) for v in values] for key, values in asdict(curve).items()}
 
 
-def summarize(
+def summarize_scheme(
     by_seed: list[list[dict[str, Any]]], curve: dict[str, list[float | None]], floor: float
 ) -> dict[str, Any]:
     """A scheme's columns of the summary: terminal law, speed and radius at both ends, beside theory. floor: 1 - cos

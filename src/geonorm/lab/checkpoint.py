@@ -109,7 +109,7 @@ def load_checkpoint(
     was changed. Without optimizers only the weights are read.
     """
     state = world.on_all_ranks(lambda: read_and_verify(path, world, optimizers is not None))
-    headers, weights = read_headers(path), weights_of(model)
+    headers, weights = read_headers(path), named_weights(model)
     saved = {name for name in headers if kind_of(name) == "model"}
     for name in sorted(saved | weights.keys()):
         if name not in saved or name not in weights or headers[name].size != weights[name].shape:
@@ -136,7 +136,7 @@ def load_matching(
     that were loaded, that the checkpoint lacks, and that it has besides. CheckpointError, on every rank, if no name is
     there or one has another shape; then nothing was changed."""
     state = world.on_all_ranks(lambda: read_and_verify(path, world, everything=False))
-    weights = weights_of(model)
+    weights = named_weights(model)
     saved = {name: about.size for name, about in read_headers(path).items() if kind_of(name) == "model"}
     loaded = [name for name in weights if name in saved]
     for name in loaded:
@@ -184,7 +184,7 @@ def read_and_verify(path: Path, world: World, everything: bool) -> dict[str, Any
 
 def tensors_to_save(model: nn.Module, optimizers: Optimizers, world: World) -> tuple[dict[str, Tensor], Scalars]:
     """Everything there is to save: tensors by name (they share memory with the model), and what is no tensor."""
-    tensors, scalars = weights_of(model) | random_states(world), Scalars()
+    tensors, scalars = named_weights(model) | random_states(world), Scalars()
     names = names_of(model)
     for optimizer in optimizers:
         for parameter, entry in optimizer.state.items():
@@ -197,7 +197,7 @@ def tensors_to_save(model: nn.Module, optimizers: Optimizers, world: World) -> t
     return tensors, scalars
 
 
-def weights_of(model: nn.Module) -> dict[str, Tensor]:
+def named_weights(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers as model.NAME; of those with several names (tied weights) the first counts."""
     every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     further = every - {name for name, _ in model.named_parameters()}

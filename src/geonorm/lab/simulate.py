@@ -43,7 +43,7 @@ def check_directory(out: Path, settings: Mapping[str, Any], kind: str = "simulat
         raise CheckpointError(f"{out} holds a {kind} with {differs}; choose another --out")
 
 
-def read_sources(schemes: Sequence[str]) -> dict[str, Any]:
+def describe_sources(schemes: Sequence[str]) -> dict[str, Any]:
     """For environment.json: schemes from elsewhere in each scheme that has any, in the form of `sources_of`."""
     from ..schemes import parse, sources_of
 

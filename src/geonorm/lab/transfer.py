@@ -33,7 +33,7 @@ from ..models.init import ROLES
 from ..schemes import parse
 from .runs import environment
 from .runs.folder import check_writable, is_unused, read_object
-from .simulate import read_sources, save
+from .simulate import describe_sources, save
 from .statistics.comparison import paired_interval
 from .transfer_config import HEAD, TransferConfig
 
@@ -61,17 +61,17 @@ def check_transfer(config: TransferConfig, progress: Progress = lambda scheme, s
     for scheme in schemes:
         measured: list[Row] = []
         for number, (depth, width, seed) in enumerate(runs, 1):
-            measured += measure_turns(scheme, depth, width, seed, config.lr)
+            measured += measure_step_turns(scheme, depth, width, seed, config.lr)
             progress(scheme, number / len(runs))
         rows += measured
         results.append(summarize_turns(config, scheme, measured))
     summary = {"kind": "transfer", **asdict(config), "schemes": results}
-    described = environment.collect(torch.device("cpu")) | {"schemes": read_sources(schemes)}
+    described = environment.collect(torch.device("cpu")) | {"schemes": describe_sources(schemes)}
     save(out, asdict(config), described, {"rows.jsonl": rows, "summary.json": summary})
     return summary
 
 
-def measure_turns(scheme: str, depth: int, width: int, seed: int, lr: float) -> list[Row]:
+def measure_step_turns(scheme: str, depth: int, width: int, seed: int, lr: float) -> list[Row]:
     """A row for each of STEPS: turn, path (the sum of mean angles of sub-layers at initialization), coherence C."""
     torch.manual_seed(seed)
     shape = {"layers": depth, "width": width, "heads": width // HEAD}

@@ -111,7 +111,7 @@ class SavedSimulation(Study):
         return " · ".join(parts)
 
     def findings(self) -> list[tuple[str, str]]:
-        return [(row["scheme"], headline(row)) for row in self.records()]
+        return [(row["scheme"], describe_ending(row)) for row in self.records()]
 
     def tables(self) -> dict[str, Table]:
         """The tables of arXiv:2510.22026: speed factor and radius law, initial and terminal velocity."""
@@ -194,7 +194,7 @@ def terminal_laws(row: Record) -> list[str]:
     return laws
 
 
-def headline(row: Record) -> str:
+def describe_ending(row: Record) -> str:
     """The result of a scheme in one sentence."""
     if row["collapse_time"] is None:
         when = f"tokens do not come together: the mean cosine ends at {number(row, 'cos_pair_final', '.4g')}"

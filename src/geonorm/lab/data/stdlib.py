@@ -50,5 +50,5 @@ def find_modules(folder: Path | None = None) -> dict[str, Path]:
     root = folder or Path(sysconfig.get_path("stdlib"))
     files = {module: root.joinpath(*module.split(".")).with_suffix(".py") for module in MODULES}
     packages = {module: file.with_suffix("") / "__init__.py" for module, file in files.items()}
-    found = {module: file if file.is_file() else packages[module] for module, file in files.items()}
-    return {module: file for module, file in found.items() if file.is_file()}
+    files_here = {module: file if file.is_file() else packages[module] for module, file in files.items()}
+    return {module: file for module, file in files_here.items() if file.is_file()}
