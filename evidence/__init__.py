@@ -1,1 +1,1 @@
-"""Every number and verdict about losses, computed from the runs on record: see claims.yaml and docs/design/0012-claims.md."""
+"""Every number and verdict about losses, computed from the runs on record: docs/design/0012-claims.md."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +17,8 @@ from typing import Any
 
 import yaml
 
-from geonorm.lab.statistics.comparison import paired_interval
-from geonorm.lab.statistics.moderated import Estimate, contrast, equal_p, fit_prior, holm, moderate
+from geonorm.lab.statistics.comparison import Interval, paired_interval
+from geonorm.lab.statistics.moderated import Estimate, Prior, contrast, equal_p, fit_prior, holm, moderate
 from geonorm.lab.statistics.synthesis import ZERO, grade, judge, pool
 
 ROOT = Path(__file__).parents[1]
@@ -189,45 +189,33 @@ class Evidence:
 
     @cached_property
     def results(self) -> dict[str, Values]:
-        """By claim: mean, interval, p, by Holm too, the moderated interval, p of equality, and the verdict. The family
-        of Holm and of the moderated variances is the experiment."""
+        """By claim: mean, interval, p, by Holm too, the moderated interval, p of equality, and the verdict. Variances
+        are moderated within an experiment. A family of Holm answers one question with one kind of weights there."""
         raw = {name: self.compare(claim) for name, claim in self.claims.items()}
-        results: dict[str, Values] = {}
-        for names in self.families().values():
-            gaps = {name: paired_interval(list(raw[name]["pairs"].values())) for name in names}
-            adjusted = holm([gaps[name].p for name in names])
-            spread = [name for name in names if gaps[name].std is not None]
-            prior = fit_prior([(gaps[name].std or 0.0) ** 2 for name in spread], [gaps[name].n - 1 for name in spread])
-            for name, p_holm in zip(names, adjusted, strict=True):
-                gap, values = gaps[name], raw[name]
-                own, variance, df = None, (gap.std or 0.0) ** 2, float(gap.n - 1)
-                if gap.std is not None:
-                    own = contrast(Estimate(gap.mean, variance / gap.n, df), ZERO)
-                if prior:
-                    variance, df = moderate(variance, df, prior)
-                shared = contrast(Estimate(gap.mean, variance / gap.n, df), ZERO) if variance else None
-                results[name] = {
-                    "verdict": judge(own),
-                    "mean": gap.mean,
-                    "low": gap.low,
-                    "high": gap.high,
-                    "n": gap.n,
-                    "p": gap.p,
-                    "p_holm": p_holm,
-                    "equal_p": equal_p(own) if own else None,
-                    "moderated_low": shared and shared.low,
-                    "moderated_high": shared and shared.high,
-                    "moderated_error": shared and shared.error,
-                    **values,
-                }
-        return {name: results[name] for name in self.claims}
+        gaps = {name: paired_interval(list(values["pairs"].values())) for name, values in raw.items()}
+        priors: dict[str, Prior | None] = {}
+        p_holm: dict[str, float | None] = {}
+        for names in self.groups(lambda claim: (self.place(claim).experiment,)):
+            known = [gaps[name] for name in names if gaps[name].std is not None]
+            prior = fit_prior([(gap.std or 0.0) ** 2 for gap in known], [gap.n - 1 for gap in known])
+            priors |= dict.fromkeys(names, prior)
+        for names in self.groups(
+            lambda claim: (self.place(claim).experiment, claim.question.split()[0], claim.measure)
+        ):
+            p_holm |= zip(names, holm([gaps[name].p for name in names]), strict=True)
+        return {
+            name: {**summarize(gap, priors[name]), "p_holm": p_holm[name], **raw[name]} for name, gap in gaps.items()
+        }
 
-    def families(self) -> dict[str, list[str]]:
-        families: dict[str, list[str]] = {}
+    def place(self, claim: Claim) -> Setting:
+        """The setting of a claim; of a change, that of its first."""
+        return self.settings[claim.setting or self.claims[claim.change[0]].setting]
+
+    def groups(self, key: Callable[[Claim], tuple[str, ...]]) -> Collection[list[str]]:
+        groups: dict[tuple[str, ...], list[str]] = {}
         for name, claim in self.claims.items():
-            setting = claim.setting or self.claims[claim.change[0]].setting
-            families.setdefault(self.settings[setting].experiment, []).append(name)
-        return families
+            groups.setdefault(key(claim), []).append(name)
+        return groups.values()
 
     @cached_property
     def pools(self) -> dict[str, Values]:
@@ -283,6 +271,28 @@ class Evidence:
                 verdict = (self.results | self.pools)[name]["verdict"]
                 if verdict != word:
                     yield f"claim {name} is {verdict}: read again what {words['file']} says: {words['text']!r}"
+
+
+def summarize(gap: Interval, prior: Prior | None) -> Values:
+    """A paired difference: its verdict, by its own pairs, and its interval, also under a moderated variance."""
+    own, variance, df = None, (gap.std or 0.0) ** 2, float(gap.n - 1)
+    if gap.std is not None:
+        own = contrast(Estimate(gap.mean, variance / gap.n, df), ZERO)
+    if prior:
+        variance, df = moderate(variance, df, prior)
+    shared = contrast(Estimate(gap.mean, variance / gap.n, df), ZERO) if variance else None
+    return {
+        "verdict": judge(own),
+        "mean": gap.mean,
+        "low": gap.low,
+        "high": gap.high,
+        "n": gap.n,
+        "p": gap.p,
+        "equal_p": equal_p(own) if own else None,
+        "moderated_low": shared and shared.low,
+        "moderated_high": shared and shared.high,
+        "moderated_error": shared and shared.error,
+    }
 
 
 def best_rate(rates: Mapping[float, Mapping[int, Values]], tuning_seed: int | str | None) -> float:

@@ -57,16 +57,19 @@ class Book:
         return (claim.what or f"{self.label(claim.first)} − {self.label(claim.second)}") + rate + extra
 
     def where(self, claim: Claim) -> str:
-        setting = self.evidence.settings[claim.setting or self.evidence.claims[claim.change[0]].setting]
+        setting = self.evidence.place(claim)
         return f"[{setting.where}](../../experiments/{setting.experiment})"
 
     # numbers
 
     def size(self, name: str) -> float | None:
         """Tokens per parameter; None for images."""
-        row, claim = self.values[name], self.evidence.claims[name]
-        setting = self.evidence.settings[claim.setting or self.evidence.claims[claim.change[0]].setting]
-        return None if setting.images or not row["tokens"] else row["tokens"] / row["parameters"]
+        row = self.values[name]
+        return (
+            None
+            if self.evidence.place(self.evidence.claims[name]).images or not row["tokens"]
+            else row["tokens"] / row["parameters"]
+        )
 
     def difference(self, name: str) -> str:
         row = self.values[name]
@@ -168,21 +171,18 @@ class Book:
 
     def index(self) -> Iterator[Line]:
         yield from (Line("# Results"), Line(""), Line(BUILT), Line(""))
-        yield from (self.fill(text) for text in self.words["reading"].splitlines())
-        yield from (Line(""), *table_head(("question", "answer", "certainty")))
+        yield from table_head(("question", "answer", "certainty"))
         for key, words in self.words["questions"].items():
-            answer = self.fill(words["answer"][0])
-            grade = self.certainty(words).partition(" (")[0]
+            answer, grade = self.fill(words["answer"][0]), self.certainty(words).partition(" (")[0]
             yield Line(f"| [{words['title']}](results/{key}.md) | {answer.text} | {grade} |", answer.claims)
-        yield from (
-            Line(""),
-            Line("## Leaderboard"),
-            Line(""),
-            *map(Line, self.words["leaderboard"]["text"].splitlines()),
-            Line(""),
-        )
+        rows = list(self.outcomes())
+        missed = sum("| missed |" in row.text for row in rows)
+        text = f"{missed} of {len(rows)} registered predictions were missed."
+        names = tuple(name for row in rows for name in row.claims)
+        yield Line(f"| [What was predicted wrongly?](results/predictions.md) | {text} | – |", names)
+        yield from (Line(""), *map(self.fill, self.words["leaderboard"]["text"].splitlines()), Line(""))
         yield from self.leaderboard()
-        yield from (Line(""), *(self.fill(text) for text in self.words["more"].splitlines()))
+        yield from (Line(""), *map(self.fill, self.words["reading"].splitlines()))
 
     def leaderboard(self) -> Iterator[Line]:
         """Differences to the better Pre-Norm, a scheme a row and a setting a column."""
@@ -200,23 +200,21 @@ class Book:
             parts = [f"{self.form(row[s], 'mean')} {self.form(row[s], 'word')}" if s in row else "–" for s in columns]
             yield Line(f"| {scheme} | {' | '.join(parts)} |", tuple(row.values()))
 
-    def predictions(self) -> Iterator[Line]:
-        rows, kept = [], 0
+    def outcomes(self) -> Iterator[Line]:
+        """Each registered prediction: a verdict, or a range of the mean."""
         for words in self.words["predictions"]:
             name, expected = words["claim"], words["expect"]
             row = self.values[name]
-            holds = (
-                row["verdict"] == expected if isinstance(expected, str) else expected[0] <= row["mean"] <= expected[1]
-            )
-            kept += holds
+            named = isinstance(expected, str)
+            holds = row["verdict"] == expected if named else expected[0] <= row["mean"] <= expected[1]
             link = f"[{words['experiment'][:3]}](../../experiments/{words['experiment']})"
             text = f"| {link} | {words['text']} | {'kept' if holds else 'missed'} | {self.form(name)} |"
-            rows.append(Line(text, (name,)))
+            yield Line(text, (name,))
+
+    def predictions(self) -> Iterator[Line]:
         yield from (Line("# Predictions, kept and missed"), Line(""), Line(BUILT), Line(""))
-        yield Line(
-            f"Registered in commits before the runs. {kept} of {len(rows)} were kept.", tuple(r.claims[0] for r in rows)
-        )
-        yield from (Line(""), *table_head(("experiment", "predicted", "outcome", "measured")), *rows)
+        yield Line("Registered in commits before the runs; those that a claim decides.")
+        yield from (Line(""), *table_head(("experiment", "predicted", "outcome", "measured")), *self.outcomes())
         yield from (Line(""), Line("[All questions](../results.md)"))
 
     def negative(self) -> Iterator[Line]:
