@@ -3,10 +3,8 @@
     python experiments/clamp.py experiments/017-paper-recipe [RUN ...]
 
 One chart a scheme, one line a run, by rate. figures/clamped.svg: the share of clamped updates over training.
-figures/course.svg: the training loss less that of `pre` with the same entry, rate and seed, on the same batches.
 figures/ratio.svg: for the first seed of each scheme and rate the ratio |v|/|x| site by site, v the tangential part of
 what the sub-layer proposes, median over tokens: above the dashed line it is clamped.
-figures/quantiles.svg: how that ratio is spread over tokens at the end, from the 5th to the 95th percentile.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from programme import folder_with, read_runs, shorten
@@ -44,11 +41,11 @@ def read_traces(experiment: Path) -> Rows:
     return {run: rows for run, rows in found.items() if any(float(row["clamped"]) < 1 for row in rows)}
 
 
-def name_row(run: Summary, scheme: str = "") -> str:
-    """What a run shares with those at other rates and seeds: its scheme, or that one, and what else its name says."""
+def name_row(run: Summary) -> str:
+    """What a run shares with those at other rates and seeds: its scheme and what else its name says."""
     rest = run.run.rpartition("-lr")[0].replace(slug(run.scheme), "", 1)
     marks = [mark for mark in rest.split("-") if mark not in ("", "books")]
-    return ", ".join([shorten(scheme or run.scheme), *marks])
+    return ", ".join([shorten(run.scheme), *marks])
 
 
 def draw_rows(lines: Mapping[str, Sequence[tuple[str, Line]]], y: Axis) -> list[Chart]:
@@ -107,60 +104,6 @@ def draw_ratio(rows: Sequence[Mapping[str, str]], run: Summary, y: Axis) -> Char
     return chart
 
 
-def draw_quantiles(traces: Rows, runs: Mapping[str, Summary], shown: Sequence[str]) -> list[Chart]:
-    """A chart for each row: at the last evaluation of each run shown, every site's ratio from p5 to p95, p50 marked."""
-    ends: dict[str, list[dict[str, str]]] = {}
-    for name in shown:
-        last = max((row["step"] for row in traces[name]), key=int)
-        ends[name] = [row for row in traces[name] if row["step"] == last]
-    spans = [float(row[f"proposal_p{p:02}"]) for rows in ends.values() for row in rows for p in (5, 95)]
-    y = Axis.around([span for span in spans if span > 0], log=True, title="|v| / |x|")
-    blocks = 1 + max(int(row["layer"]) for rows in ends.values() for row in rows)
-    x = Axis(0.75, blocks + 0.75, title="block: attention, then its MLP")
-    rates = ramp(sorted({rate(runs[name].lr) for name in shown}, key=float))
-    charts: dict[str, Chart] = {}
-    for name, rows in ends.items():
-        row, lr = name_row(runs[name]), rate(runs[name].lr)
-        chart = charts.setdefault(row, Chart(row, x, y, rates, width=360, height=200))
-        for site in rows:
-            place = (
-                1
-                + int(site["layer"])
-                + 0.5 * (site["kind"] == "mlp")
-                + 0.4 * ((list(rates).index(lr) + 0.5) / len(rates) - 0.5)
-            )
-            low, mid, high = (float(site[f"proposal_p{p:02}"]) for p in (5, 50, 95))
-            chart.line(lr, [(place, low), (place, high)])
-            chart.mark(lr, place, mid, f"{low:.3g} to {high:.3g}")
-    for name in shown:
-        chart = charts[name_row(runs[name])]
-        if not chart.rules and not math.isnan(clamp := clamp_of(runs[name].scheme)):
-            chart.rule(y=clamp)
-    return list(charts.values())
-
-
-def draw_gaps(runs: Mapping[str, Summary]) -> list[Chart]:
-    """The loss of each run − that of the paired Pre-Norm run, where there is one."""
-
-    def place(run: Summary, scheme: str = "") -> tuple[Any, ...]:
-        return (name_row(run, scheme), *(run.lr, run.seed, run.more.get("data"), run.steps))
-
-    partners = {place(run): run for run in runs.values()}
-    lines: dict[str, list[tuple[str, Line]]] = {}
-    for run in runs.values():
-        entry = getattr(parse(run.scheme), "entry", "sphere")
-        partner = partners.get(place(run, f"pre(entry={entry})" if entry != "sphere" else "pre"))
-        if partner and partner is not run:
-            base = dict(partner.more["train"])
-            line = [(float(step), loss - base[step]) for step, loss in run.more["train"] if step in base]
-            lines.setdefault(name_row(run), []).append((rate(run.lr), line))
-    gaps = [gap for row in lines.values() for _, line in row for _, gap in line]
-    charts = draw_rows(lines, Axis.around(gaps, title="difference (nats per token)")) if lines else []
-    for chart in charts:
-        chart.rule(y=0.0)
-    return charts
-
-
 def main(experiment: Path, chosen: Sequence[str]) -> int:
     runs = {run.run: run for run in read_runs(experiment) if not chosen or run.run in chosen}
     traces = {name: rows for name, rows in read_traces(experiment).items() if name in runs}
@@ -178,15 +121,7 @@ def main(experiment: Path, chosen: Sequence[str]) -> int:
             draw_shares(traces, runs),
             "share of clamped updates; a line is a run, a colour a rate",
         ),
-        "course": (
-            draw_gaps(runs),
-            "training loss − that of pre with the same embedding norm, rate and seed; means over 500 steps",
-        ),
         "ratio": ([draw_ratio(traces[name], runs[name], y) for _, name in sorted(first.items())], "first seed of each"),
-        "quantiles": (
-            draw_quantiles(traces, runs, [name for _, name in sorted(first.items())]),
-            "ratio at the end, 5th to 95th percentile over tokens, the mark is the median; first seed of each",
-        ),
     }
     (experiment / "figures").mkdir(exist_ok=True)
     for name, (charts, caption) in drawn.items():

@@ -98,24 +98,6 @@ def test_no_run_is_begun_that_would_end_too_late(tmp_path: Path, monkeypatch: py
     assert own["carry_out"](tmp_path, lambda known: grid, tmp_path / "out", 10.0) == 0 and done == ["a", "b", "c"]
 
 
-def test_a_run_without_gains_is_held_against_pre_norm_without_gains() -> None:
-    """Planted: 0.25 above its twin, which has the same marks in its name, rate and seed; no other Pre-Norm is one."""
-    own = runpy.run_path(str(ROOT / "clamp.py"))
-    runs = {}
-    for scheme, mark, lr, loss in (
-        ("pre(entry=embedding)", "", 0.1, 9.0),
-        ("pre(entry=embedding)", "-nogains", 0.1, 3.0),
-        ("pre(entry=embedding)", "-nogains", 0.2, 7.0),
-        ("geonorm(entry=embedding)", "-nogains", 0.1, 3.25),
-        ("geonorm", "-nogains", 0.1, 5.0),
-    ):
-        name = f"books-{own['slug'](scheme)}{mark}-lr{lr:g}-seed0"
-        runs[name] = summary(run=name, scheme=scheme, lr=lr, seed=0, train=[[500, loss], [1000, loss]])
-    (chart,) = own["draw_gaps"](runs)
-    assert chart.title == "geonorm(entry=embedding), nogains" and chart.rules == [{"y": 0.0}]
-    assert [(row["x"], row["y"]) for row in chart.rows["line"]] == [(500, 0.25), (1000, 0.25)]
-
-
 @pytest.mark.parametrize(
     ("scheme", "rules"),
     [
