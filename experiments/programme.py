@@ -34,6 +34,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import geonorm
+from geonorm.lab.load import Comparison
 from geonorm.lab.runs.records import MetricRow, Summary
 from geonorm.lab.statistics.spikes import find_spikes
 
@@ -73,8 +74,8 @@ def read_lines(file: Path) -> Iterator[dict[str, Any]]:
 
 def read_runs(experiment: Path) -> list[Summary]:
     """What the experiment has on record, in its order."""
-    there = (experiment / "results.jsonl").is_file()
-    return [run.summary for run in geonorm.load(experiment).runs] if there else []
+    saved = geonorm.load(experiment) if (experiment / "results.jsonl").is_file() else None
+    return [run.summary for run in saved.runs] if isinstance(saved, Comparison) else []
 
 
 def read_kept(experiment: Path) -> Summaries:

@@ -17,6 +17,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 import geonorm
+from geonorm.lab.load import Comparison
 from geonorm.measure.schedule import fit
 from geonorm.report.charts import Axis, Chart, figure, save_figures
 from geonorm.report.style import looks, signed
@@ -62,7 +63,9 @@ def power_of(angles: Sequence[float]) -> float | None:
 
 def read_courses(experiment: Path, recipes: Mapping[str, str]) -> list[Course]:
     """Of runs whose names begin as one of the recipes says, the first that fits."""
-    rows = {run.path.name: run.summary for run in geonorm.load(experiment).runs}
+    saved = geonorm.load(experiment)
+    assert isinstance(saved, Comparison)
+    rows = {run.path.name: run.summary for run in saved.runs}
     wanted = {
         run: next((recipe for start, recipe in recipes.items() if run.startswith(start)), "")
         for run, row in rows.items() if row.scheme in SCHEMES and row.status == "finished"

@@ -135,7 +135,7 @@ class Fit:
         return float(fdtrc(size, self.df, more / size / self.variance))
 
 
-def learnt_decays(cells: Sequence[tuple[dict[str, Any], Mapping[str, Any]]]) -> Levels:
+def learnt_decays(cells: Sequence[tuple[dict[str, Any], Summary]]) -> Levels:
     """Those under which every write has a run."""
     there = {(cell["write"], cell["decay"]) for cell, _ in cells}
     return tuple(decay for decay in DECAYS if all((write, decay) in there for write in WRITES))
@@ -149,7 +149,7 @@ def describe_missing(cells: Sequence[Mapping[str, Any]], factors: Mapping[str, L
     return "; ".join(", ".join(map(str, levels)) for pair, levels in wanted if (pair, levels) not in there)
 
 
-def read_cells(runs: Runs) -> list[tuple[dict[str, Any], Mapping[str, Any]]]:
+def read_cells(runs: Runs) -> list[tuple[dict[str, Any], Summary]]:
     """The runs of the crossed cells, with the level of every factor."""
     names = {
         name_cell(write, decay, ceiling): {"write": write, "decay": decay, "ceiling": ceiling}
@@ -158,7 +158,7 @@ def read_cells(runs: Runs) -> list[tuple[dict[str, Any], Mapping[str, Any]]]:
     return [({**names[run.scheme], "rate": run.lr}, run) for run in runs if run.scheme in names]
 
 
-def seed_noise(cells: Sequence[tuple[dict[str, Any], Mapping[str, Any]]]) -> tuple[float, int]:
+def seed_noise(cells: Sequence[tuple[dict[str, Any], Summary]]) -> tuple[float, int]:
     """Standard deviation between seeds of one cell and rate, pooled, and its degrees of freedom."""
     found: dict[tuple[Any, ...], list[float]] = {}
     for cell, run in cells:
@@ -213,7 +213,7 @@ def tabulate_beside(runs: Runs) -> list[str]:
     return markdown_lines(("scheme", *map(rate, RATES)), lines)
 
 
-def draw_cells(cells: Sequence[tuple[dict[str, Any], Mapping[str, Any]]], ceiling: str) -> Chart:
+def draw_cells(cells: Sequence[tuple[dict[str, Any], Summary]], ceiling: str) -> Chart:
     """Loss of every write against the summed step of its decay, at the rate at which there are all cells."""
     y = Axis.around([run.val_loss for _, run in cells], title="loss (nats per token)")
     x = Axis.around(list(SUMS.values()), log=True, title="summed step, alpha = 1: harmonic, sqrt, linear, constant")

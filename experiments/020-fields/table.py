@@ -155,7 +155,7 @@ def draw(effects: Sequence[Effect]) -> Chart:
 
 
 def main(experiment: Path) -> None:
-    runs: list[dict[str, Any]] = read_runs(experiment)
+    runs = read_runs(experiment)
     effects = judge(read_pairs(runs))
     clamped = share_clamped(runs, read_clamped(experiment))
     base = f"`{BASE}`: " + ", ".join(
