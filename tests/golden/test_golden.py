@@ -45,6 +45,7 @@ VARIANTS = [
     "mhc(mix=permutation, n=3)",
     "mhc(mix=identity)",
     "attnres(blocks=2)",
+    "attnres(values=norm)",
     "prores(geonorm, steps=5)",
     "prores(mhc, steps=5)",
 ]

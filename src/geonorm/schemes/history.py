@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,9 @@ class AttentionResiduals(Placement):
 
     Slot 0 of the stream is the embedding, slot n the sum of what block n wrote so far; a sub-layer sees the slots
     before its block's, and its block's too unless it is the first of it. The head sees all. Attention and MLP count
-    apart. With as many blocks as sub-layers, or more, each writes to a slot of its own: the full form.
+    apart. With as many blocks as sub-layers, or more, each writes to a slot of its own: the full form. Inkling-2 weighs
+    normalised slots (`values=norm`), six layers a block; the three queries of its full-attention layers, by which q, k
+    and v read differently, are not built.
 
     >>> geonorm.schemes.AttentionResiduals(blocks=2).streams
     3
@@ -35,13 +37,18 @@ class AttentionResiduals(Placement):
         claim="The loss of a baseline that computes 1.25 times as much; small re-runs by others found no gain, but "
         "for one (erogol/BlaGPT).",
         checked="its Eq. 2 to 6 in fp64, full and in blocks; the step of reading: a third party's code run "
-        "(fla-org/flash-linear-attention bc3b101, naive), to rounding; no official code is published",
+        "(fla-org/flash-linear-attention bc3b101, naive), to rounding; no official code is published; "
+        "values=norm: transformers (Inkling-2, one query), to rounding",
+        shipped="Inkling-2, with values=norm, and three queries in layers of full attention",
         lawless="a sub-layer reads its way through the history, not one stream",
     )
 
     blocks: Count = field(default=8, kw_only=True)
     """Blocks of sub-layers, as even as can be, each with a slot of the stream beside that of the embedding. Where there
     are fewer sub-layers, each is a block, and slots are left over."""
+    values: Literal["raw", "norm"] = field(default="raw", kw_only=True)
+    """What is weighed: raw, the slots as they are, by scores of their K; norm, the N of the slots, without gains, which
+    is the key, too, and scores are divided by the root of the width."""
 
     @property
     def streams(self) -> int:  # type: ignore[override]
@@ -50,11 +57,11 @@ class AttentionResiduals(Placement):
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
         if self.place(site) == (1, 0):  # there is the embedding alone to read; within the layer, what it has written
             return {"input": "norm"}
-        return {"input": "norm", "recall": Recall(norm)}
+        return {"input": "norm", "recall": Recall(norm, self.values)}
 
     def end_parts(self, site: Site, norm: NormSpec) -> Mapping[str, Any]:
         parts = super().end_parts(site, norm)
-        return parts if site.kind == "entry" else {**parts, "recall": Recall(norm)}
+        return parts if site.kind == "entry" else {**parts, "recall": Recall(norm, self.values)}
 
     def enter(self, x: Tensor, p: Any, site: Site) -> Tensor:
         start = super().enter(x, p, site).unsqueeze(-2)
@@ -86,17 +93,21 @@ class AttentionResiduals(Placement):
 
 class Recall(nn.Module):
     """The first slots of x (..., streams, dim) to their mean (..., dim) by softmax of <query, K(slot)>, in the dtype
-    of x. The query starts at 0."""
+    of x; values=norm: to the mean of their keys by softmax of <query, K(slot)> / sqrt(dim). The query starts at 0."""
 
-    def __init__(self, norm: NormSpec) -> None:
+    def __init__(self, norm: NormSpec, values: str) -> None:
         super().__init__()
-        self.key = norm()
+        self.values = values
+        self.key = norm() if values == "raw" else norm(gains=False)
         self.query = nn.Parameter(torch.zeros(norm.dim))
 
     def forward(self, x: Tensor, slots: Any) -> Tensor:
         wide = upcast(x)
         with torch.autocast(x.device.type, enabled=False):  # one number per slot stays wide
-            scores = self.key(wide) @ self.query.to(wide.dtype)
+            keys = self.key(wide)
+            scores = keys @ self.query.to(wide.dtype)
+            if self.values == "norm":
+                wide, scores = keys, scores * keys.shape[-1] ** -0.5
             unwritten = torch.arange(x.shape[-2], device=x.device) >= slots
             shares = torch.softmax(scores.masked_fill(unwritten, -torch.inf), -1)
             return (shares.unsqueeze(-2) @ wide).squeeze(-2).to(x.dtype)

@@ -1,0 +1,152 @@
+"""Our schemes of several streams against the layers of transformers that are built with them, between entry and exit:
+what leaves, and all gradients. Attention and experts are toys.
+
+transformers adds eps to the weights and in every Sinkhorn step, which the paper of mHC does not: it is set to 0 here.
+It keeps the transpose of the mixing matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from geonorm import Residual, Site
+from geonorm.norms import NormSpec
+from geonorm.residual import StreamEnd
+
+from ..rows import each
+from .test_recorded import DIM, TOKENS, Maps, Mixer, wave
+
+N, EPS, DEPTH = 4, 1e-6, 4
+
+
+class Returns(nn.Module):
+    """A toy in the place of their attention or experts: takes what they are given, returns what they return."""
+
+    def __init__(self, toy: nn.Module, rest: tuple[None, ...] = ()) -> None:
+        super().__init__()
+        self.toy, self.rest = toy, rest
+
+    def forward(self, *args: Tensor, **given: Any) -> Any:
+        u = self.toy(args[0] if args else given["hidden_states"])
+        return (u, *self.rest) if self.rest else u
+
+
+class Family(nn.Module):
+    """Layers of a family of transformers, without their __init__, and an exit. `weights`: our parameters at a sub-layer
+    of each kind and at the exit, and theirs; `arranged`: how theirs become ours, where they are laid out otherwise."""
+
+    scheme: str
+    weights: ClassVar[dict[str, dict[str, str]]]
+    kind, rest = "DecoderLayer", (None,)
+    arranged: ClassVar[dict[str, Callable[[Tensor], Tensor]]] = {}
+
+    def __init__(self, family: str, prefix: str) -> None:
+        super().__init__()
+        self.files = pytest.importorskip(f"transformers.models.{family}.modeling_{family}")
+        self.prefix = prefix
+        self.layers = nn.ModuleList(self.layer(n) for n in range(DEPTH))
+
+    def their(self, name: str, *args: Any, **rest: Any) -> nn.Module:
+        module: nn.Module = getattr(self.files, self.prefix + name)(*args, **rest)
+        return module
+
+    def layer(self, n: int) -> nn.Module:
+        kind = getattr(self.files, self.prefix + self.kind)
+        layer: nn.Module = kind.__new__(kind)
+        nn.Module.__init__(layer)
+        layer.self_attn = Returns(Mixer(20.0 + n), self.rest)
+        layer.mlp = Returns(Maps(30.0 + n))
+        return layer
+
+
+class Inkling(Family):
+    """Blocks of two layers: `attnres(blocks=2)`."""
+
+    kind, scheme = "SlidingDecoderLayer", "attnres(blocks=2, values=norm, entry=embedding)"
+    weights: ClassVar = {
+        "attn": {"input.weight": "input_layernorm.weight", "recall.query": "attention_input.query"},
+        "mlp": {"input.weight": "post_attention_layernorm.weight", "recall.query": "mlp_input.query"},
+        "exit": {"norm.weight": "norm.weight", "recall.query": "final_input.query"},
+    }
+
+    def __init__(self) -> None:
+        super().__init__("inkling2", "Inkling2")
+        self.norm, self.final_input = self.their("RMSNorm", DIM, EPS), self.recall()
+
+    def recall(self) -> nn.Module:
+        return self.their("BlockAttentionResidual", SimpleNamespace(hidden_size=DIM, _attn_implementation="eager"))
+
+    def layer(self, n: int) -> nn.Module:
+        layer = super().layer(n)
+        layer.is_block_boundary = n % 2 == 0
+        layer.attention_input, layer.mlp_input = self.recall() if n else None, self.recall()
+        layer.input_layernorm, layer.post_attention_layernorm = (self.their("RMSNorm", DIM, EPS) for _ in range(2))
+        layer.post_attention_convolution = layer.post_mlp_convolution = Returns(nn.Identity())
+        return layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As Inkling2TextModel.forward: a block's sum joins the states behind the first layer of the next."""
+        states = x.new_zeros(*x.shape[:-1], 0, DIM)
+        for layer in self.layers:
+            after = layer(x, states)
+            if layer.is_block_boundary:
+                states = torch.cat((states, x.unsqueeze(-2)), -2)
+            x = after
+        return self.norm(self.final_input(states, x)[0])
+
+
+class Ours(nn.Module):
+    def __init__(self, family: Family) -> None:
+        super().__init__()
+        spec, scheme = NormSpec("rms", DIM, eps=EPS), family.scheme
+        self.entry = StreamEnd(scheme, Site(0, "entry", DEPTH), spec)
+        self.exit = StreamEnd(scheme, Site(DEPTH - 1, "exit", DEPTH), spec)
+        self.sites = nn.ModuleList(
+            Residual(branch.toy, scheme, Site(n, kind, DEPTH), DIM, eps=EPS)
+            for n, layer in enumerate(family.layers)
+            for kind, branch in (("attn", layer.self_attn), ("mlp", layer.mlp))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.entry(x)
+        for site in self.sites:
+            x = site(x)
+        return self.exit(x)
+
+
+@each("family", [Inkling])
+def test_the_model_of_transformers(family: Callable[[], Family], agree: Callable[..., None], stay_wide: None) -> None:
+    theirs = family().double()
+    ours = Ours(theirs).double()
+    toys = [p for site in ours.sites for p in site.branch.parameters()]
+    places = [(site.own, theirs.layers[n // 2], site.kind) for n, site in enumerate(ours.sites)]
+    pairs = []
+    for own, module, kind in (*places, (ours.exit.own, theirs, "exit")):
+        for name, mine in own.named_parameters():
+            their = module.get_parameter(theirs.weights[kind][name])
+            pairs.append((mine, their, theirs.arranged.get(name, lambda tensor: tensor)))
+    with torch.no_grad():
+        for n, (mine, their, arrange) in enumerate(pairs):
+            their.copy_(0.5 * wave(*their.shape, phase=0.1 * n) + (0.7 if their.dim() == 1 else 0))
+            mine.copy_(arrange(their))
+    results = []
+    for model in (theirs, ours):
+        for toy in toys:
+            toy.grad = None
+        x = wave(1, TOKENS, DIM, phase=3.0).requires_grad_()
+        out = model(x)
+        (out * wave(*out.shape, phase=5.0)).sum().backward()
+        results.append((out, x.grad, [toy.grad for toy in toys]))
+    (out, slope, slopes), (mine, own_slope, own_slopes) = results
+    agree(mine, out, "output")
+    agree(own_slope, slope, "gradient of the stream")
+    for toy, (a, b) in enumerate(zip(own_slopes, slopes, strict=True)):
+        agree(a, b, f"gradient of toy {toy}")
+    for mine, their, arrange in pairs:
+        agree(mine.grad, arrange(their.grad), "gradient of the scheme")
