@@ -44,6 +44,7 @@ VARIANTS = [
     "hyper(n=2, dynamic=none)",
     "mhc(mix=permutation, n=3)",
     "mhc(mix=identity)",
+    "mhc(mix=identity, head=learned)",
     "attnres(blocks=2)",
     "attnres(values=norm)",
     "prores(geonorm, steps=5)",

@@ -101,6 +101,71 @@ class Inkling(Family):
         return self.norm(self.final_input(states, x)[0])
 
 
+def transposed(rows: Tensor) -> Tensor:
+    """Their rows of reading, writing and mixing, the mixing matrix transposed."""
+    mixing = rows[2 * N :].view(N, N, -1).transpose(0, 1).reshape(N * N, -1)
+    return torch.cat((rows[: 2 * N], mixing.view(N * N, *rows.shape[1:])))
+
+
+class Hyper(Family):
+    """DeepSeek-V4."""
+
+    scheme = "mhc(head=learned, entry=embedding)"
+    arranged: ClassVar = {"mapping.weight": transposed, "mapping.bias": transposed}
+    connection: ClassVar = {"mapping.weight": "fn", "mapping.bias": "base", "mapping.scale": "scale"}
+    weights: ClassVar = {
+        "attn": {"input.weight": "input_layernorm.weight", **{a: f"attn_hc.{b}" for a, b in connection.items()}},
+        "mlp": {"input.weight": "post_attention_layernorm.weight", **{a: f"ffn_hc.{b}" for a, b in connection.items()}},
+        "exit": {
+            "norm.weight": "norm.weight", "collapse.weight": "head.hc_fn", "collapse.bias": "head.hc_base",
+            "collapse.scale": "head.hc_scale",
+        },
+    }  # fmt: skip
+
+    def __init__(self, family: str = "deepseek_v4", prefix: str = "DeepseekV4") -> None:
+        self.config = SimpleNamespace(
+            hidden_size=DIM, hc_mult=N, hc_sinkhorn_iters=20, hc_eps=0.0, hc_magnitude=2.0, rms_norm_eps=EPS
+        )
+        super().__init__(family, prefix)
+        self.norm, self.head = self.their("RMSNorm", DIM, EPS), self.their("HyperHead", self.config)
+
+    def layer(self, n: int) -> nn.Module:
+        layer = super().layer(n)
+        layer.block_type = "attention"
+        layer.attn_hc, layer.ffn_hc = (self.their("HyperConnection", self.config) for _ in range(2))
+        layer.input_layernorm, layer.post_attention_layernorm = (self.their("RMSNorm", DIM, EPS) for _ in range(2))
+        return layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.unsqueeze(-2).repeat(1, 1, N, 1)
+        for layer in self.layers:
+            x = layer(x)
+            x = x[0] if isinstance(x, tuple) else x
+        return self.norm(self.head(x))
+
+
+class Mean(Hyper):
+    """GLM-5.3-Flash."""
+
+    scheme, rest = "mhc(head=mean, entry=embedding)", (None, None)
+
+    def __init__(self) -> None:
+        super().__init__("glm5_next", "Glm5NextText")
+
+    def their(self, name: str, *args: Any, **rest: Any) -> nn.Module:
+        return super().their(name) if name == "HyperHead" else super().their(name, *args, **rest)
+
+
+class Identity(Hyper):
+    """Hy4."""
+
+    scheme, rest = "mhc(mix=identity, head=learned, entry=embedding)", (None, None)
+    arranged: ClassVar = {"mapping.scale": lambda scale: torch.cat((scale, 0 * scale[:1]))}
+
+    def __init__(self) -> None:
+        super().__init__("hy_v4", "HYV4")
+
+
 class Ours(nn.Module):
     def __init__(self, family: Family) -> None:
         super().__init__()
@@ -120,13 +185,15 @@ class Ours(nn.Module):
         return self.exit(x)
 
 
-@each("family", [Inkling])
-def test_the_model_of_transformers(family: Callable[[], Family], agree: Callable[..., None], stay_wide: None) -> None:
+Pairs = list[tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]]
+
+
+def matched(family: Callable[[], Family]) -> tuple[Family, Ours, Pairs]:
+    """Their model and ours with the same weights; our parameters, theirs, and how theirs become ours."""
     theirs = family().double()
     ours = Ours(theirs).double()
-    toys = [p for site in ours.sites for p in site.branch.parameters()]
     places = [(site.own, theirs.layers[n // 2], site.kind) for n, site in enumerate(ours.sites)]
-    pairs = []
+    pairs: Pairs = []
     for own, module, kind in (*places, (ours.exit.own, theirs, "exit")):
         for name, mine in own.named_parameters():
             their = module.get_parameter(theirs.weights[kind][name])
@@ -135,6 +202,13 @@ def test_the_model_of_transformers(family: Callable[[], Family], agree: Callable
         for n, (mine, their, arrange) in enumerate(pairs):
             their.copy_(0.5 * wave(*their.shape, phase=0.1 * n) + (0.7 if their.dim() == 1 else 0))
             mine.copy_(arrange(their))
+    return theirs, ours, pairs
+
+
+@each("family", [Inkling, Hyper, Mean, Identity])
+def test_the_model_of_transformers(family: Callable[[], Family], agree: Callable[..., None], stay_wide: None) -> None:
+    theirs, ours, pairs = matched(family)
+    toys = [p for site in ours.sites for p in site.branch.parameters()]
     results = []
     for model in (theirs, ours):
         for toy in toys:
@@ -150,3 +224,13 @@ def test_the_model_of_transformers(family: Callable[[], Family], agree: Callable
         agree(a, b, f"gradient of toy {toy}")
     for mine, their, arrange in pairs:
         agree(mine.grad, arrange(their.grad), "gradient of the scheme")
+
+
+def test_the_transpose_would_be_told_apart(stay_wide: None) -> None:
+    """After 20 rounds a mixing matrix and the one with rows before columns are alike, its transpose is not."""
+    theirs, ours, pairs = matched(Hyper)
+    x = wave(1, TOKENS, DIM, phase=3.0)
+    with torch.no_grad():
+        for mine, their, _ in pairs:
+            mine.copy_(their)
+        assert (ours(x) - theirs(x)).abs().max() > 1e-2

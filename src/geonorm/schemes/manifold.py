@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import permutations
 from math import factorial
@@ -29,12 +30,12 @@ class ManifoldHyper(Connected):
 
     All weights are a learned constant plus a small linear function of the token's streams, normalised together. The
     k-th sub-layer reads and writes stream k mod n most at the start, where the streams are alike. The streams leave as
-    their sum. Twenty rounds of Sinkhorn end with rows: columns may be off by some hundredths. `mix=permutation` is
-    mHC-lite (arXiv:2601.05732), `mix=identity` leaves the streams apart.
+    their sum (`head`). Twenty rounds of Sinkhorn end with rows: columns may be off by some hundredths.
+    `mix=permutation` is mHC-lite (arXiv:2601.05732), `mix=identity` leaves the streams apart.
 
     Reference codes differ from the paper and from each other (initial values; transformers adds 1e-6 in its Sinkhorn
-    steps and to the reading weights, and ends with a learned collapse); this is the paper. Initial values, of which the
-    paper gives 0.01 alone, are those of mHC-lite's code.
+    steps and to the weights); this is the paper. Initial values, of which the paper gives 0.01 alone, are those of
+    mHC-lite's code; a learned head begins as half the sum.
 
     >>> print(geonorm.schemes.ManifoldHyper(mix="permutation"))
     mhc(mix=permutation)
@@ -45,9 +46,10 @@ class ManifoldHyper(Connected):
         source="Xie et al. 2025 (mHC), arXiv:2512.24880; Yang et al. 2026 (mHC-lite), arXiv:2601.05732",
         claim="No number of the papers is on record here; DeepSeek-V4 is built with it. Others report for mix=identity "
         "a net gain of wall-clock time of 5.15 % at width 512 and 2.05 % at 768 (Marin, issue 7409).",
-        checked="transformers (DeepSeek-V4) with its added 1e-6 taken out, to rounding; mix=permutation: official code "
-        "run (FFTYYY/mhc-lite ea19775), to rounding",
-        shipped="DeepSeek-V4",
+        checked="transformers (DeepSeek-V4, GLM-5.3-Flash, Hy4) with its added 1e-6 taken out, to rounding; "
+        "mix=permutation: official code run (FFTYYY/mhc-lite ea19775), to rounding",
+        shipped="DeepSeek-V4 with head=learned, GLM-5.3-Flash with head=mean, Hy4-preview with mix=identity and "
+        "head=learned",
         lawless="n streams that mix, with weights that depend on the token",
     )
 
@@ -56,12 +58,27 @@ class ManifoldHyper(Connected):
     permutations, or not at all, each stream kept as it is."""
     iterations: Count = field(default=20, kw_only=True)
     """Of columns and rows, for sinkhorn."""
+    head: Literal["sum", "mean", "learned"] = field(default="sum", kw_only=True)
+    """How the streams leave: as their sum or mean, the same behind a final norm, or weighed as sub-layers read them."""
 
     def check(self) -> None:
         require(
             self.mix != "permutation" or self.n <= MOST_PERMUTED,
             f"{self}: mix=permutation weighs all {self.n} factorial permutations: use at most {MOST_PERMUTED} streams",
         )
+
+    def end_parts(self, site: Site, norm: NormSpec) -> Mapping[str, Any]:
+        parts = super().end_parts(site, norm)
+        if site.kind == "entry" or self.head != "learned":
+            return parts
+        return {**parts, "all": norm(dim=self.n * norm.dim, gains=False), "collapse": StreamWeights(self.n, norm.dim)}
+
+    def exit(self, x: Tensor, p: Any, site: Site) -> Tensor:
+        if self.head == "learned":
+            wide = upcast(x)
+            with torch.autocast(x.device.type, enabled=False):
+                x = (p.collapse(p.all(wide.flatten(-2))).unsqueeze(-1) * wide).to(x.dtype)
+        return super().exit(x / self.n if self.head == "mean" else x, p, site)
 
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
         return {
@@ -116,3 +133,18 @@ class StreamMapping(nn.Module):
         reading, writing, mixing = (s * w + b for s, w, b in zip(self.scale.to(y.dtype), moved, fixed, strict=True))
         scores = mixing.unflatten(-1, self.mixed) if sizes[2] else None
         return torch.sigmoid(reading), 2 * torch.sigmoid(writing), scores
+
+
+class StreamWeights(nn.Module):
+    """(..., n dim), the streams of a token normalised together, to the weights in [0, 1] by which they leave, (..., n);
+    1/2 at the start."""
+
+    def __init__(self, n: int, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(n, n * dim))
+        self.bias = nn.Parameter(torch.zeros(n))
+        self.scale = nn.Parameter(torch.full((1,), 0.01))
+
+    def forward(self, y: Tensor) -> Tensor:
+        scores = self.scale.to(y.dtype) * F.linear(y, self.weight.to(y.dtype))
+        return torch.sigmoid(scores + self.bias.to(y.dtype))
