@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -13,20 +12,12 @@ from pathlib import Path
 import pytest
 
 from geonorm import names, parse
-from geonorm.cli.catalogue import catalogue, describe_scheme, json_text, look_up
+from geonorm.cli.catalogue import describe_scheme, look_up
 from geonorm.cli.main import main
 
 from ..rows import each
 
 MARK = "<!-- from here on: geonorm schemes --markdown -->"
-
-
-def test_one_line_per_scheme() -> None:
-    lines = catalogue().splitlines()
-    for name, line in zip(names(), lines, strict=False):
-        assert line.split()[0] == name and len(line) < 110
-        assert line.removeprefix(name).strip() == parse(name).about.equation
-    assert "t = layer + 1" in catalogue() and "geonorm schemes NAME" in lines[-1]
 
 
 @each("name", names())
@@ -49,18 +40,6 @@ def test_every_word_a_field_lists_is_valid(name: str) -> None:
         for word in field["values"].split(" | "):
             if word not in ("a number", "a whole number", "a scheme"):
                 assert str(getattr(parse(f"{name}({key}={word})"), key)) == word
-
-
-def test_a_description_says_everything() -> None:
-    text = describe_scheme("geonorm")
-    assert text.startswith("geonorm\n") and "arXiv:2601.22095" in text and "cos(a) x" in text
-    assert "max_angle = pi/4    a number" in text
-    assert "decay = harmonic    harmonic | sqrt | linear | constant" in text
-    assert "retraction = exp    exp | projection | cayley | a number" in text
-    assert "own recipe" not in text and "own recipe: weight_decay = 0.0" in describe_scheme("ngpt")
-    assert "shipped in" not in text and "shipped in: Beam-1.0-501B-A23B" in describe_scheme("beam")
-    assert "a = post    a scheme" in describe_scheme("mix")
-    assert "without fields" in describe_scheme("pre(decay=sqrt)") and "without fields" not in describe_scheme("pre")
 
 
 def test_initial_values_are_read_off_the_definition() -> None:
@@ -99,22 +78,6 @@ def test_the_page_of_schemes_is_what_the_registry_says(capsys: pytest.CaptureFix
     )
     assert all(f"## {name}\n" in generated for name in names())
     assert "|  |" not in generated, "every field says what it means"
-
-
-def test_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["schemes", "--json", "geonorm(decay=sqrt)"]) == 0
-    assert capsys.readouterr().out == json_text("geonorm(decay=sqrt)") + "\n"
-    assert look_up("rezero")["motion"]["s(t=1)"] == "infinite"  # strict JSON has no infinity
-    everything = json.loads(json_text(None))
-    assert [about["name"] for about in everything] == names()
-    assert json.loads(json_text("peri")) == next(a for a in everything if a["name"] == "peri")
-
-
-def test_a_scheme_that_says_little_of_itself_leaves_no_gaps(tmp_path: Path) -> None:
-    file = tmp_path / "own.py"
-    file.write_text("from geonorm import Scheme\nclass Own(Scheme):\n    def write(self, x, u, p, site, h=1.0):\n"
-                    "        return x + h * u\n", encoding="utf-8")  # fmt: skip
-    assert all(line.strip() for line in describe_scheme(f"{file}:Own").splitlines())
 
 
 def test_an_encoding_without_greek() -> None:

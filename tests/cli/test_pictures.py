@@ -11,8 +11,7 @@ import pytest
 
 from geonorm import names
 from geonorm.cli.main import main
-from geonorm.cli.pictures import LENGTHS, draw_scheme, follow_write
-from geonorm.errors import ConfigError
+from geonorm.cli.pictures import draw_scheme, follow_write
 
 from ..rows import each
 
@@ -50,17 +49,6 @@ def test_pictures_of_the_page_are_those_of_the_definitions(name: str) -> None:
     ]
 
 
-def test_what_stands_still_at_first_is_drawn_when_it_moves() -> None:
-    """ReZero's scalar is 0 at first; ProRes has made all of the first block's step and half of the fourth's."""
-    assert draw_scheme("rezero")["title"]["text"] == "rezero(alpha=0.5): every block"
-    assert draw_scheme("rezero(alpha=0.25)")["title"]["text"].startswith("rezero(alpha=0.25): ")
-    titles = [part["title"]["text"] for part in draw_scheme("prores(steps=100)")["concat"]]
-    assert titles == ["prores(steps=100), step 200: block 1 of 12", "prores(steps=100), step 200: block 4 of 12"]
-    whole, half = (follow_write("prores(pre)", t, step=2000) for t in (1, 4))
-    for path, other in zip(whole, half, strict=True):
-        assert [b / 2 for _, b in path.points] == pytest.approx([b for _, b in other.points])
-
-
 # the way of a token from x to x': what each scheme's equation says of its end, in lengths of x
 
 HALF, HIGH = cos(pi / 3), sin(pi / 3)
@@ -68,15 +56,6 @@ HALF, HIGH = cos(pi / 3), sin(pi / 3)
 
 def ends(scheme: str, t: int = 1) -> dict[float, tuple[float, float]]:
     return {path.length: path.points[-1] for path in follow_write(scheme, t)}
-
-
-def test_pre_adds() -> None:
-    assert ends("pre") == {s: pytest.approx((1 + HALF * s, HIGH * s)) for s in LENGTHS}
-
-
-def test_post_adds_and_returns_to_the_sphere() -> None:
-    for s, end in ends("post").items():
-        assert end == pytest.approx(((1 + HALF * s) / (size := hypot(1 + HALF * s, HIGH * s)), HIGH * s / size))
 
 
 @pytest.mark.parametrize("t", [1, 2, 4])
@@ -103,8 +82,3 @@ def test_combinations_are_what_stands_in_the_block() -> None:
 def test_every_scheme_stays_where_it_is_without_a_step(scheme: str) -> None:
     for path in follow_write(scheme, 1):
         assert path.points[0] == pytest.approx((1, 0), abs=1e-5)
-
-
-def test_a_block_that_is_not_there() -> None:
-    with pytest.raises(ConfigError, match="counted from 0"):
-        follow_write("pre", 13)

@@ -167,18 +167,6 @@ def test_python(tiny_model: Tiny, folder: Path) -> None:
         geonorm.probe(model, text, tokenizer=tokenizer())
 
 
-@each(
-    "settings, message",
-    [
-        ({"models": ["m", "m"]}, "name each model once"),
-        *(({"norms_only": True, name: True}, "has no sub-layers") for name in ("gradients", "ablate_blocks")),
-    ],
-)
-def test_settings_that_do_not_go_together(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        ProbeConfig(**{"models": ["m"], **settings})
-
-
 def test_the_second_half_is_that_of_each_stack() -> None:
     """Three blocks and two, each worth what its number says: those that count are the last of three and of two."""
     worth = {"encoder": [1, 2, 4], "decoder": [1, 8]}
@@ -210,11 +198,6 @@ def test_a_diverged_model_is_probed_and_the_place_is_named(tmp_path: Path) -> No
     assert result.not_finite == "decoder layer 1 mlp" and "not finite from decoder layer 1 mlp" in repr(result)
     assert result.sites[3]["radius"] > 0 and result.sites[4]["radius"] is None
     assert json.loads(json.dumps(result.files(), allow_nan=False))["summary.json"]["models"][0]["loss"] is None
-
-
-def test_names_tell_models_apart() -> None:
-    assert lab.short_names(["a/x", "b/y"]) == ["x", "y"]
-    assert lab.short_names(["a/x", "b/x", "c/z"]) == ["a/x", "b/x", "z"]
 
 
 def test_windows_begin_with_the_token_that_begins_a_text(folder: Path) -> None:

@@ -11,10 +11,8 @@ from hypothesis import given, strategies as st
 from geonorm.report.charts import Axis, Chart, Point, Strip, figure, strip_chart
 from geonorm.report.curves import spans_decades
 from geonorm.report.paths import CIRCLE, START, UPDATE, draw_paths
-from geonorm.report.style import COLOURS, Look, figures, looks, memory, rate, si, signed
+from geonorm.report.style import COLOURS, Look, looks
 from geonorm.report.tables import cut_apart
-
-from ..rows import each
 
 OUT = [(1.0, 0.0), (1.5, 0.5)]
 
@@ -66,20 +64,6 @@ def test_a_series_looks_the_same_in_all_charts_of_a_figure_and_like_no_other() -
     assert len(set(scales[0]["range"])) == 3 and looks(["pre", "a"])["a"].light == looks(["b", "a"])["b"].light
 
 
-@each(
-    "text, expected",
-    [
-        (si(1_050_000), "1.05M"), (si(999.9), "1k"), (si(None), "–"), (si(12), "12"),
-        (memory(3 * 2**30), "3 GiB"), (memory(None), "–"),
-        (rate(3e-4), "3e-4"), (rate(None), "–"), (rate(0.00125), "1.25e-3"),
-        (signed(-0.0210), "−0.021"), (signed(-1e-9), "0.000"), (signed(0.5), "+0.500"),
-        (figures(math.nan), "–"), (figures(0.0), "0"), (figures(1e-7), "1e−07"), (figures(3.14159), "3.142"),
-    ],
-)  # fmt: skip
-def test_numbers_read_well(text: str, expected: str) -> None:
-    assert text == expected
-
-
 @given(st.lists(st.text("ab(", max_size=60), unique=True, max_size=9), st.integers(6, 40))
 def test_names_stay_apart_within_their_room(names: list[str], room: int) -> None:
     found = cut_apart(names, room)
@@ -117,12 +101,3 @@ def test_both_axes_of_a_picture_have_one_scale_and_a_clamped_token_is_hollow() -
     assert spec["width"] == spec["height"]
     filled = {layer["mark"]["filled"]: layer["data"]["values"] for layer in spec["layer"] if "filled" in layer["mark"]}
     assert [row["s"] for row in filled[False]] == ["|u| = 2 |x|"]
-
-
-def test_values_are_those_of_the_axis_where_it_names_them() -> None:
-    assert Axis(0, 1, labels=[0.5]).channel("x")["axis"]["values"] == [0.5]
-    assert Axis.around([0.3, 0.44], log=True).decades() is None  # Vega's are linear there
-    for low, high in ((0.03, 0.2), (1, 96), (0.012, 0.9), (1e-20, 3)):
-        axis = Axis.around([low, high], log=True)
-        assert 3 <= len(axis.decades() or []) <= 7 and all(map(axis.holds, axis.decades() or []))
-    assert "values" not in Axis(0, 1).channel("x")["axis"] and Axis(0, 1, visible=False).channel("x")["axis"] is None

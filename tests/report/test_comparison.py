@@ -17,7 +17,7 @@ from geonorm.lab.runs.records import ComparisonRow, RateFit, Summary
 from geonorm.lab.statistics.comparison import SEED_CAP, aggregate
 from geonorm.report import comparison_charts as charts, curves
 from geonorm.report.charts import BETWEEN, Chart
-from geonorm.report.comparison import headline, load_comparison, markdown
+from geonorm.report.comparison import headline, load_comparison
 from geonorm.report.tables import fitted_minimum, verdict
 
 from ..rows import each
@@ -153,14 +153,6 @@ def test_sentences_and_cells() -> None:
     assert fitted_minimum(replace(alone, fit=fit)) == "3.1000 ± 0.0040 at 0.0061" and fitted_minimum(alone) == "–"
     outside = replace(fit, loss=None, problem="the minimum lies above the highest, 0.012")
     assert fitted_minimum(replace(alone, fit=outside)) == "the minimum lies above the highest, 0.012"
-
-
-def test_markdown_cells_cannot_break_the_table() -> None:
-    table = markdown(rows([3.0, 3.1], [3.0, 3.2], "a|b<script>")).splitlines()
-    columns = table[0].count("|")
-    assert all(line.replace("\\|", "").count("|") == columns for line in table[:4])
-    assert "a\\|b&lt;script>" in table[3] and "bits/byte" not in table[0] and "tokens/s" not in table[0]
-    assert all(line.startswith("- ") for line in table[5:])
 
 
 def test_rates_tuned_on_another_length_are_a_limit(make_run: MakeRun, tmp_path: Path) -> None:

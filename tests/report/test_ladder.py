@@ -18,7 +18,7 @@ from geonorm.errors import GeonormError
 from geonorm.lab.load import Ladder
 from geonorm.lab.runs.records import Summary
 from geonorm.lab.statistics.speedup import judge_ladder
-from geonorm.report.ladder import SavedLadder, describe_speedup
+from geonorm.report.ladder import SavedLadder
 
 SPEED = {"pre": 1.0, "geonorm": 1.3, "./mine.py:Soft<Post": 0.8, "far": 100.0}
 
@@ -106,11 +106,6 @@ def test_other_forms_and_an_order_of_ones_own(saved: Path, tmp_path: Path) -> No
     assert report.build([saved], tmp_path / "a.pdf", format="pdf").read_bytes().startswith(b"%PDF")
 
 
-def test_a_ladder_and_a_comparison_stand_on_one_page(saved: Path, comparison_dir: Path, tmp_path: Path) -> None:
-    page = report.build([comparison_dir, saved], tmp_path / "both.html").read_text()
-    assert "Ladder: mine" in page and page.count('<section class="part">') == 2
-
-
 def results_of(folder: Path) -> dict[str, Any]:
     results: dict[str, Any] = json.loads((folder / "results.json").read_text())
     return results
@@ -134,12 +129,6 @@ def test_one_seed_one_point_and_an_interrupted_extension_are_stated(tmp_path: Pa
         (seeds / "results.json").write_text(damage)
         with pytest.raises(GeonormError, match=r"is damaged: .*; the same geonorm ladder writes it anew"):
             report.build([seeds], tmp_path / "page.html")
-
-
-def test_a_speed_up_whose_interval_holds_1_is_not_resolved(saved: Path) -> None:
-    row = next(row for row in SavedLadder.load(saved).rows("speedups") if row.scheme == "geonorm")
-    assert "not resolved" not in describe_speedup(row)
-    assert "not resolved" in describe_speedup(replace(row, speedup_low=0.9))
 
 
 def test_sizes_are_ordered_and_compared_by_parameters(saved: Path, tmp_path: Path) -> None:

@@ -141,15 +141,6 @@ def test_figures_come_as_png_svg_and_pdf_and_are_the_same_every_time(comparison_
     assert keys and all(key["values"] for key in keys)
 
 
-def test_a_trace_without_the_law_still_builds(make_run: MakeRun, tmp_path: Path) -> None:
-    """Without the prediction of the definition no word of it."""
-    for with_law in (True, False):
-        path = make_run("pre") / "trace.jsonl"
-        path.write_text(path.read_text() if with_law else path.read_text().replace("law_angle", "other"))
-        text = Page(build(path.parent, tmp_path / "report.html")).text
-        assert ("Lines: what the scheme's definition predicts" in text) is with_law and "Angle of each write" in text
-
-
 def test_a_report_never_imports_torch(comparison_dir: Path, tmp_path: Path) -> None:
     code = (
         "import sys, geonorm.report as report\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import shlex
@@ -10,14 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from html import unescape
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 
 from geonorm import report
 from geonorm.errors import CheckpointError, ConfigError
@@ -26,12 +22,11 @@ from geonorm.lab.compare.config import CompareConfig
 from geonorm.lab.compare.executors import done
 from geonorm.lab.compare.tune import Rates, run_config
 from geonorm.lab.config import TrainConfig
-from geonorm.lab.runs.folder import RunFolder, lock_folder, read_rows, slug, write_json
-from geonorm.progress import Bars
+from geonorm.lab.runs.folder import RunFolder, read_rows, slug, write_json
 from geonorm.settings import to_dict
 
 from ...rows import each
-from ..conftest import results
+from ..conftest import results, summary as read_summary
 
 ROW = set("scheme n lr val_loss_mean val_loss_std difference difference_low difference_high".split())
 BUILD = report.build
@@ -100,6 +95,9 @@ def test_failed_runs_are_named_and_tried_again(processes: Any, compare: Any, tmp
     second = compare(out, "--schemes", "pre", "post", "--seeds", 1)
     assert second.status == 0 and "1 of 2 runs are finished already" in second.out
     assert processes.started == ["pre-lr0.005-seed0", "post-lr0.005-seed0", "pre-lr0.005-seed0"]
+    processes.fail = staticmethod(lambda name: True)
+    result = compare(tmp_path / "tuned", "--schemes", "pre", "--seeds", 1, "--lrs", "1e-3", "2e-3")
+    assert result.status == 2 and "no learning rate finished" in result.out, result
 
 
 def test_failed_runs_that_nobody_asks_for_again_are_named_apart(processes: Any, compare: Any, tmp_path: Path) -> None:
@@ -113,14 +111,6 @@ def test_failed_runs_that_nobody_asks_for_again_are_named_apart(processes: Any, 
     assert {run["run"]: run["requested"] for run in results(out)["runs"]} == {
         "pre-lr0.005-seed0": True, "post-lr0.005-seed0": False,
     }  # fmt: skip
-
-
-def test_all_runs_failed(processes: Any, compare: Any, tmp_path: Path) -> None:
-    processes.fail = staticmethod(lambda name: True)
-    result = compare(tmp_path / "out", "--schemes", "pre", "post", "--seeds", 1)
-    assert result.status == 2 and "did not finish: pre-lr0.005-seed0, post-lr0.005-seed0;" in result.err
-    result = compare(tmp_path / "tuned", "--schemes", "pre", "--seeds", 1, "--lrs", "1e-3", "2e-3")
-    assert result.status == 2 and "no learning rate finished" in result.out, result
 
 
 @each(
@@ -139,19 +129,16 @@ def test_directories_that_are_refused(compare: Any, tmp_path: Path, name: str, c
     assert result.status == 2 and said in result.err and [path.name for path in out.iterdir()] == [name]
 
 
-def test_directory_in_use(compare: Any, tmp_path: Path) -> None:
-    with lock_folder(tmp_path / "out"):
-        result = compare(tmp_path / "out", "--schemes", "pre")
-    assert result.status == 2 and "in use by another process" in result.err
-
-
-def test_a_comparison_that_was_killed_goes_on(call: Any, tiny: list[str], tmp_path: Path) -> None:
-    """The real thing: SIGKILL of the parent alone. Its run saves and ends by itself, and the same command, tried until
-    nothing is in use, goes on from there to the end."""
-    out = tmp_path / "out"
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_comparison_that_was_stopped_goes_on(
+    call: Any, tiny: list[str], tmp_path: Path, number: signal.Signals
+) -> None:
+    """The real thing, in the middle of a run: SIGKILL of the parent alone, whose run saves and ends by itself,
+    or Ctrl-C. The same command, tried until nothing is in use, goes on from there to the end."""
+    out, name = tmp_path / "out", "pre-lr0.005-seed0"
     options = ["--schemes", "pre", "--seeds", "1", "--jobs", "1", "--steps", "1000", "--evaluation.every", "1000"]
     command = ["compare", *tiny, "--out", str(out), *options]
-    run = out / "runs" / "pre-lr0.005-seed0"
+    run = out / "runs" / name
     with subprocess.Popen(
         [sys.executable, "-m", "geonorm", *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -159,6 +146,12 @@ def test_a_comparison_that_was_killed_goes_on(call: Any, tiny: list[str], tmp_pa
             while not ((run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_size):
                 assert process.poll() is None, process.communicate()
                 time.sleep(0.01)
+            process.send_signal(number)
+            if number == signal.SIGINT:
+                _, err = process.communicate()
+                assert err == f"stopped; every run is saved in {out}; the same command goes on from there\n"
+                assert process.returncode == 130 and read_summary(run)["status"] == "interrupted"
+                assert not (out / "results.json").exists()
         finally:
             process.kill()
     ended = call(*command)
@@ -167,9 +160,9 @@ def test_a_comparison_that_was_killed_goes_on(call: Any, tiny: list[str], tmp_pa
         time.sleep(0.2)
         ended = call(*command)
     assert ended.status == 0, ended
-    log = (out / "configs" / "pre-lr0.005-seed0.log").read_text()
+    log = (out / "configs" / f"{name}.log").read_text()
     stopped = re.search(r"stopped at step (\d+) of 1000; saved", log)
-    assert stopped and f"at step {stopped[1]} of 1000" in log[stopped.end() :], log
+    assert stopped and f"at step {stopped[1]} of 1000" in log[stopped.end() :] and "Traceback" not in log, log
     assert [row["step"] for row in read_rows(run / "metrics.jsonl")] == list(range(1, 1001))
     assert [run["status"] for run in results(out)["runs"]] == ["finished"]
 
@@ -205,41 +198,6 @@ def test_a_run_of_other_settings_in_the_way(tmp_path: Path) -> None:
         done(TrainConfig(**{**vars(config), "lr": 2e-3}))
 
 
-def test_bars_of_runs_in_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole phase and each run, with its seed, however long its name; the time left is by the steps made."""
-    from rich.console import Console
-
-    clock = [100.0]
-    monkeypatch.setattr(team, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    schemes = ["pre", "geonorm(decay=sqrt, max_angle=pi/8, update=norm)"]
-    configs = [run_config(CompareConfig(out=str(tmp_path), steps=10_000), s, Rates(1e-3), 7) for s in schemes]
-    phase = team.Phase([*configs, replace(configs[0], seed=8, out=str(tmp_path / "runs" / "waits"))])
-    phase.jobs = [team.Job(phase.waiting.pop(0), None, 0, 0) for _ in configs]
-    console = Console(width=80, file=io.StringIO(), force_terminal=True)
-    bars = Bars(console)
-
-    def drawn() -> list[str]:
-        phase.show(bars)
-        with console.capture() as capture:
-            console.print(bars.rows.get_renderable())
-        return re.sub(r"\x1b\[[0-9;]*m", "", capture.get()).splitlines()
-
-    first = drawn()
-    assert len(first) == 3 and "final runs" in first[0] and "1 runs waiting" in first[0] and "0/10000" in first[1]
-    for config in configs:
-        run = RunFolder(Path(config.out))
-        run.path.mkdir(parents=True)
-        run.append(run.metrics, [{"step": i, "loss": 3.0, "tokens_per_second": 5e3} for i in range(1, 7501)])
-    clock[0] += 60
-    whole, plain, long = drawn()
-    assert "1:00" in whole  # half of 30,000 steps in a minute
-    assert "7500/10000" in plain and all(len(line) <= 80 for line in (*first, whole, plain, long)) and "seed7" in long
-    phase.jobs.pop()
-    bars.drop(Path(configs[1].out).name)
-    assert len(drawn()) == 2 and phase.place() == " (1 of 3, 0:43 left)"
-    assert phase.line().startswith("final runs: step ") and phase.line().endswith(" in all, 0:43 left")
-
-
 def test_what_the_page_says_repeats_it(
     processes: Any, text: Path, tiny: list[str], call: Any, losses: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
@@ -261,35 +219,6 @@ def test_what_the_page_says_repeats_it(
     assert call(*(word.replace("NEW", "one") for word in said[1])).status == 0
     (run,) = (each for each in first["runs"] if each["run"] in said[1][2])
     assert run["phase"] == "final" and losses(Path("one")) == losses(Path("runs/mine/runs") / run["run"])
-
-
-def test_interrupt_saves(tiny: list[str], tmp_path: Path) -> None:
-    """The real thing: a process that trains processes, and Ctrl-C."""
-    out = tmp_path / "out"
-    options = ["--schemes", "pre", "--seeds", "2", "--jobs", "1", "--steps", "2000", "--evaluation.every", "2000"]
-    command = ["compare", *tiny, "--out", str(out), *options]
-    with subprocess.Popen(
-        [sys.executable, "-m", "geonorm", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        metrics = out / "runs" / "pre-lr0.005-seed0" / "metrics.jsonl"
-        try:
-            while not (metrics.exists() and metrics.stat().st_size):
-                assert process.poll() is None, process.communicate()
-                time.sleep(0.01)
-            process.send_signal(signal.SIGINT)
-            _, err = process.communicate()
-        finally:
-            process.kill()
-    assert process.returncode == 130
-    assert err == f"stopped; every run is saved in {out}; the same command goes on from there\n"
-    run = metrics.parent
-    summary = json.loads((run / "summary.json").read_text())
-    assert summary["status"] == "interrupted" and (run / "checkpoints" / f"step-{summary['steps']}").is_dir()
-    assert not (out / "runs" / "pre-lr0.005-seed1").exists() and not (out / "results.json").exists()
-    log = (out / "configs" / "pre-lr0.005-seed0.log").read_text()
-    assert "the same command goes on from there" in log and "Traceback" not in log
-    stored = yaml.safe_load((out / "config.yaml").read_text())
-    assert stored["schemes"] == ["pre"] and stored["steps"] == 2000
 
 
 def test_two_runs_of_one_folder_are_refused(tmp_path: Path) -> None:

@@ -45,18 +45,6 @@ def test_text_survives_and_bytes_add_up(bpe, text):
         assert tokenizer.eos not in ids.tolist()
 
 
-def test_shapes_and_types(tokenizer):
-    first, second = tokenizer.encode(["ab", ""])
-    assert first.dtype == np.uint16
-    assert (first.ndim, second.shape) == (1, (0,))
-    lengths = tokenizer.token_bytes()
-    assert lengths.shape == (tokenizer.vocab_size,)
-    assert lengths.dtype == np.int64
-    assert lengths[tokenizer.eos] == 0
-    assert (np.delete(lengths, tokenizer.eos) > 0).all()
-    assert tokenizer.decode([tokenizer.eos]) == ""
-
-
 def test_own_bpe_is_deterministic_and_cached(bpe, source, tmp_path, monkeypatch):
     assert (bpe.vocab_size, bpe.name) == (300, "bpe-300")
     assert len(bpe.encode([WORDS])[0]) < 0.6 * len(WORDS.encode())

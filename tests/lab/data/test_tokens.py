@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -219,16 +218,6 @@ def test_what_cannot_be_stored_leaves_nothing(path, tmp_path, monkeypatch):
     with pytest.raises(DataError, match="no validation text"):
         tokenize(source, ByteTokenizer(), tmp_path / "cache")
     assert list((tmp_path / "cache" / "tokens").iterdir()) == []
-
-
-def test_no_home(monkeypatch):
-    def none():
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("GEONORM_CACHE", raising=False)
-    monkeypatch.setattr(Path, "home", none)
-    with pytest.raises(DataError, match="set GEONORM_CACHE"):
-        cache_folder()
 
 
 def test_large_vocabularies_take_four_bytes(path, tmp_path):

@@ -17,8 +17,6 @@ from safetensors.torch import load_file
 from geonorm.errors import ConfigError
 from geonorm.lab import storage
 from geonorm.lab.config import TrainConfig
-from geonorm.lab.data.batches import Batches
-from geonorm.lab.distributed import parallel
 from geonorm.lab.distributed.ranks import World
 from geonorm.lab.resolve import resolve
 from geonorm.lab.runs.folder import read_rows
@@ -113,15 +111,6 @@ def test_what_is_hard_to_shard(runs: Any, tmp_path: Path, scheme: str, size: int
     for key in ("loss", "grad_norm", "val_loss", "val_bpb", "val_accuracy"):
         assert numbers(tmp_path / str(size), key) == pytest.approx(numbers(tmp_path / "1", key), rel=1e-8), key
     assert len(set(numbers(tmp_path / "1", "loss"))) == 10
-
-
-def test_ranks_share_one_batch() -> None:
-    batches = Batches(torch.arange(3000).numpy(), 8, 16, seed=3)
-    for step in (0, 5, 40):
-        whole = batches.at(step)[0]
-        for size in (1, 2, 4):
-            parts = [batches.at(step, parallel.rank_rows(8, World(rank, size)))[0] for rank in range(size)]
-            assert torch.equal(torch.cat(parts), whole)
 
 
 @pytest.fixture

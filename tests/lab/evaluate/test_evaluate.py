@@ -238,12 +238,6 @@ def test_the_folder_of_a_comparison(
     assert not Path("out").exists()
 
 
-def test_a_run_is_read_in_shorter_windows(run: Path, call: Any, text: Path) -> None:
-    answers = [json.loads(call("eval", run, "--data", text, "--context", n).out) for n in (8, 16)]
-    assert answers[0]["tokens"] % 8 == 0 and answers[0]["loss"] != answers[1]["loss"]
-    assert answers[1] == json.loads(call("eval", run, "--data", text).out)
-
-
 @each("first, longest", [(None, 32), (5, 31)])
 def test_a_window_leaves_room_for_the_token_before_it(first: int | None, longest: int) -> None:
     def tokenize(text: str) -> Any:

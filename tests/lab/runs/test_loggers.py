@@ -91,13 +91,6 @@ def test_a_run_on_a_cpu_counts_subnormals_as_zero(text: Path, tmp_path: Path) ->
     assert found and set(found) == {0.0} and (tiny * 1e-10).item() > 0
 
 
-def test_what_is_no_number_stays_away() -> None:
-    own, open_loggers = Kept(), Loggers()
-    open_loggers.start({}, [own], Start(Path(), {}, 0, "id"), say=print)
-    open_loggers.log([{"step": 3, "tokens": 7, "loss": None, "lr": 0.5, "rewound": "a spike"}])
-    assert own.rows == [(3, {"lr": 0.5})]
-
-
 def test_a_logger_that_fails_is_told_of_once_and_left(text: Path, tmp_path: Path) -> None:
     bad, good, said = Kept(fail=2), Kept(), list[str]()
     train_run(small(text, tmp_path / "run"), say=said.append, loggers=[bad, good])
@@ -139,21 +132,6 @@ def test_a_tracker_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPat
     with pytest.raises(GeonormError, match=r"^wandb does not start: not logged in$"):
         Loggers().start({"first": None, "wandb": None}, [], Start(Path(), {}, 0, "id"), say=print)
     assert [str(end) for end in ends] == ["not logged in\nlong story"]
-
-
-def test_no_tracker_is_imported_unless_asked_for(text: Path, tmp_path: Path) -> None:
-    code = f"""
-import sys
-from geonorm.cli.main import main
-main(["train", "--data", {str(text)!r}, "--tokens.tokenizer", "byte", "--steps", "1",
-      "--out", {str(tmp_path / "run")!r}, "--model.layers", "1", "--model.width", "16", "--model.heads", "2",
-      "--model.hidden", "16", "--model.context", "16", "--model.vocab_size", "257",
-      "--evaluation.tokens", "64", "--evaluation.trace_tokens", "0"])
-print(sorted({{"wandb", "trackio"}} & set(sys.modules)))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]", done.stdout
-    assert "\r" not in done.stdout + done.stderr and not (tmp_path / "run" / loggers.TRACKED).exists()
 
 
 def tracked(text: Path, out: Path, word: str, **variables: str) -> str:

@@ -140,22 +140,6 @@ def test_versions_of_each_part(train: Any, own: Path, monkeypatch: pytest.Monkey
     assert reports.read_run(run).environment == found
 
 
-def test_a_record_of_an_earlier_version_is_taken(train: Any, call: Any, own: Path) -> None:
-    run = own / "run"
-    assert train(run, "--steps", 2, *OPTIONS[:2]).status == 0
-    (part,) = json.loads((run / "environment.json").read_text())
-    old = {key: value for key, value in part.items() if key not in ("tokenizer_sha256", "schemes", "step")}
-    (run / "environment.json").write_text(json.dumps(old))
-    assert reports.read_run(run).environment == [old]
-    assert json.loads(call("eval", run, "--data", "text.txt").out)["part"] == "held-out"
-    unfinished(run)
-    assert train(run, "--steps", 2, *OPTIONS[:2]).status == 0
-    assert json.loads((run / "environment.json").read_text()) == [old, {**part, "step": 2}]
-    (run / "environment.json").write_text("[")
-    damaged = train(run, "--steps", 2, *OPTIONS[:2])
-    assert damaged.status == 2 and "environment.json is not readable: the run directory is damaged" in damaged.err
-
-
 def test_readers_use_the_source_of_the_run(train: Any, call: Any, own: Path) -> None:
     run = own / "run"
     assert train(run, "--steps", 2, *OPTIONS).status == 0

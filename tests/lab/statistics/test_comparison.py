@@ -64,21 +64,11 @@ def test_seeds_needed_says_nothing_where_nothing_can_be_said() -> None:
     assert seeds_needed(1e-4 + np.array([-1.0, 0.0, 1.0])) == SEED_CAP + 1
 
 
-def test_seeds_needed_asks_for_more_when_more_power_is_wanted() -> None:
-    values = 0.7 + np.array([-1.0, 0.0, 1.0])
-    assert (seeds_needed(values, 0.95) or 0) > (seeds_needed(values, 0.8) or 0)
-
-
 @each("n, rank", [(6, 1), (10, 2), (20, 6), (40, 14), (100, 40)])
 def test_ratio_interval_uses_the_tabulated_ranks(n: int, rank: int) -> None:
     """Order statistics of the sign test's 95 % interval, as tabulated."""
     median, low, high = ratio_interval(np.arange(n, 0, -1))
     assert (median, low, high) == ((n + 1) / 2, rank, n + 1 - rank)
-
-
-def test_ratio_interval_needs_six_values() -> None:
-    assert ratio_interval([1.0, 2.0, 3.0, 4.0, 5.0]) == (3.0, None, None)
-    assert math.isnan(ratio_interval([])[0])
 
 
 def test_aggregate_pairs_by_seed() -> None:
@@ -198,12 +188,6 @@ def test_runs_of_two_lengths_are_not_averaged() -> None:
     assert geo.difference == pytest.approx(-0.05) and (pre.n, geo.n, geo.tokens) == (3, 3, 8000)
 
 
-def test_a_seed_without_a_partner_is_left_out_of_the_pairs_only() -> None:
-    runs = [summary("pre", s, 3.0) for s in (0, 1)] + [summary("geo", s, 2.9) for s in (0, 1, 2)]
-    geo = aggregate(runs)[1]
-    assert geo.n == 3 and geo.pairs == 2
-
-
 def test_a_rate_is_chosen_by_the_seeds_that_rates_share() -> None:
     """Seed 0, at one rate alone, is an unlucky one; on the seeds that both have, its rate is 0.005 lower."""
     runs = [
@@ -224,8 +208,3 @@ def test_tuning_runs_of_two_lengths_do_not_choose_together() -> None:
     choice = choose([*runs, summary("pre", 0, 3.2, lr=3e-3), summary("pre", 0, 3.4, lr=1e-2)])
     assert choice.lr == 3e-3 and choice.lrs == {3e-3: 3.2, 1e-2: 3.4}
     assert choose([*runs[2:], summary("pre", 0, 3.4, lr=1e-2)]).lrs == {1e-2: 3.6, 3e-2: 3.9}
-
-
-def test_choose_of_nothing_that_finished() -> None:
-    choice = choose([summary("pre", 0, None, status="failed")])
-    assert choice.lr is None and choice.runs == [] and choice.lrs == {1e-3: None}

@@ -15,7 +15,7 @@ from geonorm.lab.config import Optim, Runtime, TrainConfig
 from geonorm.lab.distributed import parallel
 from geonorm.lab.resolve import resolve
 from geonorm.lab.schedule import Schedule
-from geonorm.lab.train import optim, trace
+from geonorm.lab.train import optim
 from geonorm.measure.observe import watch
 from geonorm.models import PRESETS, Decoder, DecoderConfig
 
@@ -138,11 +138,6 @@ def test_a_warm_up_that_does_not_end_in_time_is_refused(settings: dict[str, Any]
         resolve(TrainConfig(steps=20, optim=Optim(**settings)))
 
 
-def test_an_own_recipe_without_warm_up_has_none_in_steps_either() -> None:
-    schedule = resolve(TrainConfig(scheme="ngpt", recipe="own", optim=Optim(warmup_steps=50))).schedule
-    assert schedule.warmup_end == 0 and schedule.share(1) > 0.99
-
-
 def test_muon_takes_the_matrices_of_blocks_alone() -> None:
     decoder = model("geonorm(learn=affine)")
     found = groups(decoder, "muon")
@@ -217,19 +212,3 @@ def test_a_ninth_model_of_a_process_is_compiled_too(monkeypatch: pytest.MonkeyPa
             decoder = parallel.distribute(Decoder(shape), Runtime(compile=True), torch.device("cpu"))
             decoder(torch.zeros(1, 8, dtype=torch.long))
     torch.compiler.reset()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # torch silences its compiler's warnings itself
-def test_compiled_blocks_give_the_same_numbers_and_a_trace() -> None:
-    plain, compiled = model(), model()
-    parallel.distribute(compiled, Runtime(compile=True), torch.device("cpu"))
-    long_run = parallel.loss_of(compiled, Runtime(compile=True), torch.device("cpu"), steps=parallel.PAYS)
-    a, b = plain.loss(IDS, IDS), long_run(IDS, IDS)
-    assert a.item() == pytest.approx(b.item(), abs=1e-5)
-    compiled.train()
-    rows, wanted = trace.trace(compiled, IDS, 1, {}).sites, trace.trace(plain, IDS, 1, {}).sites
-    assert len(rows) == 4
-    for row, other in zip(rows, wanted, strict=True):
-        assert row["angle"] == pytest.approx(other["angle"], abs=1e-4)
-    b.backward()

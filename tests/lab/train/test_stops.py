@@ -42,16 +42,6 @@ def test_closed_pipe(tiny: list[str], tmp_path: Path) -> None:
     assert checkpoint.saved_steps(tmp_path / "run" / "checkpoints") == [summary(tmp_path / "run")["steps"]]
 
 
-def test_comparison_that_nobody_hears(tiny: list[str], tmp_path: Path) -> None:
-    """geonorm compare ... | true: the first line that cannot be said stops it."""
-    command = [sys.executable, "-m", "geonorm", "compare", *tiny, "--steps", "2", "--schemes", "pre", "--seeds", "2"]
-    reading, writing = os.pipe()
-    os.close(reading)
-    ended = subprocess.run([*command, "--jobs", "1", "--out", tmp_path / "out"], stdout=writing, stderr=subprocess.PIPE)
-    os.close(writing)
-    assert ended.returncode == 130 and b"every run is saved" in ended.stderr, ended
-
-
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
 @pytest.mark.parametrize("ignored", [False, True])
 def test_lost_terminal(train: Any, after: Any, tmp_path: Path, number: signal.Signals, ignored: bool) -> None:
@@ -93,12 +83,6 @@ def test_lock_holds_the_number_of_its_process_and_follows_no_link(tmp_path: Path
     with pytest.raises(CheckpointError, match="cannot write to"), lock_folder(tmp_path / "linked"):
         pass
     assert (tmp_path / "mine.txt").read_text() == "mine"
-
-
-def test_others_may_read_what_a_run_leaves(train: Any, tmp_path: Path) -> None:
-    assert train(tmp_path / "run", "--steps", "1").status == 0
-    folder = tmp_path / "run" / "checkpoints" / "step-1"
-    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
 
 
 def test_rows_that_are_none_of_ours_are_dropped(train: Any, after: Any, tmp_path: Path) -> None:

@@ -10,15 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from geonorm import Site, sphere
+from geonorm import sphere
 from geonorm.lab.train import trace as lab
 from geonorm.lab.train.weight_norms import copy_writers, measure_turns
 from geonorm.measure.observe import watch
 from geonorm.models import Decoder, DecoderConfig
-from geonorm.schemes import Pre, names, read_at, write_at
-from geonorm.schemes.registry import REGISTRY
+from geonorm.schemes import names, read_at, write_at
 
 from ...rows import each
 from ..conftest import rows
@@ -165,23 +163,6 @@ def test_gradient_norms_add_up() -> None:
         assert [row[name] for name in lab.GRADIENTS] == [norms[row["layer"], row["kind"]].get(n) for n in lab.GRADIENTS]
 
 
-class Inside(Pre):
-    """A matrix inside the MLP, after W2 in the order of parameters."""
-
-    def slot(self, name: str, shape: tuple[int, ...], dim: int, site: Site) -> nn.Module | None:
-        return nn.Linear(shape[-1], shape[-1]) if name == "up" else None
-
-
-def test_w2_is_no_matrix_that_a_scheme_puts_inside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(REGISTRY, "inside", Inside)
-    decoder = model("inside")
-    decoder.loss(IDS, IDS).backward()
-    for (_, site), row in lab.read_gradients(decoder).items():
-        if site.kind == "mlp":
-            down = decoder.blocks[site.layer].mlp.branch.down.weight
-            assert row["grad_w2"] == pytest.approx(down.grad.norm().item(), rel=1e-6)
-
-
 def test_rows_of_norms_are_what_the_norms_did() -> None:
     """A plain computation in fp64 from what goes in and out, gains and biases away from their start."""
     decoder = model("peri(entry=embedding)", norm="layer")
@@ -207,11 +188,6 @@ def test_rows_of_norms_are_what_the_norms_did() -> None:
         for end, z in (("before", x), ("after", y)):
             share = (z @ ones).square() / z.square().sum(-1)
             assert row[f"share_ones_{end}"] == pytest.approx(share.mean().item(), rel=1e-5)
-
-
-def test_norms_of_slots_are_of_those_that_are_written() -> None:
-    rows = lab.trace(model("attnres"), IDS, 1, {}).norms
-    assert [row["tokens"] / IDS.numel() for row in rows if row["norm"] == "recall.key"] == [2, 3, 4, 5]
 
 
 def test_hooks_go_when_a_pass_fails() -> None:
