@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import yaml
-from scipy import stats
+from scipy import optimize, special, stats
 
 ROOT = Path(__file__).parents[2]
 FILE = yaml.safe_load((ROOT / "evidence" / "claims.yaml").read_text("utf-8"))
@@ -98,22 +98,97 @@ def compute(name: str) -> dict[str, Any]:
         "p": test.pvalue,
         "equal_p": equal,
         "verdict": word,
+        "variance": x.var(ddof=1),
+        "df": len(x) - 1,
     }
 
 
+def experiment_of(claim: dict[str, Any]) -> str:
+    place = claim if "setting" in claim else FILE["claims"][claim["change"][0]]
+    return FILE["settings"][place["setting"]]["experiment"]
+
+
+def adjust(results: dict[str, dict[str, Any]]) -> None:
+    """Adds p by Holm, within one question and kind of weights of an experiment."""
+    families: dict[Any, list[str]] = {}
+    for name, claim in FILE["claims"].items():
+        key = experiment_of(claim), claim["question"].split()[0], claim.get("measure", "val_loss")
+        families.setdefault(key, []).append(name)
+    for names in families.values():
+        tested = sorted((name for name in names if "p" in results[name]), key=lambda name: results[name]["p"])
+        steps = [results[name]["p"] * (len(tested) - rank) for rank, name in enumerate(tested)]
+        for name, p in zip(tested, np.minimum(1, np.maximum.accumulate(steps or [0.0])), strict=False):
+            results[name]["p_holm"] = float(p)
+
+
+def moderate(results: dict[str, dict[str, Any]]) -> None:
+    """Adds the moderated error: variances of an experiment under a common scaled inverse chi-square (Smyth 2004)."""
+    groups: dict[str, list[str]] = {}
+    for name, claim in FILE["claims"].items():
+        groups.setdefault(experiment_of(claim), []).append(name)
+    for names in groups.values():
+        known = [name for name in names if results[name]["n"] > 1]
+        if len(known) < 2:
+            continue
+        s2, d = (np.array([results[name][key] for name in known]) for key in ("variance", "df"))
+        z = np.log(np.maximum(s2, 1e-5 * np.median(s2[s2 > 0]))) - special.digamma(d / 2) + np.log(d / 2)
+        excess = z.var(ddof=1) - special.polygamma(1, d / 2).mean()
+        if excess <= 0:
+            d0, s0 = math.inf, float(d @ s2 / d.sum())
+        else:
+            d0 = 2 * optimize.brentq(lambda x, e=excess: special.polygamma(1, x) - e, 1e-6, 1e6, xtol=1e-14, rtol=1e-13)
+            s0 = math.exp(z.mean() + special.digamma(d0 / 2) - math.log(d0 / 2))
+        for name in names:
+            row = results[name]
+            v, df = (row["variance"], row["df"]) if row["n"] > 1 else (0.0, 0)
+            row["moderated_error"] = math.sqrt((s0 if math.isinf(d0) else (d0 * s0 + df * v) / (d0 + df)) / row["n"])
+
+
+def pooled(name: str, results: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Paule and Mandel's variance between settings, Hartung and Knapp's interval, at least as wide as the fixed one."""
+    members = [claim for claim, words in FILE["claims"].items() if words.get("pool") == name]
+    y = np.array([results[member]["mean"] for member in members])
+    v = np.array([results[member]["moderated_error"] for member in members]) ** 2
+    k = len(y)
+
+    def q(tau2: float) -> float:
+        return float(np.sum((y - np.average(y, weights=1 / (v + tau2))) ** 2 / (v + tau2)))
+
+    tau2 = optimize.bisect(lambda t: q(t) - (k - 1), 0, 10, xtol=1e-15) if q(0) > k - 1 else 0.0
+    mean = np.average(y, weights=1 / (v + tau2))
+    error = math.sqrt(max(1.0, q(tau2) / (k - 1)) / np.sum(1 / (v + tau2)))
+    low, high = stats.t(k - 1, mean, error).interval(0.95)
+    ends = stats.t(k - 1, mean, math.hypot(error, math.sqrt(tau2))).interval(0.95)
+    margin = FILE["pools"][name]["margin"]
+    equal = max(stats.t.cdf((mean - margin) / error, k - 1), stats.t.sf((mean + margin) / error, k - 1))
+    word = (
+        "better" if high < 0 else "worse" if low > 0 else f"equal within {margin}" if equal < 0.05 else "not resolved"
+    )
+    return {"n": k, "mean": mean, "low": low, "high": high, "expected_low": ends[0], "expected_high": ends[1],
+            "between": math.sqrt(tau2), "verdict": word}  # fmt: skip
+
+
 def differing() -> dict[str, str]:
-    """By claim, what is another number than in results.json."""
-    stored = json.loads((ROOT / "evidence" / "results.json").read_text("utf-8"))["claims"]
+    """By claim and pool, what is another number than in results.json."""
+    stored = json.loads((ROOT / "evidence" / "results.json").read_text("utf-8"))
+    results = {name: compute(name) for name in FILE["claims"]}
+    adjust(results)
+    moderate(results)
+    pools = {name: pooled(name, results) for name in FILE["pools"]}
     wrong = {}
-    for name in FILE["claims"]:
-        for key, value in compute(name).items():
-            known = stored[name][key]
-            if known != value if isinstance(value, (str, int)) else not math.isclose(known, value, abs_tol=2e-6):
-                wrong[name] = f"{key}: {known} in results.json, {value} computed again"
+    for kind, rows in (("claims", results), ("pools", pools)):
+        for name, row in rows.items():
+            for key, value in row.items():
+                known = stored[kind][name].get(key)
+                if key in ("variance", "df"):
+                    continue
+                if known != value if isinstance(value, (str, int)) else not math.isclose(known, value, abs_tol=2e-6):
+                    wrong[name] = f"{key}: {known} in results.json, {value} computed again"
     return wrong
 
 
 if __name__ == "__main__":
     wrong = differing()
     print("\n".join(f"{name}: {text}" for name, text in wrong.items()))
-    print(f"{len(FILE['claims']) - len(wrong)} of {len(FILE['claims'])} claims are equal")
+    total = len(FILE["claims"]) + len(FILE["pools"])
+    print(f"{total - len(wrong)} of {total} claims and pools are equal")
