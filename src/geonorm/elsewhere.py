@@ -4,17 +4,22 @@ A place is `package.module` or a file such as `./file.py`; its source is the tex
 typed is imported, from the working directory too. A place that stands in a text read from a folder (`Stored`) runs only
 after `allow` (--trust-code, trust_remote_code=True), or where this process has loaded that very source already. The
 source that the folder keeps is what runs. See docs/design/0004.
+
+A class of a notebook or a script has the place `__main__.Name`, and a source that is gathered from the cells or the
+file: its definition, and those of the names that it uses.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import os
 import re
+import symtable
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
 from importlib.util import find_spec
@@ -50,6 +55,8 @@ SETTINGS: ContextVar[tuple[str, str]] = ContextVar("settings", default=("", ""))
 MODULES: dict[str, ModuleType] = {}
 """What a place means in this process: the module that was loaded for it last."""
 OURS = __name__.partition(".")[0]
+MAIN = "__main__."
+"""How the places of classes of a notebook or a script begin."""
 PLACE = "__geonorm_place__"
 """Attribute of a module that was made of a text: the place that it stands for."""
 SOURCE = "__geonorm_source__"
@@ -106,7 +113,9 @@ def find_code(name: str) -> Any:
 
 def load_module(place: str, stored: Stored | None) -> ModuleType:
     """The module of a place, run at most once in a process, unless a stored text brings another source."""
-    text = stored.sources.get(place) if stored else None
+    if stored is None and place.startswith(MAIN):
+        return sys.modules["__main__"]
+    text = (stored.sources.get(place) or source_beside(stored.where, place)) if stored else None
     module = MODULES.get(place)
     if module is not None and text in (None, getattr(module, SOURCE)):
         return module
@@ -173,14 +182,77 @@ def is_file(place: str) -> bool:
 
 def place_of(kind: type) -> str:
     """The place of a class: modules that `run_text` made say theirs."""
+    if kind.__module__ == "__main__":
+        return MAIN + kind.__name__
     return str(getattr(sys.modules.get(kind.__module__), PLACE, kind.__module__))
 
 
 def source_of(kind: type) -> str | None:
-    """The source of a class from elsewhere; None where it has none, as in a notebook."""
+    """The source of a class from elsewhere; None where it has none, as at the prompt of Python."""
     module = sys.modules.get(kind.__module__)
+    if kind.__module__ == "__main__":
+        return gather_source(kind.__name__, cells_of(module)) if kind.__name__ == kind.__qualname__ else None
     file = getattr(module, "__file__", None)
     return getattr(module, SOURCE) if hasattr(module, SOURCE) else text_of(file)
+
+
+def cells_of(module: ModuleType | None) -> list[str]:
+    """The texts that `__main__` ran, in order: the cells of a notebook, else its file."""
+    return list(vars(module).get("In", ())) or [text_of(getattr(module, "__file__", None)) or ""]
+
+
+def gather_source(name: str, cells: list[str]) -> str | None:
+    """A text that defines a name as some cells do, the last definition of each name; with the definitions and imports
+    that it needs, in order, and nothing else. None if no cell defines the name."""
+    statements: list[tuple[str, ast.stmt]] = []
+    for cell in cells:
+        with suppress(SyntaxError):  # a cell that Python refused
+            statements += [(cell, statement) for statement in ast.parse(cell).body]
+    definitions = {bound: number for number, (_, node) in enumerate(statements) for bound in names_bound(node)}
+    if name not in definitions:
+        return None
+    waiting, needed = [name], set[int]()
+    while waiting:
+        number = definitions.get(waiting.pop())
+        if number is not None and number not in needed:
+            needed.add(number)
+            waiting += names_used(ast.unparse(statements[number][1]))
+    future = [node for _, node in statements if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
+    parts = [ast.unparse(node) for node in future]
+    for number in sorted(needed):
+        cell, node = statements[number]
+        first = min([node, *getattr(node, "decorator_list", ())], key=lambda part: part.lineno).lineno
+        parts.append("\n".join(cell.splitlines()[first - 1 : node.end_lineno]))
+    return "\n\n".join(dict.fromkeys(parts)) + "\n"
+
+
+def names_bound(node: ast.stmt) -> list[str]:
+    """The names that a statement of a module binds."""
+    if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+        return [node.name]
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def names_used(text: str) -> list[str]:
+    """The names of its module that a text refers to, in functions and classes too."""
+    tables, names = [symtable.symtable(text, "<cell>", "exec")], []
+    for table in tables:
+        tables += table.get_children()
+        names += [
+            symbol.get_name() for symbol in table.get_symbols() if symbol.is_global() or table.get_type() == "module"
+        ]
+    return names
+
+
+def source_beside(file: str, place: str) -> str | None:
+    """The source of a class of a notebook or a script that a comparison keeps. file: of settings of the comparison or
+    of one of its runs."""
+    folders = Path(file).absolute().parents[:3] if place.startswith(MAIN) else ()
+    texts = (text_of(str(folder / "schemes" / f"{place}.py")) for folder in folders)
+    return next((text for text in texts if text is not None), None)
 
 
 def text_at_hand(place: str) -> str | None:

@@ -49,7 +49,7 @@ class Result(ABC):
         try:
             import pandas
         except ImportError:
-            raise GeonormError("frame() needs pandas: pip install pandas") from None
+            raise GeonormError("frame() needs pandas: pip install 'geonorm[train]'") from None
         return pandas.DataFrame(list(tables[name]))
 
     def plot(self, figure: str | None = None) -> Any:

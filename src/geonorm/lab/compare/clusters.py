@@ -16,6 +16,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from ...elsewhere import SETTINGS, allow_within, set_within
 from ...errors import ConfigError, GeonormError, cause
 from ...settings import from_dict
 from ..config import Runtime, TrainConfig
@@ -147,7 +148,8 @@ def train_one(folder: str, settings: str, log: str, environment: dict[str, str])
     os.environ.update(environment)
     os.chdir(folder)
     config: TrainConfig = from_dict(TrainConfig, yaml.safe_load(Path(settings).read_text(encoding="utf-8")))
-    with open(log, "a", buffering=1) as file, redirect_stdout(file), redirect_stderr(file):
+    typed_here = set_within(SETTINGS, (settings, ""))  # sources of schemes stand beside the settings
+    with open(log, "a", buffering=1) as file, redirect_stdout(file), redirect_stderr(file), allow_within(), typed_here:
         print(f"worker {os.getpid()} on {socket.gethostname()}")
         try:
             train(config)

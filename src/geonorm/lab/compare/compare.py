@@ -7,16 +7,21 @@ Finished runs are kept and skipped, so the same command goes on where it was sto
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ...devices import pick_device
+from ...elsewhere import MAIN, digest, place_of, run_text, source_of
 from ...errors import CheckpointError, ConfigError
-from ...schemes import parse
+from ...output import columns
+from ...schemes import Scheme, parse, schemes_in
+from ...schemes.registry import REGISTRY
 from ...settings import check_unused, from_dict, to_dict
 from ..config import TrainConfig
 from ..distributed.ranks import ALONE
@@ -29,6 +34,7 @@ from ..runs.folder import (
     lock_folder,
     read_object,
     stored_settings,
+    write_atomic,
     write_json,
     write_settings,
 )
@@ -46,7 +52,7 @@ GRID |= {f"{group}.{f.name}" for group, kind in (("ray", Ray), ("slurm", Slurm))
 """Settings that may differ when a comparison or a ladder is extended: which runs there are, not what a run is."""
 
 
-def compare(schemes: Sequence[str] | str = ("pre", "geonorm"), **settings: Any) -> Comparison:
+def compare(schemes: Sequence[str | Scheme] | str | Scheme = ("pre", "geonorm"), **settings: Any) -> Comparison:
     """Train schemes side by side, as `geonorm compare` does, and return the comparison, as `geonorm.load` reads it.
 
         found = geonorm.compare(["pre", "geonorm"], data="my.txt", steps=400, seeds=3, out="runs/mine")
@@ -55,19 +61,45 @@ def compare(schemes: Sequence[str] | str = ("pre", "geonorm"), **settings: Any) 
         found.frame("metrics")         # loss against step of every run
         found.plot("loss_curves")
 
+    schemes: texts or objects, also of a class of a notebook or a script, whose source is saved with the comparison.
     settings: those of the command line, groups as mappings (optim={"weight_decay": 0.1}). Runs that `out` holds already
-    are kept. Raises ConfigError or DataError with one line before anything is written; a run that fails is a row whose
-    status says so, and the same call tries it again.
+    are kept. Without `out`, the folder is runs/compare-ID, another one for other settings, schemes or their sources.
+    Raises ConfigError or DataError with one line before anything is written; a run that fails is a row whose status
+    says so, and the same call tries it again.
 
     >>> geonorm.compare("pre", step=4)
     Traceback (most recent call last):
     geonorm.errors.ConfigError: unknown setting 'step': did you mean 'steps'? (valid: ...)
     """
-    names = [schemes] if isinstance(schemes, str) else [str(scheme) for scheme in schemes]
-    config: CompareConfig = from_dict(CompareConfig, {**settings, "schemes": names})
+    rules = [parse(scheme) for scheme in ([schemes] if isinstance(schemes, (str, Scheme)) else schemes)]
+    config: CompareConfig = from_dict(CompareConfig, {**settings, "schemes": [str(rule) for rule in rules]})
     check_unused(config, settings)
-    run_comparison(config)
+    sources = check_sources(rules)
+    if "out" not in settings:
+        identity = json.dumps([to_dict(config), sources], sort_keys=True)
+        config = replace(config, out=f"{config.out}-{digest(identity)[:8]}")
+    runs = run_comparison(config)["runs"]
+    failed = [run["run"] for run in runs if run["status"] not in ("finished", "diverged")]
+    if len(failed) < len(runs):  # the report stands above the laboratory
+        print("\n".join(import_module("geonorm.report").summarize(Path(config.out), columns(100))))
+    if failed:
+        print(f"runs that did not finish: {', '.join(failed)}; the same call tries them again")
+    print(f"results: geonorm.load({config.out!r})")
     return read_comparison(Path(config.out))
+
+
+def check_sources(schemes: Sequence[Scheme]) -> dict[str, str]:
+    """The sources of the classes of a notebook or a script among some schemes, by place. ConfigError where another
+    process could not run one: every run is one."""
+    sources = {}
+    for kind in (kind for scheme in schemes for kind in schemes_in(scheme) if kind.__module__ == "__main__"):
+        source, name, place = source_of(kind), kind.__qualname__, place_of(kind)
+        if source is None or kind in REGISTRY.values():
+            why = "leave out its @register" if source else "its source cannot be read here"
+            raise ConfigError(f"runs cannot import {name}: {why}; or write it to a file and give './file.py:{name}'")
+        run_text(place, source)
+        sources[place] = source
+    return sources
 
 
 def run_comparison(
@@ -153,6 +185,10 @@ def begin_study(config: Grid, samples: list[TrainConfig], say: Say, live: bool) 
         if order[0] != schemes[0]:
             executor.say(f"differences are to {order[0]}, as before; to change that, name it behind another scheme")
         write_settings(out / "config.yaml", settings)
+        for place, about in provenance.schemes.items():
+            if place.startswith(MAIN) and about["source"] is not None:
+                (out / "schemes").mkdir(exist_ok=True)
+                write_atomic(out / "schemes" / f"{place}.py", about["source"])
         yield StudyFolder(out, config.verb, executor, order)
 
 
