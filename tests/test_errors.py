@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from geonorm.errors import CALLED, nearest
-from geonorm.lab.config import TrainCommand
-from geonorm.settings import options
+import pytest
+
+from geonorm.errors import CALLED, ConfigError, nearest
+from geonorm.lab.config import TrainCommand, TrainConfig
+from geonorm.settings import from_dict, options
 
 from .rows import each
 
@@ -26,6 +28,15 @@ SETTINGS = options(TrainCommand)
         ("max_grad_norm", "optim.clip"),
         ("learning_rate", "lr"),
         ("model.widht", "model.width"),
+        ("seq_len", "model.context"),  # and not seed
+        ("dropout", "model.attn_dropout"),
+        ("wandb", "log.to wandb"),
+        ("bf16", "runtime.dtype bf16"),
+        ("grad_accum", "runtime.accumulate"),
+        ("eval_interval", "evaluation.every"),
+        ("n_head", "model.heads"),
+        ("batch", "batch_size"),
+        ("warmup_iters", "optim.warmup_steps"),
     ],
 )
 def test_settings_that_others_call_otherwise(name: str, meant: str, capsys: Any) -> None:
@@ -43,11 +54,25 @@ def test_every_name_of_others_leads_to_a_setting_that_is_there() -> None:
         for asked in (name, f"model.{name}"):
             if asked not in SETTINGS:
                 told = nearest(asked, SETTINGS)
-                ours = {place for meant in CALLED[name] for place in (meant, f"model.{meant}")}
-                assert told.split("'")[1] in ours & set(SETTINGS), (asked, told)
+                ours = {place.split()[0] for meant in CALLED[name] for place in (meant, f"model.{meant}")}
+                assert told.split("'")[1].split()[0] in ours & set(SETTINGS), (asked, told)
+
+
+def test_options_of_another_group_and_settings_in_python() -> None:
+    flags = [option.flag for option in SETTINGS.values()]
+    pairs = ("--compile", "--runtime.compile"), ("--weight_decay", "--optim.weight-decay"), ("--optim.lr", "--lr")
+    assert [nearest(flag, flags) for flag, _ in pairs] == [f"did you mean '{meant}'?" for _, meant in pairs]
+    for name, meant in (
+        ("seq_len", "model.context"),
+        ("weight_decay", "optim.weight_decay"),
+        ("grad_clip", "optim.clip"),
+    ):
+        with pytest.raises(ConfigError, match=f"unknown setting '{name}': did you mean '{meant}'"):
+            from_dict(TrainConfig, {name: 1})
 
 
 def test_what_is_not_there_is_not_proposed() -> None:
     assert nearest("n_embd", ["steps", "hidden"]) == ""
+    assert nearest("my.txt", ["books.txt", "my.text"]) == "did you mean 'my.text'?"
     assert nearest("hidden_size", ["steps", "hidden_sizes"]) == "did you mean 'hidden_sizes'?"
     assert nearest("qqqq", ["steps"]) == ""

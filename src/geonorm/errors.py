@@ -77,29 +77,54 @@ CALLED = {
     "lr_scheduler_type": ("optim.schedule",), "max_grad_norm": ("optim.clip",), "grad_clip": ("optim.clip",),
     "gradient_accumulation_steps": ("runtime.accumulate",), "per_device_train_batch_size": ("batch_size",),
     "gradient_checkpointing": ("runtime.recompute",), "output_dir": ("out",), "report_to": ("log.to",),
+    **dict.fromkeys(("seq_len", "seq_length", "sequence_length", "max_seq_length", "context_length", "ctx_len",
+    "max_length"), ("context", "max_position_embeddings")),
+    **dict.fromkeys(("wandb", "wandb_log", "use_wandb", "wandb_project"), ("log.to wandb",)),
+    **dict.fromkeys(("bf16", "amp", "mixed_precision"), ("runtime.dtype bf16",)),
+    **dict.fromkeys(("fp16", "precision", "dtype"), ("runtime.dtype",)),
+    **dict.fromkeys(("grad_accum", "grad_accum_steps", "gradient_accumulation", "accumulate_grad_batches"),
+    ("runtime.accumulate",)),
+    **dict.fromkeys(("eval_interval", "eval_steps", "eval_every", "val_every"), ("evaluation.every",)),
+    **dict.fromkeys(("eval_iters", "val_tokens"), ("evaluation.tokens",)),
+    **dict.fromkeys(("save_steps", "save_interval", "save_every", "ckpt_every"), ("checkpoint.every",)),
+    **dict.fromkeys(("batch", "bs", "train_batch_size", "global_batch_size"), ("batch_size",)),
+    **dict.fromkeys(("model_name", "model", "model_name_or_path", "arch", "size"), ("preset",)),
+    **dict.fromkeys(("num_steps", "train_steps", "iters", "iterations", "num_iterations", "epochs", "num_train_epochs"),
+    ("steps",)),
+    **dict.fromkeys(("dataset", "data_dir", "train_file", "dataset_name", "input_bin"), ("data",)),
+    **dict.fromkeys(("warmup_iters", "num_warmup_steps"), ("optim.warmup_steps",)),
+    **dict.fromkeys(("scheduler", "lr_schedule"), ("optim.schedule",)), "save_total_limit": ("checkpoint.keep",),
+    "optimizer": ("optim.name",), "min_lr": ("optim.floor",), "wd": ("optim.weight_decay",),
+    "beta1": ("optim.betas",), "beta2": ("optim.betas",), "dropout": ("attn_dropout",), "resume_from": ("resume",),
+    "tokenizer_name": ("tokens.tokenizer",), "vocab": ("vocab_size",),
 }  # fmt: skip
-"""What settings are called elsewhere (Llama, GPT-2 and OLMo in transformers, nanoGPT, its Trainer), and here; the first
-of them that is valid is meant."""
+"""What settings are called elsewhere (Llama, GPT-2 and OLMo in transformers, its Trainer, nanoGPT, llm.c), and here,
+some with their value; the first of them that is valid is meant."""
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """Return ``did you mean 'books-small'?`` for the valid name that others call so, or the closest; or an empty
-    string."""
+    """Return ``did you mean 'books-small'?`` for the valid name that others call so, the option of that name in another
+    group, or the closest; or an empty string."""
     valid = list(valid)
     marks, plain = "--" * name.startswith("--"), name.removeprefix("--").replace("-", "_")
     group, _, leaf = plain.rpartition(".")
-    for ours in CALLED.get(leaf, ()):
-        for known in (f"{group}.{ours}" if group else ours, f"model.{ours}", ours):
-            if (valid_name := marks + (known.replace("_", "-") if marks else known)) in valid:
-                return f"did you mean '{valid_name}'?"
+    for meaning in (*CALLED.get(leaf, ()), *([leaf] if marks else [])):
+        ours, space, value = meaning.partition(" ")
+        places = [f"{group}.{ours}" if group else ours, f"model.{ours}", ours]
+        written = [marks + (place.replace("_", "-") if marks else place) for place in places]
+        elsewhere = [option for option in valid if option.endswith(f".{written[-1].removeprefix('--')}")]
+        for option in [*written, *elsewhere]:
+            if option in valid:
+                return f"did you mean '{option}{space}{value}'?"
     matches = get_close_matches(name, valid, n=1)
     return f"did you mean '{matches[0]}'?" if matches else ""
 
 
-def unknown(what: str, name: str, valid: Iterable[str]) -> str:
-    """The one sentence for a name that does not exist: what it was, the nearest valid one, and all of them."""
+def unknown(what: str, name: str, valid: Iterable[str], deeper: Iterable[str] = ()) -> str:
+    """The one sentence for a name that does not exist: what it was, the nearest valid one, and all of them. deeper:
+    more valid names, which are not listed."""
     valid = sorted(valid)
-    guess = nearest(name, valid)
+    guess = nearest(name, [*valid, *deeper])
     return f"unknown {what} {name!r}" + (f": {guess}" if guess else "") + f" (valid: {', '.join(valid)})"
 
 

@@ -316,7 +316,8 @@ def from_dict(kind: type, values: dict[str, Any], prefix: str = "", typed: bool 
     result: dict[str, Any] = {}
     for key, value in values.items():
         if key not in known:
-            raise ConfigError(unknown("setting", prefix + str(key), [prefix + name for name in known]))
+            valid = [prefix + name for name in known]
+            raise ConfigError(unknown("setting", prefix + str(key), valid, options(kind, prefix)))
         group = known[key]
         if is_dataclass(group) and isinstance(value, dict):
             value = from_dict(group, value, f"{prefix}{key}.", typed)  # type: ignore[arg-type]
