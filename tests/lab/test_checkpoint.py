@@ -133,9 +133,9 @@ def test_what_a_checkpoint_lacks_is_said(tmp_path: Path) -> None:
     model, optimizers = trained()
     path = save(tmp_path, 2, model, optimizers, {}, keep=1)
     (path / "state.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"step-2 has format None, and this version of geonorm reads 2$"):
+    with pytest.raises(CheckpointError, match=r"step-2 has format None, and this version of geonorm reads 3$"):
         checkpoint.load_checkpoint(path, model)
-    with pytest.raises(CheckpointError, match="geonorm reads 2; no usable checkpoint is left in"):
+    with pytest.raises(CheckpointError, match="geonorm reads 3; no usable checkpoint is left in"):
         checkpoint.load_newest(tmp_path, model, None, pytest.fail)
 
 

@@ -257,7 +257,8 @@ def run_simulate(config: SimulateConfig) -> int:
     from ..dynamics.simulate import Simulation, simulate as run
     from ..lab.runs import environment
 
-    described = environment.collect(pick_device(config.device)) | {"schemes": simulations.describe_sources(config.schemes)}
+    sources = simulations.describe_sources(config.schemes)
+    described = environment.collect(pick_device(config.device)) | {"schemes": sources}
     before = simulations.read_interrupted(out, described)
     simulation = Simulation(config, **before) if before else Simulation.empty(config)
     try:

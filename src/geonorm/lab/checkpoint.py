@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from ..errors import CheckpointError, cause
 from .distributed.ranks import ALONE, World, raised_by_all_ranks
+from .runs.folder import LONGER, VOLATILE, first_difference
 from .storage import (
     Headers,
     Writer,
@@ -39,6 +40,8 @@ from .storage import (
 Optimizers = list[torch.optim.Optimizer]
 Scalars = dict[str, dict[str, Any]]
 Tensors = Mapping[str, Tensor]
+Identity = Mapping[str, Any]
+"""What a run is made from, as `provenance.identity_of` says it."""
 NOTHING: Tensors = {}
 """Tensors beside weights, optimizer state and random states that a run keeps, by KIND.NAME."""
 
@@ -102,13 +105,19 @@ def load_checkpoint(
     optimizers: Optimizers | None = None,
     world: World = ALONE,
     more: Tensors = NOTHING,
+    identity: Identity | None = None,
 ) -> dict[str, Any]:
     """Restores model, optimizers and random states in place from a checkpoint folder and returns its state.
 
-    CheckpointError, on every rank, if a file is missing, its checksum differs, or its tensors do not fit; then nothing
-    was changed. Without optimizers only the weights are read.
+    CheckpointError, on every rank, if a file is missing, its checksum differs, its tensors do not fit, or it was made
+    from something else than `identity`; then nothing was changed. Without optimizers only the weights are read.
     """
     state = world.on_all_ranks(lambda: read_and_verify(path, world, optimizers is not None))
+    if identity:
+        # under a cosine another length is another rate at every step
+        but = VOLATILE if identity.get("optim.schedule") == "cosine" else LONGER
+        if differs := first_difference(state["identity"], identity, but):
+            raise CheckpointError(f"checkpoint {path} was made with {differs}")
     headers, weights = read_headers(path), named_weights(model)
     saved = {name for name in headers if kind_of(name) == "model"}
     for name in sorted(saved | weights.keys()):
@@ -158,13 +167,14 @@ def load_newest(
     world: World = ALONE,
     more: Tensors = NOTHING,
     last: float = inf,
+    identity: Identity | None = None,
 ) -> dict[str, Any] | None:
     """The newest checkpoint that is whole, of steps up to `last`; each corrupt one is reported through `warn` and
     passed over. None if there is no checkpoint at all; CheckpointError if there are some and none can be used."""
     steps = world.share([step for step in saved_steps(folder) if step <= last])
     for step in reversed(steps):
         try:
-            return load_checkpoint(folder / f"step-{step}", model, optimizers, world, more)
+            return load_checkpoint(folder / f"step-{step}", model, optimizers, world, more, identity)
         except CheckpointError as error:
             if step == steps[0]:
                 raise raised_by_all_ranks(

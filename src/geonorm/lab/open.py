@@ -16,6 +16,7 @@ from ..errors import CheckpointError, ConfigError, DataError, near_folder
 from ..measure import load
 from ..models.decoder import Decoder
 from ..schemes import parse, stored
+from ..settings import to_dict
 from . import checkpoint
 from .config import TrainConfig
 from .data import NO_TEXT, Tokenizer, load_tokenizer
@@ -23,7 +24,7 @@ from .data.batches import NEXT, MaskedTokens, Objective, pick_objective
 from .data.tokenizer import FileTokenizer
 from .distributed import parallel
 from .runs.folder import RunFolder, read_rows
-from .runs.provenance import read_last, read_sources
+from .runs.provenance import read_last, read_sources, recorded_identity
 from .statistics.comparison import usable
 
 CPU = torch.device("cpu")
@@ -190,10 +191,12 @@ def open_run(path: Path, device: torch.device = CPU) -> OpenedRun:
     config = run.config()
     parse(stored(config.scheme, read_sources(folder), str(folder)))
     model = Decoder(config.shape(config.scheme)).to(device)
+    identity = recorded_identity(folder, to_dict(config))
     if path != folder:
-        checkpoint.load_checkpoint(path, model)
+        checkpoint.load_checkpoint(path, model, identity=identity)
     else:
-        state = checkpoint.load_newest(run.checkpoints, model, None, lambda line: print(line, file=sys.stderr))
+        state = checkpoint.load_newest(run.checkpoints, model, None, lambda line: print(line, file=sys.stderr),
+                                       identity=identity)  # fmt: skip
         if state is None:
             raise CheckpointError(f"{path} holds no checkpoint: let it train first, or put its checkpoints back")
         summary, step = run.summary(), state["step"]

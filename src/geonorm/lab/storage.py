@@ -41,7 +41,7 @@ from ..parsing import from_json
 from .distributed.ranks import World
 
 MARKER = "state.json"
-FORMAT = 2
+FORMAT = 3
 """Of the files of a checkpoint. A version of the program that writes others has another number, and reads or refuses
 this one."""
 UMASK = os.umask(0o022)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ... import __version__
+from ...ops.available import read_backend
 
 
 def collect(device: torch.device, threads: int | None = None, data_sha256: str | None = None) -> dict[str, Any]:
@@ -27,6 +28,7 @@ def collect(device: torch.device, threads: int | None = None, data_sha256: str |
         "tokenizers": installed_version("tokenizers"),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
         "cores": os.cpu_count(),
+        "backend": read_backend("auto"),
         "threads": torch.get_num_threads() if threads is None else threads,
         "data_sha256": data_sha256,
     }

@@ -25,6 +25,10 @@ VOLATILE = (
     "runtime.accumulate", "runtime.parallel", "runtime.shard_size",
 )  # fmt: skip
 """What a resumed run may say differently: nothing here changes the numbers by more than the order of a sum."""
+APART = (*VOLATILE, "steps", "evaluation.every", "evaluation.whole", "checkpoint.every")
+"""Settings in which a run and its branch may differ."""
+LONGER = (*APART, "optim.warmup", "optim.warmup_steps")
+"""Settings that may change when a run is extended, if no learning rate so far was another."""
 LOCK = ".lock"
 
 

@@ -6,6 +6,7 @@ schemes/SHA256.py          the source of its schemes from elsewhere, by the firs
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,11 +14,12 @@ from typing import Any
 
 from ... import elsewhere
 from ...errors import CheckpointError
+from ...parsing import from_json
 from ...schemes import parse, sources_of
-from .folder import read_objects, write_atomic, write_json
+from .folder import flatten, read_objects, write_atomic, write_json
 
 FILE, FOLDER = "environment.json", "schemes"
-VERSIONS = ("geonorm", "commit", "python", "torch", "numpy", "tokenizers")
+VERSIONS = ("geonorm", "commit", "python", "torch", "numpy", "tokenizers", "backend")
 
 
 def read_parts(folder: Path) -> list[dict[str, Any]]:
@@ -101,6 +103,10 @@ class Provenance:
         if other:
             raise CheckpointError(f"{folder} was made {other[0]}: put it back, or choose another --out")
 
+    def identity(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """All that decides the numbers of a run, by name: its settings and what it is made from."""
+        return identity_of(settings, self.data, self.tokenizer, self.schemes)
+
     def record(self, folder: Path, step: int, versions: dict[str, Any]) -> str | None:
         """Adds the part of a run that begins after `step`; returns what to say of versions that have changed."""
         before = read_parts(folder)
@@ -120,6 +126,24 @@ class Provenance:
             if before and name in before[-1] and before[-1][name] != versions[name]
         ]
         return f"{folder} was begun with other versions: {', '.join(changed)}" if changed else None
+
+
+def identity_of(
+    settings: Mapping[str, Any], data: str, tokenizer: str, schemes: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Settings by their dotted names, and the sha256 of data, tokenizer and schemes from elsewhere: checkpoints hold
+    it, and whoever reads one compares it."""
+    sources = {f"source of {place}": about["sha256"] for place, about in schemes.items()}
+    made_from = {**flatten(settings), "data_sha256": data, "tokenizer_sha256": tokenizer, **sources}
+    return dict(from_json(json.dumps(made_from)))
+
+
+def recorded_identity(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The identity of a run with these settings by the record in its folder."""
+    last = read_last(folder)
+    return identity_of(
+        settings, last.get("data_sha256", ""), last.get("tokenizer_sha256", ""), last.get("schemes") or {}
+    )
 
 
 def changed_sources(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> list[str]:

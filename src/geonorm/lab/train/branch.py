@@ -19,15 +19,10 @@ from ...settings import to_dict
 from ..checkpoint import read_and_verify
 from ..distributed.ranks import ALONE
 from ..resolve import FolderPart, resolve
-from ..runs.folder import VOLATILE, RunFolder, first_difference, read_text, write_atomic, write_settings
+from ..runs.folder import APART, LONGER, RunFolder, first_difference, read_text, write_atomic, write_settings
 from ..runs.loggers import TRACKED
 from ..schedule import Schedule
 from ..storage import saved_steps
-
-APART = (*VOLATILE, "steps", "evaluation.every", "evaluation.whole", "checkpoint.every")
-"""Settings in which a run and its branch may differ."""
-LONGER = (*APART, "optim.warmup", "optim.warmup_steps")
-"""Settings that may change when a run is extended, if no learning rate so far was another."""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ...devices import pick_device, subnormals_as_zero
+from ...errors import ConfigError
 from ...ops.available import read_backend
 from ...output import launched
 from ...parsing import finite_row
@@ -28,13 +29,13 @@ from ...schemes import advance
 from ...settings import to_dict
 from .. import checkpoint
 from ..config import TrainConfig, phase_of
-from ..distributed.ranks import World, join_world, lost_peers_in_one_line, rank_device
+from ..distributed.ranks import World, join_world, lost_peers_in_one_line, raised_by_all_ranks, rank_device
 from ..resolve import Resolved, resolve
 from ..runs import environment
-from ..runs.folder import VOLATILE, RunFolder
+from ..runs.folder import LONGER, VOLATILE, RunFolder, first_difference
 from ..runs.loggers import Logger, Loggers, Start, find_loggers, tracked_id
 from .averaging import Averaging
-from .branch import LONGER, find_extension, find_shared_prefix
+from .branch import find_extension, find_shared_prefix
 from .guard import Diverged
 from .hooks import Hook, ProgressReport, Row
 from .resume import Say, resume, rewind, save_state
@@ -97,6 +98,7 @@ def train_on_rank(
     names = [*["TensorBoard"] * setup.runtime.tensorboard, *setup.log.to]
     libraries = find_loggers(names) if world.first else {}
     provenance = text.provenance([setup.shape.scheme])
+    check_ranks(world, {**state.identity, "GEONORM_BACKEND": read_backend("auto")})
     extension = world.on_all_ranks(lambda: find_extension(folder, schedule))
 
     # The folder of the run, which the first rank writes.
@@ -238,6 +240,13 @@ def train_on_rank(
             write_summary(setup, state, run, "diverged", diagnosis=str(diagnosis))
             raise
     return write_summary(setup, state, run, "finished")
+
+
+def check_ranks(world: World, identity: Mapping[str, Any]) -> None:
+    """ConfigError, on every rank, if one was started with something else than the first."""
+    for rank, other in enumerate(identities := world.gather(dict(identity))):
+        if differs := first_difference(identities[0], other):
+            raise raised_by_all_ranks(ConfigError(f"rank {rank} differs from the first, which has {differs}"))
 
 
 def build_hooks(run: RunFolder, traced: bool, *always: Hook) -> list[Hook]:

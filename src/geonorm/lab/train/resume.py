@@ -31,6 +31,7 @@ def save_state(state: TrainState, hooks: Sequence[Hook], saver: checkpoint.Saver
         "wall_seconds": time.monotonic() - state.started,
         "batch_offset": state.batch_offset,
         "guard": state.guard.state(),
+        "identity": state.identity,
     }
     saver.save(state.step, state.model, state.optimizers, progress, hook_tensors(hooks))
 
@@ -39,9 +40,9 @@ def resume(state: TrainState, hooks: Sequence[Hook], run: RunFolder, prefix: Sha
     """Takes over the newest checkpoint of the run, or of the run whose first steps it shares; False if there is
     none."""
     target = state.model, state.optimizers, say, state.world, hook_tensors(hooks)
-    saved = checkpoint.load_newest(run.checkpoints, *target)
+    saved = checkpoint.load_newest(run.checkpoints, *target, identity=state.identity)
     if saved is None and prefix:
-        saved = checkpoint.load_newest(prefix.folder.checkpoints, *target, prefix.last)
+        saved = checkpoint.load_newest(prefix.folder.checkpoints, *target, prefix.last, state.identity)
         if saved:
             prefix.copy_rows(run)
     if saved is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +37,8 @@ class TrainState:
     guard: AnomalyGuard
     initial: InitialWeights | None
     """Where the first weights come from, if not from the seed."""
+    identity: dict[str, Any]
+    """All that decides the numbers of the run, by name."""
     step: int = 0
     """Steps that have been made."""
     batch_offset: int = 0
@@ -60,7 +63,7 @@ def build_state(setup: Resolved, text: TrainingText, device: torch.device, world
     validation = text.validation(setup.evaluation, schedule.steps, device, world)
     return TrainState(
         world, device, model, parallel_model, optimizers, schedule, text.batches(), validation,
-        AnomalyGuard(setup.guard), initial,
+        AnomalyGuard(setup.guard), initial, text.provenance([setup.shape.scheme]).identity(setup.folder.settings),
     )  # fmt: skip
 
 
