@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -284,3 +285,13 @@ for name in geonorm.EXTRAS:
     assert [line.split(" needs ")[0] for line in told] == [f"geonorm.{name}" for name in geonorm.EXTRAS]
     for line, extra in zip(told, geonorm.EXTRAS.values(), strict=True):
         assert line.endswith(f": pip install 'geonorm[{extra}]'")
+
+
+def test_the_stub_has_every_public_name_and_no_other() -> None:
+    """What mypy makes of it: users_file.py."""
+    tree = ast.parse((SOURCE / "__init__.pyi").read_text("utf-8"))
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    places = {alias.asname: f".{node.module or alias.name}" for node in imports for alias in node.names}
+    assert set(places) == {*geonorm.PUBLIC, *geonorm.MODULES}
+    for name in {*geonorm.PUBLIC} - {*geonorm.EXTRAS}:
+        assert getattr(import_module(places[name], "geonorm"), name) is getattr(geonorm, name), name

@@ -1,12 +1,100 @@
-"""Rotary positions: angles at any distance, a rotation and its inverse."""
+"""Attention: rotary positions, windows, dropout; what a token sees, decoding, what is counted, what is random."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 
-from geonorm.models.attention import rope, rotate
+from geonorm import DecoderConfig
+from geonorm.errors import ConfigError
+from geonorm.lab.plan import flops_per_token
+from geonorm.models.attention import SelfAttention, rope, rotate, seen_keys
+from geonorm.schemes import Site, parse
 
-from .tiny import decoder, ids
+from ..rows import each
+from .tiny import TINY, decoder, ids
+
+
+def test_a_token_sees_itself_and_those_before_it() -> None:
+    mask = seen_keys(2, 5, 3, torch.device("cpu"))
+    assert mask.tolist() == [[False, True, True, True, False], [False, False, True, True, True]]
+    assert seen_keys(2, 3, None, torch.device("cpu")).tolist() == [[True, True, False], [True, True, True]]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("every", "reach"), [(None, 2 * 3), (2, 11)])
+def test_how_far_a_change_is_felt(every: int | None, reach: int) -> None:
+    """Two blocks with windows of 4: six tokens on; where the second has none, to the end."""
+    model, sequence = decoder(scheme="pre", window=4, full_every=every).eval(), ids(batch=1)
+    changed = sequence.clone()
+    changed[0, 0] += 1
+    felt = (model(sequence) - model(changed)).abs().amax(-1)[0] > 1e-6
+    assert felt.tolist() == [place <= reach for place in range(12)]
+
+
+@torch.no_grad()
+def test_a_window_as_long_as_the_text_is_none() -> None:
+    plain, sequence = decoder().eval(), ids()
+    assert torch.equal(decoder(window=12).eval()(sequence), plain(sequence))
+    assert not torch.allclose(decoder(window=11).eval()(sequence), plain(sequence), atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("fields", [{"window": 5}, {"window": 5, "full_every": 2, "kv_heads": 2}, {"window": 1}])
+def test_decoding_with_a_cache_is_the_whole_sequence(fields: dict[str, Any]) -> None:
+    model, sequence = decoder(**fields).eval(), ids()
+    cache = model.new_cache(12)
+    parts = [model(part, cache) for part in sequence.split([3, 1, 1, 4, 1, 2], dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), model(sequence), rtol=1e-4, atol=1e-5)
+
+
+def test_masked_blocks_compute_all_scores() -> None:
+    scores = 6 * TINY.layers * TINY.context * TINY.width
+    one = flops_per_token(decoder())
+    assert flops_per_token(decoder(window=4)) == one + scores
+    assert flops_per_token(decoder(window=4, full_every=2)) == one + scores // 2
+    assert flops_per_token(decoder(window=TINY.context)) == one
+
+
+@each(
+    "fields, said",
+    [
+        ({"window": 0}, "model.window must be at least 1, got 0"),
+        ({"window": 4, "causal": False}, "model.window 4 needs a model whose tokens see those before them alone"),
+        ({"full_every": 2}, "model.full_every 2 needs model.window"),
+        ({"window": 4, "full_every": 1}, "model.full_every 1 leaves no block the model.window of 4"),
+        ({"attn_dropout": 1.0}, "model.attn_dropout must be between 0 and 0.99, got 1"),
+    ],
+)
+def test_what_cannot_be_is_one_line(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        DecoderConfig(**fields)
+    assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
+
+
+def test_dropout_is_for_training_and_follows_the_seed() -> None:
+    model, plain, sequence = decoder(attn_dropout=0.3), decoder(), ids()
+    assert torch.equal(model.eval()(sequence), plain(sequence))
+    model.train()
+    torch.manual_seed(1)
+    first, second = model(sequence), model(sequence)
+    torch.manual_seed(1)
+    assert torch.equal(model(sequence), first) and not torch.allclose(first, second)
+    assert not torch.allclose(first, plain(sequence))
+
+
+@torch.no_grad()
+def test_dropout_keeps_the_mean() -> None:
+    torch.manual_seed(0)
+    attention = SelfAttention(DecoderConfig(width=16, heads=2, attn_dropout=0.4), parse("pre"), Site(0, "attn", 4))
+    for part in attention.parameters():
+        torch.nn.init.normal_(part, std=0.25)
+    y = torch.randn(1, 5, 16).expand(4000, -1, -1)
+    drawn, wanted = attention(y, None), attention.eval()(y[:1], None)
+    error = drawn.std(0) / 4000**0.5
+    assert (error > 0).all() and ((drawn.mean(0) - wanted[0]).abs() < 5 * error).all()
 
 
 def test_angles_of_far_positions() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.func import functional_call
+from torch.func import functional_call, stack_module_state, vmap
 
 from geonorm import Decoder, DecoderConfig, Residual, Site, names
 from geonorm.ops import AngleMap
@@ -50,8 +50,8 @@ def moved(module: nn.Module) -> nn.Module:
     return module
 
 
-def decoder(scheme: str) -> nn.Module:
-    torch.manual_seed(0)
+def decoder(scheme: str, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
     shape = DecoderConfig(scheme=scheme, layers=2, width=8, heads=2, hidden=12, vocab_size=7, context=8)
     return moved(Decoder(shape).double())
 
@@ -173,3 +173,28 @@ def test_compiled_gradients_of_functions(scheme: str) -> None:
         expected = transform(weights, x)
         found = torch.compile(transform, backend="aot_eager", fullgraph=True)(weights, x)
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@each("scheme", names())
+def test_gradients_of_every_text_at_once(scheme: str) -> None:
+    model, texts = decoder(scheme), torch.randint(7, (3, 7))
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(weights: dict[str, Tensor], text: Tensor) -> Tensor:
+        logits = functional_call(model, weights, (text[None, :-1],))
+        return torch.nn.functional.cross_entropy(logits[0], text[1:])
+
+    every = vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, texts)
+    for index, text in enumerate(texts):
+        expected = torch.autograd.grad(model.loss(text[None, :-1], text[None, 1:]), list(model.parameters()))
+        for (name, _), right in zip(model.named_parameters(), expected, strict=True):
+            torch.testing.assert_close(every[name][index], right, rtol=1e-5, atol=1e-6)
+
+
+@each("scheme", ["geonorm", "pre", "ngpt"])
+@each("tokens", [1, 5])
+@torch.no_grad()
+def test_many_models_at_once(scheme: str, tokens: int) -> None:
+    models, text = [decoder(scheme, seed) for seed in range(3)], torch.randint(7, (1, tokens))
+    found = vmap(lambda *state: functional_call(models[0], state, (text,)))(*stack_module_state(models))
+    torch.testing.assert_close(found, torch.stack([model(text) for model in models]))

@@ -1,4 +1,4 @@
-"""Values from elsewhere: value residual and value embeddings, with caches, checkpointing and transformers."""
+"""What attention and head may have besides: value residual and embeddings, gates, capped logits; in transformers."""
 
 from __future__ import annotations
 
@@ -113,3 +113,27 @@ def test_attention_is_sharper_by_the_square_of_its_scale() -> None:
     still = torch.ones(5, 2, dtype=torch.float64), torch.zeros(5, 2, dtype=torch.float64)
     a, b = (each.blocks[0].attn.branch(y, positions=still) for each in (plain, sharp))
     torch.testing.assert_close(a, b)
+
+
+def test_a_gate_on_attention_starts_as_queries_do() -> None:
+    gate = model("own", attn_gate=True).blocks[0].attn.branch.gate
+    assert gate.role == "q" and gate.weight.std().item() == pytest.approx(16**-0.5, rel=0.15)
+
+
+@pytest.mark.parametrize("scheme", ["pre", "ngpt"])
+def test_capped_logits_are_c_tanh_of_what_they_were(scheme: str) -> None:
+    plain, capped = model("own", scheme), model("own", scheme, soft_cap=0.5)
+    logits = capped(IDS)
+    torch.testing.assert_close(logits, 0.5 * torch.tanh(plain(IDS) / 0.5))
+    assert logits.abs().max() < 0.5 < plain(IDS).abs().max()
+    half = model("own", soft_cap=3.0).bfloat16()
+    assert half(IDS).dtype == torch.float32  # rounded once, before
+
+
+@pytest.mark.parametrize(
+    "changes", [{"mlp": "relu2"}, {"attn_gate": True}, {"soft_cap": 0.7}, {"soft_cap": 0.7, "scheme": "ngpt"}]
+)
+def test_the_model_in_transformers_is_the_same(changes: dict[str, Any]) -> None:
+    ours = model("own", **changes)
+    theirs = adapt(ours)
+    torch.testing.assert_close(theirs(input_ids=IDS).logits, ours(IDS))

@@ -38,12 +38,6 @@ def pair(
     return x.requires_grad_(), u.requires_grad_()
 
 
-def relative(found: Tensor, true: Tensor) -> float:
-    """Largest error of a row in units of the largest row."""
-    size = true.double().norm(dim=-1).max().clamp(min=1e-300)
-    return ((found.double() - true.double()).norm(dim=-1).max() / size).item()
-
-
 def scalar(value: float) -> Tensor:
     return torch.tensor(value, dtype=torch.float64, requires_grad=True)
 

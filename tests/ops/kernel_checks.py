@@ -8,17 +8,53 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from math import inf
 
-import norm_checks
 import numpy as np
-import step_checks
 import torch
+import triton
+import triton.language as tl
+
+from geonorm.ops.kernels import atan_quotient, line_of
+
+from . import norm_checks, step_checks
+
+
+@triton.jit
+def atan_kernel(z_ptr, out_ptr, SIZE: tl.constexpr):  # noqa: N803
+    at = tl.arange(0, SIZE)
+    z = tl.load(z_ptr + at)
+    tl.store(out_ptr + at, atan_quotient(z))
+
+
+def check_atan(device: str) -> None:
+    z = torch.cat([torch.logspace(-12, 12, 4096), -torch.logspace(-3, 3, 2047), torch.linspace(0.3, 4, 2049)])
+    out = torch.empty(8192, device=device)
+    atan_kernel[(1,)](z.to(device), out, 8192)
+    true = torch.atan(z.double()) / z.double()
+    exact = true.float()
+    ulp = torch.nextafter(exact, torch.tensor(inf)).double() - exact.double()
+    worst = ((out.cpu().double() - true).abs() / ulp).max().item()
+    assert worst <= 2, f"{worst:.2f} ulp"
+
+
+@triton.jit
+def far_kernel(base, out, length):
+    tl.store(out, line_of(base, 4, length, 0).to(tl.int64) - base.to(tl.int64))
+
+
+def check_lines_beyond_32_bits(device: str) -> None:
+    """Four lines of 2^30 numbers lie 2^32 numbers away; nothing is read there."""
+    base, out = torch.zeros(1, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+    far_kernel[(1,)](base, out, 2**30)
+    assert out.item() == 4 * 2**32
+
 
 Check = Callable[[str], None]
 CHECKS: dict[str, Check] = {
     name.removeprefix("check_"): value
-    for module in (step_checks, norm_checks)
-    for name, value in vars(module).items()
+    for module in (vars(step_checks), vars(norm_checks), globals().copy())
+    for name, value in module.items()
     if name.startswith("check_")
 }
 
@@ -43,6 +79,5 @@ def main(device: str) -> int:
 if __name__ == "__main__":
     import os
 
-    if len(sys.argv) == 1:
-        os.environ["GEONORM_BACKEND"] = "triton"  # what goes through Residual takes the kernels too
+    os.environ["GEONORM_BACKEND"] = "triton"
     sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else "cpu"))

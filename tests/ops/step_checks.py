@@ -1,14 +1,18 @@
-"""What the kernels of the geodesic step must do, as functions of a device: see kernel_checks.py."""
+"""What every path of the geodesic step must do, as functions of a device. GEONORM_BACKEND says which path is taken; the
+truth is the reference in fp64 on the same inputs."""
 
 from __future__ import annotations
 
 import math
-from math import inf, pi
+from math import pi
 
 import torch
-import triton
-import triton.language as tl
-from kernel_tools import (
+from torch.utils.checkpoint import checkpoint
+
+from geonorm import Residual, Site, geodesic_update
+from geonorm.ops import AngleMap, geodesic_step, geodesic_step_read
+
+from .kernel_tools import (
     HALF,
     compare,
     largest_error,
@@ -19,11 +23,6 @@ from kernel_tools import (
     truth,
     within_an_ulp,
 )
-from torch.utils.checkpoint import checkpoint
-
-from geonorm import Residual, Site, geodesic_update
-from geonorm.ops import AngleMap, geodesic_step, geodesic_step_read
-from geonorm.ops.kernels import atan_quotient, line_of
 
 
 def check_shapes(device: str) -> None:
@@ -72,7 +71,7 @@ def check_two_outputs(device: str) -> None:
         x.requires_grad_(), u.requires_grad_()
         post = torch.tensor(0.6, device=device)
         second = torch.randn(grad.shape, generator=torch.Generator().manual_seed(1)).to(device, read or stream)
-        out, y = geodesic_step_read(x, u, AngleMap(post=post), read, backend="triton")
+        out, y = geodesic_step_read(x, u, AngleMap(post=post), read)
         assert y.dtype == (read or stream) and within_an_ulp(y, out.detach().double())
         assert (y.data_ptr() == out.data_ptr()) == (y.dtype == stream)
         wide = [t.detach().double().requires_grad_() for t in (x, u)]
@@ -86,22 +85,23 @@ def check_two_outputs(device: str) -> None:
 
 def check_rows_without_a_direction(device: str) -> None:
     for angles in (AngleMap(), AngleMap(post=0.3, power=1.0)):
-        x, u, grad = sample(8, 64, device)
+        x, u, grad = sample(10, 64, device)
         x[0] = 0
         x[1] = u[1] = 0
         u[2] = 0
         u[3] = x[3]
         u[4] = -1e4 * x[4]
-        x[7] *= 1e-20  # <x,x> is no normal number
+        x[7:] *= torch.tensor([[1e-20], [1e-21], [1e-30]], device=device)  # <x,x> is no normal number
+        u[8:] *= 1e-21
         out, dx, du = run(x, u, grad, angles)
         assert out[:2].eq(0).all() and torch.equal(out[2], x[2])
         assert row_error(out[3:4], x[3:4]) < 3e-7 and row_error(out[4:5], x[4:5]) < 3e-3
-        assert torch.equal(out[7], x[7]) and torch.equal(dx[7], grad[7]) and du[7].eq(0).all()
+        assert torch.equal(out[7:], x[7:]) and torch.equal(dx[7:], grad[7:]) and du[7:].eq(0).all()
         assert (out[2:].double().norm(dim=-1) / x[2:].double().norm(dim=-1) - 1).abs().max() < 1e-6
         assert dx.isfinite().all() and du.isfinite().all()
         assert du[:2].eq(0).all() and torch.equal(dx[:2], grad[:2]) and du[2].ne(0).any()
         closed = run(x, u, grad, angles, "closed")
-        keep = [0, 1, 2, 5, 6, 7]
+        keep = [0, 1, 2, 5, 6, 7, 8, 9]
         for a, b in zip((out, dx, du), closed, strict=True):
             assert largest_error(a[keep], b[keep]) < 2e-6
 
@@ -129,7 +129,7 @@ def check_extreme_rows(device: str) -> None:
     pairs = [
         (radius, ratio)
         for radius in (1e-18, 1e-12, 1e-6, 1.0, 1e6, 1e12, 1e15)
-        for ratio in (1e-18, 1e-9, 1e-3, 1.0, 1e3, 1e15)
+        for ratio in (1e-18, 1e-12, 1e-6, 1e-3, 1.0, 1e3, 1e9, 1e15)
         if radius * ratio <= 1e18
     ]
     generator = torch.Generator().manual_seed(0)
@@ -163,26 +163,8 @@ def check_around_the_clamp(device: str) -> None:
     """Ratios within a few ulp of the ceiling: the output is continuous there."""
     x = torch.tensor([[1.0, 0.0]]).repeat(9, 1)
     u = torch.tensor([[0.0, pi / 4 * (1 + k * 1.2e-7)] for k in range(-4, 5)])
-    out = geodesic_step(x.to(device), u.to(device), AngleMap(), backend="triton").double().cpu()
+    out = geodesic_step(x.to(device), u.to(device), AngleMap()).double().cpu()
     assert (out - math.sqrt(0.5)).abs().max() < 1e-6
-
-
-@triton.jit
-def atan_kernel(z_ptr, out_ptr, SIZE: tl.constexpr):  # noqa: N803
-    at = tl.arange(0, SIZE)
-    z = tl.load(z_ptr + at)
-    tl.store(out_ptr + at, atan_quotient(z))
-
-
-def check_atan(device: str) -> None:
-    z = torch.cat([torch.logspace(-12, 12, 4096), -torch.logspace(-3, 3, 2047), torch.linspace(0.3, 4, 2049)])
-    out = torch.empty(8192, device=device)
-    atan_kernel[(1,)](z.to(device), out, 8192)
-    true = torch.atan(z.double()) / z.double()
-    exact = true.float()
-    ulp = torch.nextafter(exact, torch.tensor(inf)).double() - exact.double()
-    worst = ((out.cpu().double() - true).abs() / ulp).max().item()
-    assert worst <= 2, f"{worst:.2f} ulp"
 
 
 def check_same_bits_twice(device: str) -> None:
@@ -196,7 +178,7 @@ def check_checkpointing(device: str) -> None:
     x, u, grad = sample(5, 64, device)
     plain = run(x, u, grad, AngleMap(post=0.5))
     a, b = x.requires_grad_(), u.requires_grad_()
-    out = checkpoint(lambda p, q: geodesic_update(p, q, decay=0.5, backend="triton"), a, b, use_reentrant=False)
+    out = checkpoint(lambda p, q: geodesic_update(p, q, decay=0.5), a, b, use_reentrant=False)
     for found, true in zip(torch.autograd.grad(out, (a, b), grad), plain[1:], strict=True):
         assert torch.equal(found, true)
 
@@ -231,16 +213,4 @@ def check_a_step_that_grows(device: str) -> None:
         true = geodesic_step(*inputs, AngleMap(post=0.5), h, backend="reference")
         compare(found, (true, *torch.autograd.grad(true, inputs, grad.double())))
         with torch.no_grad():
-            assert row_error(geodesic_step(x, u, angles, backend="triton"), true) < 1e-5
-
-
-@triton.jit
-def far_kernel(base, out, length):
-    tl.store(out, line_of(base, 4, length, 0).to(tl.int64) - base.to(tl.int64))
-
-
-def check_lines_beyond_32_bits(device: str) -> None:
-    """Four lines of 2^30 numbers lie 2^32 numbers away; nothing is read there."""
-    base, out = torch.zeros(1, device=device), torch.zeros(1, dtype=torch.int64, device=device)
-    far_kernel[(1,)](base, out, 2**30)
-    assert out.item() == 4 * 2**32
+            assert row_error(geodesic_step(x, u, angles), true) < 1e-5

@@ -81,53 +81,6 @@ def test_operators_keep_their_contract(angles: AngleMap, norm: nn.Module | None)
         )
 
 
-@each("types", [(FULL, FULL, FULL), (FULL, HALF, HALF), (HALF, HALF, HALF)])
-@each("norm", READS)
-@each("angles", [PAPER, SMOOTH, LEVEL])
-def test_the_function_around_them_equals_the_closed_form(
-    angles: AngleMap, norm: nn.Module | None, types: tuple[torch.dtype, ...]
-) -> None:
-    """Values, the gradients of both outputs, of either, and of a norm half of which is frozen. Half precision is
-    compared with fp32 on the same numbers: one after the other it rounds the gradient in between."""
-    stream, update, read = types
-    x, u = pair(3, 5, 16, stream=stream, update=update)
-    wanted = (x, u, *(drawn(norm).parameters() if norm is not None else ()))
-    found = direct(x, u, angles, norm, read)
-    out = geodesic_step(x.float(), u.float(), angles, backend="closed")
-    true = (out,) if norm is None else (out, norm(out))
-    tight = types == (FULL, FULL, FULL)
-    for a, b, dtype in zip(found, true, (stream, read), strict=False):
-        assert a.dtype == dtype
-        torch.testing.assert_close(a.float(), b, rtol=2e-6 if dtype == FULL else 8e-3, atol=2e-6 if tight else 1e-2)
-    grads = incoming(x, read)
-    for at in ((0, 1), (1,), (0,)) if norm is not None else ((0,),):
-        results = [
-            torch.autograd.grad(
-                [o[i] for i in at], wanted, [grads[i].to(o[i].dtype) for i in at], retain_graph=True, allow_unused=True
-            )
-            for o in (found, true)
-        ]
-        for a, b in zip(*results, strict=True):
-            assert (a is None) == (b is None)
-            if a is not None and b is not None:
-                assert a.dtype == b.dtype
-                assert (a - b).float().norm() <= (1e-5 if tight else 1e-2) * b.float().norm()
-    if isinstance(norm, LayerNorm) and norm.bias is not None:
-        norm.bias.requires_grad_(False)
-        torch.autograd.backward(direct(x, u, angles, norm, read), grads)
-        assert norm.bias.grad is None and norm.weight.grad is not None
-        norm.zero_grad(), norm.bias.requires_grad_()
-
-
-def test_two_outputs_of_one_dtype_are_one_memory() -> None:
-    x, u = pair()
-    out, y = fused.update_and_read(x, u, AngleMap(), FULL)
-    assert out.data_ptr() == y.data_ptr() and torch.equal(out, y)
-    with torch.no_grad():
-        out, y = fused.update_and_read(x, u, AngleMap(), FULL)
-    assert torch.equal(out, y)
-
-
 @each("stream", [FULL, HALF])
 @each("path, scalars, gains", [("closed", 3, 0), (nn.Identity(), 3, 0), (RMSNorm(64), 5, 64)])
 def test_saves_inputs_and_a_few_scalars_a_row(path: Any, scalars: int, gains: int, stream: torch.dtype) -> None:
@@ -234,11 +187,6 @@ OTHER = [Doubled(16), watched(), halved(), UnitNorm(16), DyT(16), nn.Identity(),
 @each("norm", OTHER)
 def test_other_modules_are_called(norm: nn.Module) -> None:
     assert fused.row_norm(norm, torch.ones(2, 16)) is None
-
-
-def test_wide_rows_take_the_step_and_then_the_norm() -> None:
-    for dim, fits in ((launch.MAX_NORM_DIM, True), (launch.MAX_NORM_DIM + 1, False)):
-        assert (fused.row_norm(RMSNorm(dim), torch.ones(1, dim)) is not None) == fits
 
 
 def test_a_number_in_the_memory_of_the_cpu_is_not_copied_to_a_gpu() -> None:

@@ -3,8 +3,9 @@ rows, dtypes."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from math import inf, pi
+from typing import Any
 
 import pytest
 import torch
@@ -13,14 +14,51 @@ from torch import Tensor
 
 from geonorm import geodesic_update, sphere
 from geonorm.ops import AngleMap, geodesic_step
+from geonorm.ops.available import choose_backend
 
 from ..rows import each
-from .geodesic_cases import BACKENDS, MAPS, angle_between, pair, relative, textbook
+from . import norm_checks, step_checks
+from .geodesic_cases import BACKENDS, MAPS, angle_between, pair, textbook
+from .kernel_tools import compare, largest_error, run, sample, truth
 
+FUSED = [check for name, check in vars(norm_checks).items() if "check_norm" in name or name == "check_joined_residuals"]
+FUSED.append(step_checks.check_autocast)
+"""Of the operators alone."""
+FAST = [step_checks.check_shapes, step_checks.check_extreme_rows]
+"""Of numbers at which the textbook overflows, and of the rounding of rows of one number."""
 CASES = settings(max_examples=25, deadline=None)
 
 
+Check = Callable[[str], None]
 SEEDS, DIMS = st.integers(0, 2**20), st.integers(2, 50)
+
+
+CHECKS = [check for module in (step_checks, norm_checks) for name, check in vars(module).items() if "check_" in name]
+
+
+@each("check", CHECKS)
+@pytest.mark.parametrize("path", [*BACKENDS, "fused"])
+def test_a_path_does_what_the_kernels_must(path: str, check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fused: the operators around the kernels, in their form for a CPU."""
+    if (path != "fused" and check in FUSED) or (path == "reference" and check in FAST):
+        pytest.skip("not of this path")
+    monkeypatch.setenv("GEONORM_BACKEND", "auto" if path == "fused" else path)
+    if path == "fused":
+
+        def choose(backend: str, *rest: Any) -> str:
+            return "triton" if backend == "auto" else choose_backend(backend, *rest)
+
+        monkeypatch.setattr("geonorm.ops.geodesic.choose_backend", choose)
+    check("cpu")
+
+
+@each("types", [(torch.float64, torch.float32), (torch.float32, torch.float64)])
+@each("backend", BACKENDS)
+def test_fp64_beside_fp32(types: tuple[torch.dtype, torch.dtype], backend: str) -> None:
+    inputs = sample(9, 100, "cpu", types)
+    results = run(*inputs, AngleMap(post=0.5), backend)
+    assert [t.dtype for t in results] == [types[0], *types]
+    compare(results, truth(*inputs, AngleMap(post=0.5)))
 
 
 @each("ratio", [1e-3, 0.02, 0.3, 0.5, 2.0, 3.0, 40.0, 50.0])
@@ -32,7 +70,7 @@ def test_every_angle_map_equals_the_textbook(backend: str, name: str, ratio: flo
     x, u = pair(ratio=ratio)
     weights = torch.randn_like(x)
     out, true = geodesic_step(x, u, angles, backend=backend), textbook(x, u, angles)
-    assert relative(out, true) < 1e-12
+    assert largest_error(out, true) < 1e-12
     wanted = (x, u, *(p for p in learned if p.requires_grad))
     found = torch.autograd.grad((out * weights).sum(), wanted)
     expected = torch.autograd.grad((true * weights).sum(), wanted)
@@ -58,73 +96,6 @@ def test_rows_without_a_direction(angles: AngleMap, backend: str, dtype: torch.d
     assert u.grad[:2].eq(0).all() and u.grad[2].ne(0).any()
 
 
-@each("backend", BACKENDS)
-@each("size", [1e-20, 1e-21, 1e-22, 1e-30])
-@each("angles", [AngleMap(), AngleMap(post=0.3, power=1.0)])
-def test_rows_without_a_square_stay_where_they_are(angles: AngleMap, size: float, backend: str) -> None:
-    """In fp32 <x,x> is no normal number there, or 0, and 1 over it may be infinite."""
-    x, u = (t.detach().float() for t in pair(count=4))
-    x[:2] *= size
-    u[0] *= size
-    with torch.no_grad():
-        assert torch.equal(geodesic_step(x[:1], u[:1], angles, backend=backend), x[:1])
-    x.requires_grad_(), u.requires_grad_()
-    out = geodesic_step(x, u, angles, backend=backend)
-    assert torch.equal(out[:2], x[:2]) and not torch.equal(out[2:], x[2:])
-    dx, du = torch.autograd.grad(out.sum(), (x, u))
-    assert dx[:2].eq(1).all() and du[:2].eq(0).all() and dx.isfinite().all() and du[2:].ne(0).all()
-
-
-@each("backend", BACKENDS)
-@each("factor", [1.0, -1.0, 3.0, 1e4, -1e4])
-def test_a_parallel_update_moves_nothing(factor: float, backend: str) -> None:
-    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
-    out = geodesic_update(x, factor * x, backend=backend)
-    assert relative(out, x) < 3e-7 * max(1.0, abs(factor))
-    assert (out.double().norm(dim=-1) / x.double().norm(dim=-1) - 1).abs().max() < 1e-6
-
-
-@each("backend", BACKENDS)
-@each("bad", [math.nan, inf, -inf])
-@each("angles", [AngleMap(post=0.5), AngleMap(power=1.0), AngleMap(max_angle=2.0)])
-def test_nan_and_inf_stay_on_their_own_row(angles: AngleMap, bad: float, backend: str) -> None:
-    def run(poisoned: bool) -> tuple[Tensor, ...]:
-        x, u = (t.detach().float() for t in pair(count=5, ratio=2.0))
-        if poisoned:
-            x[1, 0] = bad
-            u[3, 5] = bad
-        x.requires_grad_(), u.requires_grad_()
-        out = geodesic_step(x, u, angles, backend=backend)
-        return out, *torch.autograd.grad(out.sum(), (x, u))
-
-    for found, clean in zip(run(True), run(False), strict=True):
-        assert found[[1, 3]].isnan().all()
-        assert torch.equal(found[[0, 2, 4]], clean[[0, 2, 4]])
-
-
-RADII = (1e-18, 1e-12, 1e-6, 1.0, 1e6, 1e12, 1e15)
-
-
-RATIOS = (1e-18, 1e-12, 1e-6, 1e-3, 1.0, 1e3, 1e9, 1e15)
-
-
-@each("radius", RADII)
-@each("ratio", RATIOS)
-@each("decay", [1.0, 0.05])
-def test_extreme_rows_in_fp32(decay: float, ratio: float, radius: float) -> None:
-    if radius * ratio > 1e18:
-        pytest.skip("the square of u is not an fp32 number")
-    x, u = (t.detach().float() for t in pair(dim=64, ratio=ratio, radius=radius))
-    x.requires_grad_(), u.requires_grad_()
-    out = geodesic_update(x, u, decay=decay)
-    true = textbook(x.double(), u.double(), AngleMap(post=decay))
-    assert (out.double().norm(dim=-1) / x.double().norm(dim=-1) - 1).abs().max() < 1e-6
-    assert relative(out, true) < 1e-6
-    du = torch.autograd.grad(out, u, torch.randn_like(out), retain_graph=True)[0]
-    dx = torch.autograd.grad(out, x, torch.randn_like(out))[0]
-    assert du.isfinite().all() and dx.isfinite().all()
-
-
 def test_fp32_radius_drift() -> None:
     x = torch.randn(16, 256, generator=torch.Generator().manual_seed(0))
     start = before = x.double().norm(dim=-1)
@@ -135,36 +106,6 @@ def test_fp32_radius_drift() -> None:
         assert (now / before - 1).abs().max() < 1e-6
         before = now
     assert (before / start - 1).abs().max() < 5e-6
-
-
-@each("backend", BACKENDS)
-@each(
-    "stream, update",
-    [
-        (torch.bfloat16, torch.bfloat16),
-        (torch.float32, torch.bfloat16),
-        (torch.bfloat16, torch.float32),
-        (torch.float32, torch.float16),
-        (torch.float64, torch.float32),
-        (torch.float32, torch.float64),
-    ],
-)
-def test_mixed_dtypes(stream: torch.dtype, update: torch.dtype, backend: str) -> None:
-    x, u = pair(dim=64, ratio=0.7)
-    x, u = x.detach().to(stream).requires_grad_(), u.detach().to(update).requires_grad_()
-    weights = torch.randn(x.shape, dtype=torch.float64).to(stream)
-    out = geodesic_update(x, u, decay=0.5, backend=backend)
-    wide_x, wide_u = x.detach().double().requires_grad_(), u.detach().double().requires_grad_()
-    true = textbook(wide_x, wide_u, AngleMap(post=0.5))
-    assert out.dtype == stream
-    half_ulp = 0.5 * torch.finfo(stream).eps if stream == torch.bfloat16 else 0.0
-    torch.testing.assert_close(out.double(), true, rtol=1.01 * half_ulp + 1e-6, atol=1e-6)
-    found = torch.autograd.grad(out, (x, u), weights)
-    expected = torch.autograd.grad(true, (wide_x, wide_u), weights.double())
-    assert [g.dtype for g in found] == [stream, update]
-    coarse = torch.bfloat16 in (stream, update)
-    for a, b in zip(found, expected, strict=True):
-        assert relative(a, b) < (1e-2 if coarse else 1e-3 if update == torch.float16 else 2e-6)
 
 
 @CASES

@@ -3,12 +3,10 @@ kernels are compiled for a GPU that is not there. With a GPU: `pytest tests/ops 
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -18,33 +16,23 @@ import geonorm
 from geonorm.ops import AngleMap, geodesic_step, geodesic_step_read, launch
 
 from ..rows import each
+from . import kernel_tools as tools, norm_checks as on_norms
 
-triton = pytest.importorskip("triton")
-HERE = Path(__file__).parent
-SCRIPT = HERE / "kernel_checks.py"
+pytest.importorskip("triton")
+from . import kernel_checks as checks
+
+SOURCE = str(Path(geonorm.__file__).parents[1])
 gpu = pytest.mark.gpu
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-def load(name: str) -> ModuleType:
-    """A file beside this one, under the name by which the others import it."""
-    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-tools, _, on_norms, checks = map(load, ("kernel_tools", "step_checks", "norm_checks", "kernel_checks"))
-
-
 def test_kernels_under_the_interpreter() -> None:
-    source = str(Path(geonorm.__file__).parents[1])
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": source}
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": SOURCE}
     # Triton 3.6 itself takes a number out of an array of one number when a loop begins at a tensor
     known = "ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning"
-    command = [sys.executable, "-W", "error", "-W", known, str(SCRIPT)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-W", "error", "-W", known, "-m", checks.__name__]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(": passed") == len(checks.CHECKS) == 27
 
@@ -85,9 +73,8 @@ for kernel, dim, backward, flags in (
 
 def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
     """Triton's compiler and ptxas need no GPU: types, layouts and 16-byte accesses for sm_90."""
-    source = str(Path(geonorm.__file__).parents[1])
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": source, "TRITON_CACHE_DIR": str(tmp_path)}
+    environment |= {"PYTHONPATH": SOURCE, "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("built") == 6
@@ -112,7 +99,8 @@ def test_programs_that_keep_sums_fill_a_gpu_and_no_more(warps: int) -> None:
 @gpu
 @needs_gpu
 @each("name", checks.CHECKS)
-def test_on_a_gpu(name: str) -> None:
+def test_on_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEONORM_BACKEND", "triton")
     torch.use_deterministic_algorithms(True)  # fills fresh memory with NaN
     try:
         checks.CHECKS[name]("cuda")

@@ -11,8 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from geonorm.norms import LayerNorm
-
 
 class StayWide(TorchFunctionMode):
     """fp64 tensors stay fp64 where a library asks for fp32 inside its norms, rotations and softmax.
@@ -75,54 +73,3 @@ def run() -> Callable[[nn.Module], Tensor]:
         return found
 
     return hidden
-
-
-Pairs = list[tuple[Tensor, Tensor, str]]
-"""(our parameter, theirs, what it is)."""
-
-
-def draw_and_copy(ours: nn.Module, pairs: Pairs) -> None:
-    """Every parameter of ours away from its start, norms and biases too, and the same in theirs. With small gains
-    tokens become alike, and gradients of attention the noise of that."""
-    torch.manual_seed(0)
-    for p in ours.parameters():
-        nn.init.normal_(p, 0.0, 0.3)
-    for module in ours.modules():
-        if isinstance(module, LayerNorm):
-            module.weight.data += 1
-    with torch.no_grad():
-        for mine, their, _ in pairs:
-            their.copy_(mine.view(their.shape))
-
-
-def compare_models(
-    agree: Callable[..., None],
-    pairs: Pairs,
-    blocks: tuple[nn.ModuleList, nn.ModuleList],
-    run: Callable[[], tuple[Tensor, Tensor, Any]],
-) -> dict[str, Tensor]:
-    """Streams behind every block, logits, loss and gradients. run: our logits and loss, and what their model answers.
-    Returns our gradients by what they are of."""
-    mine, theirs = map(streams, blocks)
-    logits, loss, answer = run()
-    assert len(mine) == len(theirs) == len(blocks[0])
-    for number, (a, b) in enumerate(zip(mine, theirs, strict=True)):
-        agree(a, b, f"stream behind block {number}")
-    agree(logits, answer.logits, "logits")
-    agree(loss, answer.loss, "loss")
-    slopes = torch.autograd.grad(loss, [parameter for parameter, _, _ in pairs])
-    answer.loss.backward()
-    for slope, (_, their, what) in zip(slopes, pairs, strict=True):
-        if what == "k, bias":  # adds the same to all scores of a query: its gradient is rounding on both sides
-            assert slope.abs().max() < 1e-12 and their.grad.abs().max() < 1e-12
-        else:
-            agree(slope, their.grad.view(slope.shape), f"gradient of {what}")
-    return dict(zip([what for _, _, what in pairs], slopes, strict=True))
-
-
-def streams(blocks: nn.ModuleList) -> list[Tensor]:
-    """The stream behind every block, filled in by the next forward pass."""
-    found: list[Tensor] = []
-    for block in blocks:
-        block.register_forward_hook(lambda _, args, out: found.append(out[0] if isinstance(out, tuple) else out))
-    return found

@@ -125,7 +125,7 @@ def test_without_one_of_its_parts_it_is_not(changes: dict[str, Any]) -> None:
 
 
 def test_it_starts_as_nanochat_does() -> None:
-    """As its code drew them at width 256, within 1 %, the noise of the draw; of the scales test_lambdas knows."""
+    """As its code drew them at width 256, within 1 %, the noise of the draw; of the scales test_history knows."""
     config = preset("modern", layers=2, width=256)
     for role, drawn in CASE["std"].items():
         fan_in = 1024 if role == "down" else 256

@@ -7,13 +7,14 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from inspect import signature
 from math import pi
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from geonorm import errors, names, parse, schemes
+from geonorm import names, parse, schemes
 from geonorm.errors import ConfigError
 from geonorm.schemes import grammar, registry
 from geonorm.settings import members
@@ -348,5 +349,16 @@ def test_a_field_without_a_default_is_asked_for(monkeypatch: pytest.MonkeyPatch)
         parse("needy")
 
 
-def test_errors_are_geonorm_errors_and_value_errors() -> None:
-    assert issubclass(ConfigError, errors.GeonormError) and issubclass(errors.GeonormError, ValueError)
+POSITIONAL = {
+    "mix": ["a", "b", "share"],
+    "first": ["a", "b", "blocks"],
+    "per_kind": ["attn", "mlp"],
+    "prores": ["scheme", "steps"],
+}
+
+
+@each("name", names())
+def test_fields_have_names_and_the_step_is_one(name: str) -> None:
+    cls = schemes.find(name)
+    assert [field.name for field in fields(cls) if not field.kw_only] == POSITIONAL.get(name, [])
+    assert signature(cls.write).parameters["h"].default == 1.0

@@ -194,9 +194,8 @@ def backward_cpu(grad: Tensor | None, read_grad: Tensor | None, x: Tensor, u: Te
             a, b = closed_form.rotation(xx, n2, angles)
             wide = upcast(x)
             y = ((a * wide + b * (upcast(u) - c * wide)).to(x.dtype).to(wide.dtype) - mean) * scale
-            rows = tuple(range(dy.dim() - 1))
-            gains = (dy * y).sum(rows).float() if dweight else gains
-            biases = dy.sum(rows).float() if dshift else biases
+            gains = (dy * y).sum_to_size(dy.shape[-1]).float() if dweight else gains
+            biases = dy.sum_to_size(dy.shape[-1]).float() if dshift else biases
             dy = dy if weight is None else dy * weight
             along = (dy * y).mean(-1, keepdim=True) * y
             dy = (dy - dy.mean(-1, keepdim=True) if norm == "layer" else dy) - along
