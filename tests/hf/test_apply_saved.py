@@ -1,9 +1,10 @@
-"""A model under another scheme is saved as what it is, and loads again equal."""
+"""A model under another scheme is saved as what it is: it loads again equal, and not as the stock model."""
 
 from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
@@ -24,6 +25,7 @@ from geonorm.schemes import names, parse
 
 from ..conftest import CASES
 from ..rows import each
+from .fresh import python
 
 Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
 AUTO = {
@@ -64,6 +66,12 @@ def test_saved_and_loaded(family: str, scheme: str, tiny_model: Tiny, tmp_path: 
     assert isinstance(again, stock) and type(again).__name__ == f"Geonorm{stock.__name__}"
     assert again.config.scheme == str(parse(scheme)) and again.config.model_type == "geonorm_applied"
     assert torch.equal(returned(again.eval(), inputs), returned(model, inputs))
+    message = (
+        f"no stock {stock.config_class.model_type} but one under {parse(scheme)}: import geonorm.hf, then use an Auto"
+    )
+    for kind in (stock, stock.config_class):
+        with pytest.raises(Exception, match=re.escape(message)):
+            kind.from_pretrained(tmp_path)
     for change, message in ((hf.restore, "nothing to restore"), (lambda m: hf.apply(m, "post"), "already applied")):
         with pytest.raises(ConfigError, match=message):
             change(again)
@@ -88,6 +96,7 @@ def test_what_is_in_the_folder(tiny_model: Tiny, tmp_path: Path) -> None:
     content = json.loads((tmp_path / "config.json").read_text())
     assert content["model_type"] == "geonorm_applied" and content["scheme"] == "geonorm"
     assert content["stock_type"] == "llama" and content["stock_stacks"][0]["blocks"] == "layers"
+    assert content["stock_layers"] == 3 and "stock_layers" not in vars(model.config)
     config = transformers.AutoConfig.from_pretrained(tmp_path)
     assert config.num_hidden_layers == 3 and isinstance(config, transformers.LlamaConfig)
     assert config.auto_map == {} and "auto_map" not in content  # TRL reads it from every configuration
@@ -97,3 +106,46 @@ def test_what_is_in_the_folder(tiny_model: Tiny, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**content, "stock_type": "lama"}))
     with pytest.raises(ConfigError, match=r"unknown stock_type in config\.json: 'lama'"):
         transformers.AutoConfig.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(("case", "inner"), [("llama", "model"), ("gemma3", "model.language_model")])
+def test_a_model_with_an_applied_one_inside_is_not_saved_as_stock(
+    case: str, inner: str, tiny_model: Tiny, tmp_path: Path
+) -> None:
+    """The part alone is, and gives the whole the logits that it had; after undo the whole is."""
+    model, inputs = copy.deepcopy(tiny_model(case))
+    model.save_pretrained(tmp_path / "stock")
+    report = hf.apply(model.get_submodule(inner), "geonorm")
+    with pytest.raises(ConfigError, match=f"stock {type(model).__name__}, but {inner} in it is under geonorm: save"):
+        model.save_pretrained(tmp_path / "whole")
+    assert not (tmp_path / "whole").exists()
+    model.get_submodule(inner).save_pretrained(tmp_path / "part")
+    again = type(model).from_pretrained(tmp_path / "stock").eval()
+    assert not torch.allclose(returned(again, inputs), returned(model, inputs), atol=0.1)
+    again.set_submodule(inner, transformers.AutoModel.from_pretrained(tmp_path / "part").eval())
+    again.tie_weights()
+    assert torch.equal(returned(again, inputs), returned(model, inputs))
+    report.undo()
+    model.save_pretrained(tmp_path / "whole")
+
+
+def test_another_process_loads_it_only_as_what_it_is(tiny_model: Tiny, tmp_path: Path) -> None:
+    _, model, _ = moved("gpt2", "geonorm", tiny_model)
+    model.save_pretrained(tmp_path)
+    torch.save(returned(model, {"input_ids": torch.arange(3, 12)[None]}), tmp_path / "logits.pt")
+    script = """
+import sys, torch, transformers
+folder = sys.argv[1]
+try:
+    transformers.AutoModelForCausalLM.from_pretrained(folder)
+except ValueError as error:
+    assert "geonorm_applied" in str(error), error
+else:
+    raise SystemExit("transformers alone loaded it")
+import geonorm.hf
+model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+with torch.no_grad():
+    logits = model(torch.arange(3, 12)[None]).logits
+assert torch.equal(logits, torch.load(folder + "/logits.pt")) and model.config.scheme == "geonorm"
+"""
+    python(script, tmp_path)

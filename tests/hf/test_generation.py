@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,12 @@ from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
 
+from transformers.dynamic_module_utils import get_class_from_dynamic_module  # noqa: E402
 
-from geonorm import hf  # noqa: E402
-from geonorm.hf.layers import CACHE  # noqa: E402
+from geonorm import Decoder, DecoderConfig, hf  # noqa: E402
+from geonorm.hf import versions  # noqa: E402
+from geonorm.hf.versions import CACHE, TESTED  # noqa: E402
+from geonorm.lab.data import NO_TEXT, load_tokenizer  # noqa: E402
 
 from ..conftest import CASES  # noqa: E402
 
@@ -105,11 +109,66 @@ def test_applied(case: str, scheme: str, tiny_model: Callable[[str], Any]) -> No
     check(model, copy.deepcopy(stock), case)
 
 
+def exported(build: Callable[..., Any], tmp_path: Path) -> Any:
+    """A model of the class in the modeling file that a folder brings."""
+    shape = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "hidden": 48, "vocab_size": 257, "context": 64}
+    torch.manual_seed(0)
+    decoder, text = Decoder(DecoderConfig(**shape)).eval(), load_tokenizer("byte", NO_TEXT, 257).json
+    folder = hf.export(decoder, text, 256, tmp_path / "model", remote_code=True)
+    kind = get_class_from_dynamic_module("modeling_geonorm.GeoNormForCausalLM", folder)
+    assert kind.__module__.startswith("transformers_modules")
+    return kind.from_pretrained(folder).eval()
+
+
+def ours(build: Callable[..., Any], tmp_path: Path) -> Any:
+    return build("geonorm")
+
+
+BOTH = pytest.mark.parametrize("model_of", [ours, exported])
+
+
+def test_a_folder_with_its_own_code(tmp_path: Path, build: Callable[..., Any]) -> None:
+    model = exported(build, tmp_path)
+    check(model, copy.deepcopy(model))
+
+
 @torch.no_grad()
-def test_the_cache_has_two_names_and_holds_what_came_before(build: Callable[..., Any], ids: Tensor) -> None:
-    model = build("geonorm")
+@BOTH
+def test_what_no_part_of_the_model_knows_is_refused(
+    model_of: Any, build: Callable[..., Any], ids: Tensor, tmp_path: Path
+) -> None:
+    model = model_of(build, tmp_path)
+    for wrong in ("past_key_value", "token_type_ids", "kv_cache"):
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{wrong}'"):
+            model(ids, **{wrong: None})
+
+
+@BOTH
+def test_outside_of_the_releases_that_were_tested_is_a_warning(
+    model_of: Any, build: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The range is that of the package."""
+    bounds = "transformers>={}.{},<{}.{}".format(*TESTED[0], TESTED[1][0], TESTED[1][1] + 1)
+    assert bounds in (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    for version in ("5.22.2", "6.0.0", f"5.{TESTED[1][1] + 1}.0.dev0"):
+        monkeypatch.setattr(versions.transformers, "__version__", version)
+        with pytest.warns(UserWarning, match=f"tested with transformers 5.23 to 5.24, and this is {version}"):
+            model_of(build, tmp_path / version)
+
+
+@torch.no_grad()
+@BOTH
+def test_the_cache_has_two_names_and_holds_what_came_before(
+    model_of: Any, build: Callable[..., Any], ids: Tensor, tmp_path: Path
+) -> None:
+    model = model_of(build, tmp_path)
     right, mask = model(ids).logits[:, 5:], torch.ones_like(ids)
     for name in ("past_key_values", "cache"):
         cache = getattr(model(ids[:, :5], use_cache=True), CACHE)
         found = model(ids[:, 5:], attention_mask=mask, **{name: cache}).logits
         torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)
+    with pytest.raises(TypeError, match="two names of the same"):
+        model(ids, cache=cache, past_key_values=cache)
+    for wrong in (None, transformers.DynamicCache(config=model.config)):
+        with pytest.raises(ValueError, match="about 9 tokens, but the cache holds 0 and 4 follow"):
+            model(ids[:, 5:], attention_mask=mask, cache=wrong)

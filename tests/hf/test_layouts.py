@@ -109,3 +109,17 @@ def test_what_has_no_equal_is_refused(fields: dict[str, Any], said: str, build: 
     with pytest.raises(ConfigError) as caught:
         hf.to_stock(build(**fields))
     assert str(caught.value).startswith(said) and str(caught.value).endswith("use --layout geonorm")
+
+
+def test_what_is_frozen_is_frozen_in_an_export(build: Any) -> None:
+    """Queries, keys and values that are one matrix there train if one of them does; so does a bias that we do not have,
+    unless nothing trains."""
+    model = build("pre(entry=embedding)").requires_grad_(False)
+    for name in ("llama", "qwen2"):
+        assert not any(p.requires_grad for p in hf.to_stock(model, name).parameters())
+    model.model.blocks[1].attn.branch.q.requires_grad_(True)
+    for layout, matrix in (("llama", "q_proj"), ("qwen2", "q_proj"), ("phi3", "qkv_proj")):
+        trained = [name for name, p in hf.to_stock(model, layout).named_parameters() if p.requires_grad]
+        weights = [name for name in trained if not name.endswith("bias")]
+        assert weights == [f"model.layers.1.self_attn.{matrix}.weight"]
+    assert sum(p.requires_grad for p in model.parameters()) == 1

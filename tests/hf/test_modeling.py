@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import geonorm.errors
 from geonorm import Decoder, names
 
 transformers = pytest.importorskip("transformers")
@@ -240,3 +241,21 @@ def test_attention_functions_agree_and_eager_returns_its_weights(
     beyond, window = torch.ones(9, 9).tril(-4).bool(), "sliding_window" in fields
     sees = [bool(weights[..., beyond].any()) for weights in found.attentions]
     assert sees == [not window, not window or "full_every" in fields]
+
+
+def test_frozen_weights_stay_frozen(build: Any) -> None:
+    decoder = Decoder(build("ngpt").config.shape())
+    decoder.embed.weight.requires_grad_(False)
+    model = hf.adapt(decoder)
+    assert not decoder.embed.weight.requires_grad and decoder.head.weight.requires_grad
+    assert not model.model.embed_tokens.weight.requires_grad
+    scale = model.requires_grad_(False).logits_slot.scale.weight
+    model.resize_token_embeddings(61)
+    assert model.logits_slot.scale.weight is scale
+    model.resize_token_embeddings(70)
+    assert not model.logits_slot.scale.weight.requires_grad
+
+
+def test_tables_of_token_vectors_do_not_grow(build: Any) -> None:
+    with pytest.raises(geonorm.errors.ConfigError, match="values=token: tables of token vectors in the blocks do not"):
+        build(values="token").resize_token_embeddings(70)

@@ -117,7 +117,10 @@ def test_what_decays_is_what_our_own_optimizer_decays(scheme: str) -> None:
         assert set(hf.Trainer.get_decay_parameter_names(None, model)) == expected
 
 
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # PEFT's own
+PEFT = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # PEFT's own
+
+
+@PEFT
 @pytest.mark.parametrize(("scheme", "targets"), [("geonorm", ["branch.q", "branch.v"]), ("ngpt", "all-linear")])
 def test_lora_trains_saves_loads_and_merges(scheme: str, targets: Any, build: Any, ids: Any, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason="LoRA needs PEFT")
@@ -135,3 +138,31 @@ def test_lora_trains_saves_loads_and_merges(scheme: str, targets: Any, build: An
     merged = peft.PeftModel.from_pretrained(build(scheme), tmp_path / "adapter").merge_and_unload()
     assert type(merged) is hf.GeoNormForCausalLM
     torch.testing.assert_close(merged(ids).logits, after, rtol=1e-4, atol=1e-5)
+
+
+@PEFT
+def test_lora_on_a_model_under_a_scheme(ids: Any, tmp_path: Path) -> None:
+    """By the last names of the stock family; merged, the scheme is undone and the weights stay."""
+    peft = pytest.importorskip("peft", reason="LoRA needs PEFT")
+
+    def applied() -> Any:
+        torch.manual_seed(0)
+        shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=61, **shape))
+        hf.apply(model, "geonorm")
+        return model.eval()
+
+    tuned = peft.get_peft_model(applied(), peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
+    before = tuned(ids).logits
+    assert sum(name.endswith("lora_A") for name, _ in tuned.named_modules()) == 4
+    trainer(tuned, tmp_path / "run", learning_rate=0.1, save_strategy="no").train()
+    after = tuned.eval()(ids).logits
+    assert not torch.allclose(after, before, atol=1e-3)
+    tuned.save_pretrained(tmp_path)
+    merged = peft.PeftModel.from_pretrained(applied(), tmp_path).merge_and_unload()
+    torch.testing.assert_close(merged(ids).logits, after, rtol=1e-4, atol=1e-5)
+    query = merged.model.layers[0].residuals.attn.branch.chains[0].steps[0].q_proj.weight.clone()
+    hf.restore(merged)
+    assert type(merged) is transformers.LlamaForCausalLM and torch.equal(
+        merged.model.layers[0].self_attn.q_proj.weight, query
+    )

@@ -149,7 +149,9 @@ def restore(model: Any) -> None:
     """
     undo = vars(model).get(RECORD)
     if undo is None:
-        raise ConfigError(f"nothing to restore: this {type(model).__name__} has what it came with, or from its folder")
+        raise ConfigError(
+            f"nothing to restore: this {type(model).__name__} is as it was built, or loaded from a folder"
+        )
     undo()
     del vars(model)[RECORD]
 

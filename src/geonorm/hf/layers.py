@@ -6,9 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
-from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
@@ -17,18 +15,7 @@ from ..models.config import TransformerConfig
 from ..models.decoder import Block, ParallelBlock
 from ..schemes import Scheme, Site
 from .config import GeoNormConfig
-
-CACHE = "cache" if "cache" in BaseModelOutputWithPast.__dataclass_fields__ else "past_key_values"
-"""What this release calls the cache of keys and values: past_key_values until 5.23."""
-
-
-def one_cache(past_key_values: Any, cache: Any, arguments: dict[str, Any]) -> Any:
-    """The cache, which may have either name. In releases that call it past_key_values, the paged cache of continuous
-    batching goes by the name of cache to the attention function, which fills it: it stays among the arguments."""
-    if cache is not None and CACHE != "cache" and not isinstance(cache, Cache):
-        arguments["cache"] = cache
-        return None
-    return past_key_values if cache is None else cache
+from .versions import CACHE
 
 
 class Attend(nn.Module):

@@ -32,8 +32,11 @@ def share_weights(kind: Any, config: Any, ours: nn.Module, rename: Callable[[str
     with torch.device("meta"):
         model = kind(config)
     weights = {rename(name): value for name, value in ours.state_dict(keep_vars=True).items()}
+    frozen = [parameter for parameter in ours.parameters() if not parameter.requires_grad]
     model.load_state_dict(weights, strict=True, assign=True)
     model.tie_weights()
+    for parameter in frozen:  # assign made them trainable
+        parameter.requires_grad_(False)
     return model.train(ours.training)
 
 

@@ -1,16 +1,16 @@
 """The type of a stock model under one of our schemes, so that it is saved, and loaded again, as what it is.
 
 `GeonormLlamaForCausalLM` is a Llama whose configuration says `geonorm_applied`, a type that transformers without
-geonorm does not know. Classes are made when they are needed; after `import geonorm.hf` the Auto classes load such
-folders.
+geonorm does not know. In config.json the number of layers is a sentence, at which a stock class stops. Classes are made
+when they are needed; after `import geonorm.hf` the Auto classes load such folders.
 """
 
 from __future__ import annotations
 
 import copy
 from dataclasses import asdict, replace
-from functools import cache
-from typing import Any
+from functools import cache, wraps
+from typing import Any, ClassVar
 
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
@@ -30,6 +30,8 @@ from .loading import ReadsFolders, loaded_kept
 TYPE = "geonorm_applied"
 OURS = ("scheme", "scheme_source", "stock_type", "stock_stacks", "geonorm_version")
 """What a configuration has beside the stock fields."""
+GUARD = "num_hidden_layers"
+"""A field of every stock configuration, whose type transformers checks."""
 
 
 class AppliedConfig(PreTrainedConfig):
@@ -51,15 +53,25 @@ class AppliedFields:
 
     scheme: str
     stock_type: str
+    attribute_map: ClassVar[dict[str, str]]
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        config_dict = from_folder(config_dict, kwargs)
-        return super().from_dict({"auto_map": {}, **config_dict, "model_type": TYPE}, **kwargs)  # type: ignore[misc]
+        config_dict = {"auto_map": {}, **from_folder(config_dict, kwargs), "model_type": TYPE}
+        if layers := config_dict.pop("stock_layers", None):
+            config_dict |= dict.fromkeys(cls.guarded(), layers)
+        return super().from_dict(config_dict, **kwargs)  # type: ignore[misc]
+
+    @classmethod
+    def guarded(cls) -> set[str]:
+        """Both names of the number of layers, of which a stock class reads one."""
+        return {GUARD, cls.attribute_map.get(GUARD, GUARD)}
 
     def to_diff_dict(self) -> dict[str, Any]:
         """What config.json holds."""
-        saved = {**super().to_diff_dict(), "geonorm_version": __version__}  # type: ignore[misc]
+        guard = f"no stock {self.stock_type} but one under {self.scheme}: import geonorm.hf, then use an Auto class"
+        saved = {**super().to_diff_dict(), **dict.fromkeys(sorted(self.guarded()), guard)}  # type: ignore[misc]
+        saved |= {"stock_layers": getattr(self, GUARD), "geonorm_version": __version__}
         return {key: value for key, value in saved.items() if value or key != "auto_map"}
 
 
@@ -112,6 +124,7 @@ def is_applied(model: Any) -> bool:
 def make_class(model: Any, scheme: str, family: str, stacks: Any) -> None:
     """Makes the model, and every model inside it, of the type that says what it is; configurations are copied first,
     because other models may share them."""
+    guard_saving()
     forget_hooks(model)
     copies: dict[int, Any] = {}
     stock: Any = type(model.config)
@@ -135,6 +148,26 @@ def make_class(model: Any, scheme: str, family: str, stacks: Any) -> None:
             module.__class__ = applied_class(stock_class, kind)
         record_outputs(module)
         vars(module).update(_tp_plan={}, _pp_plan={}, _weight_conversions=[])  # they name the stock paths
+
+
+@cache
+def guard_saving() -> None:
+    """From now on a stock model that holds an applied one refuses to be saved as what it no longer is. The inner model
+    does not know its owner, and transformers has no hook before a save, so the method itself gets a check."""
+    save = PreTrainedModel.save_pretrained
+
+    @wraps(save)
+    def save_pretrained(self: Any, *args: Any, **settings: Any) -> None:
+        if not is_applied(self) and not getattr(self, "_hf_peft_config_loaded", False):  # adapters are saved alone
+            for path, module in self.named_modules():
+                if is_applied(module):
+                    raise ConfigError(
+                        f"the folder would say that this is a stock {type(self).__name__}, but {path} in it is under "
+                        f"{module.config.scheme}: save that part alone, or apply the scheme to the whole model"
+                    )
+        save(self, *args, **settings)
+
+    PreTrainedModel.save_pretrained = save_pretrained
 
 
 def stock_config(worn: Any, before: Any) -> Any:

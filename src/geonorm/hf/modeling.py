@@ -27,8 +27,9 @@ from ..norms import upcast
 from ..residual import Residual, StreamEnd
 from ..schemes import Scheme, Site, belongs_to_scheme, restore
 from .config import SLIDING, GeoNormConfig, layer_types
-from .layers import CACHE, LAYERS, Attend, HiddenState, one_cache
+from .layers import LAYERS, Attend, HiddenState
 from .loading import LOADED, ReadsFolders, loaded_kept
+from .versions import CACHE, check_arguments, check_cache, one_cache, warn_if_untested
 
 
 class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
@@ -56,6 +57,10 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
         "hidden_states": HiddenState,
         "attentions": OutputRecorder(Attend, index=1),
     }
+
+    def __init__(self, config: GeoNormConfig, *inputs: Any, **settings: Any) -> None:
+        super().__init__(config, *inputs, **settings)
+        warn_if_untested()
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -96,7 +101,10 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
 
     @torch.no_grad()
     def resize_token_embeddings(self, *args: Any, **settings: Any) -> nn.Embedding:
-        """As transformers does it; new weights meet the scheme's constraints."""
+        """As transformers does it; new weights meet the scheme's constraints. ConfigError where blocks have tables of
+        token vectors, which would not grow."""
+        if self.config.values == "token" and (args or settings):
+            raise ConfigError("values=token: tables of token vectors in the blocks do not grow with the vocabulary")
         embedding: nn.Embedding = super().resize_token_embeddings(*args, **settings)
         self.constrain()
         return embedding
@@ -168,8 +176,10 @@ class GeoNormModel(GeoNormPreTrainedModel):
         cache: Any = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
+        check_arguments(kwargs)
         cache = one_cache(past_key_values, cache, kwargs)
         x, position_ids, dtype = self.begin(input_ids, inputs_embeds, position_ids, cache)
+        check_cache(cache, attention_mask, x.shape[1])
         if input_ids is None and self.values:
             raise ConfigError("this model adds a vector of each token to its values (values=token): give input_ids")
         before = cache  # of a cache that begins here transformers would not look for texts in one row
@@ -281,7 +291,8 @@ class GeoNormLanguageModel(GeoNormPreTrainedModel):
         """As of any of these models; the scheme's scale on logits grows too."""
         embedding = super().resize_token_embeddings(*args, **settings)
         old, new = self.logits_slot, self.slot_on_logits()
-        if old is not None and new is not None:
+        shapes = [[p.shape for p in slot.parameters()] for slot in (old, new) if slot is not None]
+        if old is not None and new is not None and shapes[0] != shapes[1]:
             for was, becomes in zip(old.parameters(), new.parameters(), strict=True):
                 rows = min(len(was), len(becomes))
                 becomes[:rows] = was[:rows]

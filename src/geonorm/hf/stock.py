@@ -25,7 +25,7 @@ Weights = dict[str, Tensor]
 @torch.no_grad()
 def to_stock(model: GeoNormForCausalLM, model_type: str | None = None) -> Any:
     """The same function as a model of transformers: of that architecture, or of the first that is equal. Memory is
-    shared where a weight is the same there. Where the stream enters as N(embedding), the
+    shared where a weight is the same there, and what is frozen stays so. Where the stream enters as N(embedding), the
     rows of the embedding are normalised once and for all. ConfigError if no architecture is equal.
 
         >>> from geonorm import hf
@@ -38,19 +38,22 @@ def to_stock(model: GeoNormForCausalLM, model_type: str | None = None) -> Any:
     with initialization.no_init_weights():
         out = transformers.AutoModelForCausalLM.from_config(layout.configuration(model.config))
     weights = model.state_dict()
+    trained = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
     embedding = model.model.entry(weights[EMBEDDING])
     weights[EMBEDDING] = embedding / config.width**0.5 if layout.scaled else embedding
     stock, wanted, offset = Weights(), out.state_dict(), layout.stack.gain_offset
     for ours, theirs in layout.pairs(config):
         for kind in ("weight", "bias"):
-            parts = [weights.pop(name) for place in ours if (name := f"{place}.{kind}") in weights]
+            sources = [name for place in ours if (name := f"{place}.{kind}") in weights]
+            parts = [weights.pop(name) for name in sources]
             names = [name for place in theirs if (name := f"{place}.{kind}") in wanted]
             if parts and not names and any(part.any() for part in parts):
                 raise ConfigError(
                     f"{layout.model_type} has no {kind} at {theirs[0]}, and that of {', '.join(ours)} is not 0: use "
                     "--layout geonorm"
                 )
-            for name in names:
+            for name in names:  # what is neutral trains unless nothing does
+                out.get_parameter(name).requires_grad_(bool(trained.intersection(sources or trained)))
                 value = neutral(wanted[name], kind).to(embedding.dtype)
                 if parts:
                     is_matrix = kind == "weight" and ".branch." in ours[0] and not is_gain(ours[0])
