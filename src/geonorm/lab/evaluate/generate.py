@@ -50,7 +50,7 @@ def generate_cached(
 ) -> Iterator[Tensor]:
     """As `sampling.generate`, for a model of transformers. Its own `generate` draws from the global generator, under
     the defaults of the model's folder."""
-    from ...hf.layers import CACHE
+    from ...hf.versions import CACHE
 
     past, fresh = None, ids
     for _ in range(tokens):
