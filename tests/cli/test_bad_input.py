@@ -20,23 +20,16 @@ BYTES = ["--tokens.tokenizer", "byte", "--model.vocab_size", "257"]
 BAD = [
     ("fly", "unknown verb 'fly'"),
     ("train --stesp 3", "unknown option '--stesp': did you mean '--steps'?"),
-    ("train --optim.wieght_decay 3", "did you mean '--optim.weight-decay'?"),
-    ("train --model 3", "unknown option '--model'"),
-    ("train words", "unexpected argument 'words'"),
     ("train --lr 1 2", "unexpected argument '2'"),
     ("train --lr", "--lr needs a value"),
-    ("train --steps x", "--steps takes a whole number, got 'x'"),
     ("train --steps 3 --steps 3", "--steps is given twice"),
-    ("train --batch-size 4 --batch_size 4", "--batch-size is given twice"),
     (f"train --seed {2**64}", "seed must be between 0 and"),
     ("train --optim.betas 0.9", "--optim.betas takes 2 values"),
     ("train --model.mlp relu", "--model.mlp takes swiglu or gelu or gelu_tanh or relu2 or geglu, got 'relu'"),
     ("train --model.width 15", "model.width 15 must be an even multiple of model.heads"),
     ("train --model.layers 1000000000", "weights and gradients of this model take more than"),
     ("simulate --init uniform --tokens 1000000000000", "out of memory"),
-    ("train --runtime.accumulate 3", "batch_size 4 must be a multiple of 1 ranks times runtime.accumulate 3"),
     ("train --scheme ngpt --model.init zero", "under ngpt output matrices that begin at 0 would stay there"),
-    ("compare --schemes pre ngpt --model.init zero", "under ngpt output matrices that begin at 0 would stay there"),
     ("train --world-size 2", "--world-size does nothing here, it needs --dry-run"),
     ("train --dry-run --world-size 3", "batch_size 4 must be a multiple of 3 ranks times runtime.accumulate 1"),
     ("train --dry-run --runtime.shard-size 2", "--runtime.shard_size 2 needs --runtime.parallel fsdp"),
@@ -45,13 +38,12 @@ BAD = [
         "--runtime.shard_size 3 needs --runtime.parallel fsdp and a number of ranks that is a multiple",
     ),
     ("train --scheme geonrom", "unknown scheme 'geonrom': did you mean 'geonorm'?"),
-    ("train --scheme geonorm(decai=sqrt)", "did you mean 'decay'?"),
     ("train --runtime.device tpu", "unknown device 'tpu'"),
     ("train --data nowhere.txt", "no file, folder or corpus 'nowhere.txt'"),
     ("train --config nowhere.yaml", "cannot read --config nowhere.yaml: No such file"),
     ("train --tokens.tokenizer byte --model.vocab_size 100", "tokenizer has 257 ids but the model's vocabulary is 100"),
     ("train --out=", "out is empty"),
-    ("compare --schemes", "--schemes needs a value"),
+    ("compare --batch-size 99999", "windows of 16 but a batch needs 99999"),
     ("compare --schemes pre post pre", "--schemes names pre twice"),
     ("compare --schemes pre,post", "cannot read scheme 'pre,post'"),
     ("compare --lrs 1e-3 0.001", "--lrs names a learning rate twice"),
@@ -65,12 +57,8 @@ BAD = [
     ("eval nowhere --data x.txt", "there is no run and no model folder nowhere"),
     ("generate \x1b[2J", r"there is no run and no model folder \x1b[2J"),  # nothing moves the terminal's cursor
     ("export nowhere --to text.txt", "text.txt is a file: choose another --to"),
-    ("export nowhere --to out --layout lama", "unknown layout 'lama': did you mean 'llama'?"),
-    ("report", "DIRS is missing"),
-    ("data", "ACTION is missing"),
     ("bench", "WHAT is missing: ops or train"),
     ("bench ops --shapes 4096", "shape '4096' is not ROWSxDIM"),
-    ("bench ops --only closd --out x", "--only 'closd' is part of no candidate's name"),
     ("bench train --schemes geonrom --out x", "did you mean 'geonorm'?"),
 ]
 
@@ -101,14 +89,9 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     [
         ("stepz: 3", "unknown setting 'stepz': did you mean 'steps'?"),
         ("optim: {warmupp: 3}", "did you mean 'optim.warmup'?"),
-        ("optim: 3", "optim must be a mapping"),
-        ("steps: {a: 1}", "--steps takes a whole number"),
         ("lr: .nan", "--lr takes a finite number"),
-        ("schemes: [pre]", "unknown setting 'schemes': did you mean 'scheme'?"),
         ("- steps", "is not a mapping"),
-        ("", "is not a mapping"),
         ("steps: [", "is not readable YAML"),
-        ("steps: \x00", "is not readable YAML"),
         (b"\xff\xfe\x00", "is not readable YAML"),
     ],
 )
@@ -116,28 +99,6 @@ def test_bad_config_file(content: str | bytes, said: str, capsys: Any, tmp_path:
     path = tmp_path / "config.yaml"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     assert main(["train", "--config", str(path), "--out", str(tmp_path / "out")]) == 2
-    err = capsys.readouterr().err
-    assert said in err and len(err.splitlines()) == 1 and not (tmp_path / "out").exists(), err
-
-
-@each("verb", ["train", "compare"])
-@each(
-    "content, said",
-    [
-        (b"", "empty"),
-        (b"text\x00text" * 100, "binary file"),
-        (b"caf\xe9 " * 400, "not UTF-8"),
-        (b"far too short", "windows of 16 but a batch needs 4"),
-        (b"abcdefghi\n" * 200, "validation tokens do not fill one window"),
-    ],
-)
-def test_bad_text(verb: str, content: bytes, said: str, capsys: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setenv("GEONORM_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "text.txt").write_bytes(content)
-    context = ["--model.context", "300"] if "validation" in said else ["--model.context", "16"]
-    batch = ["--batch_size", "1"] if "validation" in said else []
-    words = [verb, *EXAMPLE[:-2], *context, *batch, *BYTES, "--data", str(tmp_path / "text.txt")]
-    assert main([*words, "--out", str(tmp_path / "out")]) == 2
     err = capsys.readouterr().err
     assert said in err and len(err.splitlines()) == 1 and not (tmp_path / "out").exists(), err
 

@@ -6,14 +6,13 @@ of what it names: `run` (a finished run), `model` (its export), `sim` (a simulat
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 Content = str | bytes | Callable[[Path], object]
 """Of a file; or what is done to it, given its path."""
@@ -55,17 +54,8 @@ def link(target: str) -> Content:
     return lambda path: path.symlink_to(target)
 
 
-HELD: list[IO[str]] = []
-
-
 def folder(path: Path) -> None:
     path.mkdir(parents=True)
-
-
-def held(path: Path) -> None:
-    """A lock that somebody holds for as long as this process lives."""
-    HELD.append(path.open("w"))
-    fcntl.flock(HELD[-1], fcntl.LOCK_EX)
 
 
 def left_behind(path: Path) -> None:

@@ -26,16 +26,14 @@ from ..rows import each
 SMALL = DecoderConfig(scheme="geonorm", layers=2, width=16, heads=2, hidden=16, vocab_size=32, context=8)
 
 
-def trained(config: DecoderConfig = SMALL, name: str = "adamw", steps: int = 2) -> tuple[Decoder, list[Any]]:
+def trained() -> tuple[Decoder, list[Any]]:
     """A model with some optimizer state."""
-    model = Decoder(config)
-    optimizers = optim.build_optimizers(model, Optim(name=name), 1e-3)  # type: ignore[arg-type]
+    model = Decoder(SMALL)
+    optimizers = optim.build_optimizers(model, Optim(), 1e-3)
     ids = torch.arange(16).view(2, 8)
-    for _ in range(steps):
-        model.loss(ids, ids).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+    model.loss(ids, ids).backward()
+    for optimizer in optimizers:
+        optimizer.step()
     return model, optimizers
 
 
@@ -51,27 +49,6 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
     """All weights of a checkpoint by parameter name, whole, whatever number of ranks saved them, if its files are."""
     checkpoint.read_and_verify(path, ALONE, everything=False)
     return storage.read_tensors(path, "model")
-
-
-@each("name", ["adamw", "muon"])
-@each("tied", [False, True])
-def test_round_trip(tmp_path: Path, name: str, tied: bool) -> None:
-    config = DecoderConfig(**{**vars(SMALL), "tied": tied})
-    model, optimizers = trained(config, name)
-    other, fresh = trained(config, name, steps=0)
-    save(tmp_path, 2, model, optimizers, {"seconds": 1.5}, keep=2)
-    other.blocks[1].attn.layer.fill_(7)
-    drawn = torch.rand(3)
-    torch.manual_seed(99)
-    state = checkpoint.load_checkpoint(tmp_path / "step-2", other, fresh)
-    assert state["step"] == 2 and state["seconds"] == 1.5 and torch.equal(torch.rand(3), drawn)
-    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True))
-    assert other.blocks[1].attn.layer.item() == 1
-    assert (other.head.weight is other.embed.weight) is tied
-    saved, restored = (checkpoint.tensors_to_save(*each, ALONE) for each in ((model, optimizers), (other, fresh)))
-    assert saved[1] == restored[1] and saved[0].keys() == restored[0].keys()
-    assert any(name.startswith("optimizer.") for name in saved[0])
-    assert all(torch.equal(t, restored[0][name]) for name, t in saved[0].items() if name[:6] != "random")
 
 
 def test_another_model_is_named_and_nothing_changes(tmp_path: Path) -> None:

@@ -11,8 +11,6 @@ import pytest
 
 from geonorm import elsewhere, report
 from geonorm.dynamics import simulate as simulation
-from geonorm.errors import CheckpointError
-from geonorm.lab.simulate import check_directory
 
 RULE = """
 from dataclasses import dataclass
@@ -62,10 +60,3 @@ def test_another_source_of_a_finished_scheme_is_refused(interrupted: Path, call:
     assert call(*words).status == 0
     summary = json.loads((interrupted / "out" / "summary.json").read_text())
     assert [row["scheme"] for row in summary["schemes"]] == ["./first_rule.py:Own", "./second_rule.py:Own"]
-
-
-def test_a_folder_that_keeps_tokens_is_refused_to_one_that_keeps_nothing(tmp_path: Path) -> None:
-    """Its trajectories would be those of the schemes before alone."""
-    (tmp_path / "config.yaml").write_text("beta: 1.0\nkeep: [tokens]\n")
-    with pytest.raises(CheckpointError, match="holds a simulation with keep"):
-        check_directory(tmp_path, {"beta": 1.0, "keep": []})

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Any
 
 from hypothesis import given, strategies as st
 
-from geonorm.report.charts import Axis, Chart, Point, Strip, figure, strip_chart
+from geonorm.report.charts import Axis, Chart, Point, figure
 from geonorm.report.curves import spans_decades
-from geonorm.report.paths import CIRCLE, START, UPDATE, draw_paths
+from geonorm.report.paths import draw_paths
 from geonorm.report.style import COLOURS, Look, looks
 from geonorm.report.tables import cut_apart
 
@@ -69,27 +68,6 @@ def test_names_stay_apart_within_their_room(names: list[str], room: int) -> None
     found = cut_apart(names, room)
     assert list(found) == names and len(set(found.values())) == len(names)
     assert all(len(text) <= room and (len(name) > room or text == name) for name, text in found.items())
-
-
-def test_strips_name_schemes_that_differ_at_their_end() -> None:
-    long = [f"geonorm(entry=embedding, update=unit, retraction=projection, decay={d})" for d in ("sqrt", 2)]
-    rows = [Strip(name, "3.0000 ± 0.0010, n = 3 (and more words)", [(0.5, "")], 0.5, 0.4, 2.0) for name in long]
-    chart = strip_chart("", "loss", rows, looks(long), rule=-1.0)
-    assert len({row["text"] for row in chart.texts}) == 3  # two names and one value
-    assert chart.x.holds(-1.0) and chart.x.holds(2.0) and chart.rules == [{"x": -1.0}]
-
-
-def series(spec: dict[str, Any]) -> set[str]:
-    return {row["s"] for layer in spec["layer"] for row in layer["data"]["values"]}
-
-
-def test_blocks_that_are_alike_are_one_picture_and_others_stand_side_by_side() -> None:
-    same = draw_paths("own", "x + u", {1: [(1.0, OUT, False)], 4: [(1.0, OUT, False)]}, 1.0)
-    assert same["title"]["text"] == "own: every block" and series(same) == {"|u| = 1 |x|", START, CIRCLE, UPDATE}
-    near = draw_paths("own", "", {1: [(1.0, OUT, False)], 4: [(1.0, [(1.0, 0.0), (1.5, 0.50001)], False)]}, 1.0)
-    assert near["title"]["text"] == "own: every block"
-    other = draw_paths("own", "x + u", {1: [(1.0, OUT, False)], 4: [(1.0, OUT[::-1], False)]}, 1.0)
-    assert [part["title"]["text"] for part in other["concat"]] == ["own: block 1 of 12", "own: block 4 of 12"]
 
 
 def test_both_axes_of_a_picture_have_one_scale_and_a_clamped_token_is_hollow() -> None:

@@ -13,12 +13,12 @@ import pytest
 
 from geonorm.lab.load import read_run
 from geonorm.lab.runs.folder import RunFolder
-from geonorm.lab.runs.records import ComparisonRow, RateFit, Summary
+from geonorm.lab.runs.records import ComparisonRow, Summary
 from geonorm.lab.statistics.comparison import SEED_CAP, aggregate
 from geonorm.report import comparison_charts as charts, curves
 from geonorm.report.charts import BETWEEN, Chart
 from geonorm.report.comparison import headline, load_comparison
-from geonorm.report.tables import fitted_minimum, verdict
+from geonorm.report.tables import verdict
 
 from ..rows import each
 
@@ -149,10 +149,6 @@ def test_sentences_and_cells() -> None:
     assert "not among all 12 (Holm: p = 0.2)" in headline(lost) and "Holm" not in headline(alone)
     same = rows([3.0, 3.0002, 3.0001, 3.0003], [3.0001, 3.0, 3.0003, 3.0002])[1]
     assert verdict(same) == "equal within 0.01" and "equal within 0.01" in headline(same)
-    fit = RateFit.read({"loss": 3.1, "loss_error": 0.004, "lr": 0.0061})
-    assert fitted_minimum(replace(alone, fit=fit)) == "3.1000 ± 0.0040 at 0.0061" and fitted_minimum(alone) == "–"
-    outside = replace(fit, loss=None, problem="the minimum lies above the highest, 0.012")
-    assert fitted_minimum(replace(alone, fit=outside)) == "the minimum lies above the highest, 0.012"
 
 
 def test_rates_tuned_on_another_length_are_a_limit(make_run: MakeRun, tmp_path: Path) -> None:
@@ -249,22 +245,6 @@ def test_losses_of_tuning_and_final_runs_are_not_on_one_axis(make_run: MakeRun, 
     (chart,) = charts.learning_rates(load_comparison(tmp_path))
     assert chart.y and chart.y.title.startswith("final validation loss")
     assert labels(chart, "mark", "best")[:2] == ["pre · lr 3e-3: 3.5000, 3 runs", "pre · lr 1.2e-2: 3.4100, 3 runs"]
-
-
-def test_what_leaves_a_frame_is_named(make_run: MakeRun, tmp_path: Path) -> None:
-    for scheme, best in {"pre": 3.5, "geonorm": 3.55, "post": 6.9}.items():
-        for lr, more in ((1e-3, 0.1), (3e-3, 0.0), (1e-2, 0.2)):
-            make_run(scheme, lr=lr, val_loss=best + more, parts=BARE)
-    (chart,) = charts.learning_rates(load_comparison(tmp_path))
-    assert len(labels(chart, "best")) == 2
-    assert chart.note.endswith("Higher losses leave the frame; the table has them.")
-    for start in (0.0, 9.0):
-        for scheme in ("pre", "geonorm"):
-            metrics = [{"step": step, "tokens": step, "val_loss": 3.0 + step / 1000} for step in range(1, 21)]
-            metrics[0]["val_loss"] += start * (scheme == "geonorm")
-            write_rows(make_run(scheme, parts=BARE) / "metrics.jsonl", metrics)
-        (chart,) = charts.gaps(load_comparison(sorted((tmp_path / "runs").iterdir())[-2:]))
-        assert ("The start leaves the frame." in chart.note) is (start > 0)
 
 
 def test_crosses_are_spikes_of_the_runs_that_the_table_counts(make_run: MakeRun, tmp_path: Path) -> None:

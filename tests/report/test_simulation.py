@@ -17,7 +17,7 @@ import torch
 import geonorm
 from geonorm import report
 from geonorm.dynamics.config import SimulateConfig
-from geonorm.dynamics.pictures import FRAMES, pack
+from geonorm.dynamics.pictures import FRAMES
 from geonorm.errors import GeonormError
 from geonorm.lab.simulate import save
 from geonorm.report.simulation import SCALE, SavedSimulation, unpack
@@ -130,9 +130,3 @@ def test_the_slider_and_a_drag_move_every_sphere_in_a_browser(found: Any, tmp_pa
     assert all(a != b for a, b in zip(middle[1], start[1], strict=True)) and start[1][0] == start[1][1]
     assert hovered == start and released == dragged and dragged[0] == start[0]
     assert all(a != b for a, b in zip(dragged[1], start[1], strict=True)) and dragged[1][0] == dragged[1][1]
-
-
-def test_points_are_packed_to_five_digits() -> None:
-    points = torch.tensor([[0.1, -1.0, 0.99999], [0.0, 1.0, -0.5]], dtype=torch.float64)
-    assert [x for point in unpack(pack(points)) for x in point] == pytest.approx(points.flatten().tolist(), abs=2e-5)
-    assert unpack(pack(points[:, :2]))[1] == (0.0, 1.0, 0.0)

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from geonorm.errors import DataError
-from geonorm.lab.data import files, load_tokenizer, open_source, tokenize
+from geonorm.lab.data import files, load_tokenizer, open_source
 from geonorm.lab.data.files import open_file, read_documents
-from geonorm.lab.data.tokenizer import ByteTokenizer
 
 from ...rows import each
 
@@ -118,24 +117,6 @@ def test_an_index_is_no_text(tmp_path: Path, index: dict[str, Any], indent: int 
         open_source(str(tmp_path))
 
 
-@each(
-    "first, second, message",
-    [
-        ({"title": "a"}, {"title": "b", "text": "long"}, r":2: its text is in 'text', that before it in 'title': put"),
-        ({"title": "a", "body": None}, {"title": "b", "body": "long"}, r":2: several string fields .*title, body"),
-        ({"title": "a", "body": None}, {"title": None, "body": "long"}, r":2: its text is in 'body', that before it"),
-        ({"body": "a"}, {"body": "b", "lang": "en"}, r":2: several string fields .*body, lang"),
-        ({"body": "a"}, {"body": "b", "text": None}, r":2: field 'text' holds no text"),
-    ],
-)
-def test_the_first_record_alone_does_not_say_which_field_is_text(
-    tmp_path: Path, first: object, second: object, message: str
-) -> None:
-    (path := tmp_path / "a.jsonl").write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
-    with pytest.raises(DataError, match=message):
-        list(read_documents(path))
-
-
 def test_text_is_read_in_pieces_without_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "\ufeff" + "héllo 世界 🌍\n" * 300 + "no break " * 40 + "end"
     (path := tmp_path / "a.txt").write_text(text, encoding="utf-8")
@@ -175,6 +156,15 @@ BAD_FILES = {
     "bad.parquet": (TEXT, "not a readable Parquet or Arrow file|cannot be read"),
     "bad.arrow": (TEXT, "not a readable Parquet or Arrow file|cannot be read"),
     "bad.txt.gz": (TEXT, "broken compression"),
+    # the first record alone does not say which field is text
+    "other.jsonl": (
+        b'{"title": "a"}\n{"title": "b", "text": "c"}\n',
+        r":2: its text is in 'text', that before it",
+    ),
+    "both.jsonl": (b'{"title": "a", "body": null}\n{"title": "b", "body": "c"}\n', ":2: several .*title, body"),
+    "turns.jsonl": (b'{"title": "a", "body": null}\n{"title": null, "body": "c"}\n', ":2: its text is in 'body', that"),
+    "more.jsonl": (b'{"body": "a"}\n{"body": "b", "lang": "en"}\n', ":2: several string fields .*body, lang"),
+    "null_text.jsonl": (b'{"body": "a"}\n{"body": "b", "text": null}\n', ":2: field 'text' holds no text"),
     "tiny.txt": (b"a", "too short to hold out"),
     "equal.jsonl": (jsonl(["a", "a"]), "all 2 documents are equal"),
 }
@@ -218,8 +208,8 @@ def test_what_is_in_memory_as_a_whole_is_bounded(tmp_path: Path, monkeypatch: py
 @each("name", ["a.txt", "a.jsonl", "a.json", "a.csv", "a.parquet", "a.txt.xz", "train.txt", "data/train.json"])
 @each("kind", ["pipe", "device"])
 def test_only_regular_files_are_read(tmp_path: Path, name: str, kind: str) -> None:
-    """A pipe that nobody writes to would be waited for, a device may have no end: by its name, in a folder, as a
-    tokenizer and in the cache."""
+    """A pipe that nobody writes to would be waited for, a device may have no end: by its name, in a folder, and as a
+    tokenizer."""
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
@@ -229,17 +219,6 @@ def test_only_regular_files_are_read(tmp_path: Path, name: str, kind: str) -> No
         with pytest.raises(DataError, match="not a regular file") as caught:
             act()
         assert "\n" not in str(caught.value)
-
-
-def test_a_pipe_in_the_cache_is_made_anew(tmp_path: Path) -> None:
-    (path := tmp_path / "a.txt").write_text("some text\n" * 200)
-    for name in ("meta.json", "train.bin", "train.crc32"):
-        tokenize(open_source(str(path)), ByteTokenizer(), tmp_path)
-        (file,) = tmp_path.glob(f"tokens/*/{name}")
-        file.unlink()
-        os.mkfifo(file)
-        data = tokenize(open_source(str(path)), ByteTokenizer(), tmp_path)
-        assert len(data.train[:]) == len(data.train)
 
 
 def test_bad_places_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,7 @@ def test_two_ends_of_one_vocabulary_are_other_data(path, tmp_path):
         assert tokenizer.own_end == end and np.asarray(data.train)[-1] == tokenizer.eos == vocabulary[end]
 
 
-@each("damage", ["cut", "longer", "meta", "no sums", "remove"])
+@each("damage", ["cut", "longer", "meta", "no sums", "remove", "pipe"])
 def test_damaged_cache_is_rebuilt(path, tmp_path, damage):
     whole = tokenize(open_source(str(path)), ByteTokenizer(), tmp_path)
     expected = np.asarray(whole.validation)
@@ -112,6 +112,7 @@ def test_damaged_cache_is_rebuilt(path, tmp_path, damage):
         "meta": lambda: (file.parent / "meta.json").write_text("{"),
         "no sums": file.with_suffix(".crc32").unlink,
         "remove": file.unlink,
+        "pipe": lambda: (file.unlink(), os.mkfifo(file)),
     }
     acts[damage]()
     again = tokenize(open_source(str(path)), ByteTokenizer(), tmp_path)

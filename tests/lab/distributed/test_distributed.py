@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,8 @@ import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from geonorm.errors import ConfigError
 from geonorm.lab import storage
-from geonorm.lab.config import TrainConfig
-from geonorm.lab.distributed.ranks import World
-from geonorm.lab.resolve import resolve
 from geonorm.lab.runs.folder import read_rows
-from geonorm.settings import from_dict
 
 from ...rows import each
 from ..conftest import without
@@ -177,19 +171,6 @@ def test_alone_is_said_where_ranks_are_needed(call: Any, tiny: list[str], tmp_pa
         result = call(verb, *tiny, "--out", tmp_path / "out", "--runtime.parallel", kind)
         assert result.status == 2 and "needs torchrun: torchrun --nproc-per-node N" in result.err
         assert not (tmp_path / "out").exists()
-
-
-@each(
-    "settings, said",
-    [
-        ({"batch_size": 6, "runtime": {"accumulate": 2}}, "must be a multiple of 2 ranks times runtime.accumulate"),
-        ({"runtime": {"parallel": "fsdp", "shard_size": 3}}, "a number of ranks that is a multiple of it"),
-    ],
-)
-def test_settings_that_do_not_fit_two_ranks(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(said)):
-        resolve(from_dict(TrainConfig, {"preset": "nano", **settings}), World(size=2))
-    assert resolve(TrainConfig(), World()).layout == "none"
 
 
 def settings(text: Path, **changes: Any) -> dict[str, Any]:

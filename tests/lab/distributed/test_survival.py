@@ -111,17 +111,6 @@ def test_disk_filled_while_two_ranks_save(ranks: Any, tiny: list[str], call: Any
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_read_only_disk(train: Any, after: Any, disk: Path) -> None:
-    with after(4):
-        assert train(disk / "run", "--steps", 9).status == 130
-    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-    result = train(disk / "run", "--steps", 9)
-    assert result.status == 2 and "Read-only file system" in result.err and len(result.err.splitlines()) == 1
-    subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
-    result = train(disk / "run", "--steps", 9)
-    assert result.status == 0 and "at step 4 of 9" in result.out
-
-
 @each(
     "damage",
     [

@@ -17,7 +17,6 @@ from geonorm.errors import ConfigError
 from geonorm.lab.data import open_source
 from geonorm.lab.evaluate import evaluate as use, generate
 from geonorm.lab.open import open_run
-from geonorm.models import Decoder, DecoderConfig
 
 from ...rows import each
 
@@ -159,22 +158,6 @@ def test_runs_and_texts_that_cannot_be_evaluated(run: Path, call: Any, text: Pat
         result = call("generate", run)
         assert result.status == 2 and message in result.err
         (tmp_path / "away").rename(run / name)
-
-
-def test_held_out_counts_bytes_not_tokens() -> None:
-    """With uniform logits: log(vocabulary) nats a token, and bits per byte by the bytes of the targets."""
-    from geonorm.lab.train.evaluate import evaluate_held_out
-
-    model = Decoder(DecoderConfig(layers=1, width=8, heads=2, hidden=8, vocab_size=16, context=4))
-    torch.nn.init.zeros_(model.head.weight)
-    ids = torch.arange(8).view(2, 4)
-    sizes = torch.arange(16).numpy()
-    model.train()
-    result = evaluate_held_out(model, [(ids, ids + 1), (ids[:1], ids[:1])], sizes, torch.device("cpu"))
-    size = sum(range(1, 9)) + sum(range(4))
-    assert result["tokens"] == 12 and result["bytes"] == size and model.training
-    assert result["val_loss"] == pytest.approx(math.log(16), abs=1e-6)
-    assert result["val_bpb"] == pytest.approx(12 * 4 / size, abs=1e-6)
 
 
 def test_tensorboard_reads_every_step_once(train: Any, after: Any, tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from geonorm import elsewhere
 from geonorm.lab.data.tokenizer import BYTE_JSON
+from geonorm.lab.load import read_run
 from geonorm.lab.runs import environment
-from geonorm.report import runs as reports
 
 RULE = """
 from dataclasses import dataclass
@@ -137,7 +137,7 @@ def test_versions_of_each_part(train: Any, own: Path, monkeypatch: pytest.Monkey
     found = json.loads((run / "environment.json").read_text())
     assert [part["torch"] for part in found] == [real(environment.torch.device("cpu"))["torch"], "9.9.9", "9.9.9"]
     assert [part["step"] for part in found] == [0, 2, 2]
-    assert reports.read_run(run).environment == found
+    assert read_run(run).environment == found
 
 
 def test_readers_use_the_source_of_the_run(train: Any, call: Any, own: Path) -> None:
@@ -172,10 +172,3 @@ def test_settings_from_a_file_run_no_code_of_a_stranger(train: Any, call: Any, o
     assert content(run) == before and not (own / "model").exists() and not (own / "found").exists()
     allowed = call("eval", run, "--data", "text.txt", "--trust-code")
     assert allowed.status == 0 and allowed.err == ""
-
-
-def test_settings_cannot_trust_themselves(call: Any, own: Path) -> None:
-    (own / "config.yaml").write_text("trust_code: true\nscheme: ./half_rule.py:Half\n")
-    for words, line in (([], "names code, ./half_rule.py"), (["--trust-code"], "unknown setting 'trust_code'")):
-        refused = call("train", "--config", "config.yaml", *words)
-        assert refused.status == 2 and line in refused.err

@@ -10,11 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from geonorm.lab.config import TrainConfig
-from geonorm.lab.resolve import resolve
-from geonorm.lab.runs.folder import write_settings
 from geonorm.lab.train import branch
-from geonorm.settings import from_dict
 
 from ...rows import each
 from ..conftest import summary, without
@@ -184,23 +180,3 @@ def test_what_is_left_of_a_shorter_run_stays(train: Any, losses: Any, tmp_path: 
     messages = {"its checkpoint": "step-6", "its checkpoints": "none of its checkpoints is of the first 6"}
     assert refused.status == 2 and messages.get(damage, "not 20, that diverged") in refused.err
     assert contents(run) == before
-
-
-def test_a_run_without_checkpoints_begins_anew(train: Any, losses: Any, tmp_path: Path) -> None:
-    """Killed before its first save: there is nothing to lose."""
-    run, planned = tmp_path / "run", tmp_path / "planned"
-    assert train(run, *WSD, "--steps", 10).status == 0
-    shutil.rmtree(run / "checkpoints")
-    (run / "summary.json").unlink()
-    assert train(run, *WSD, "--steps", 20).status == 0 and train(planned, *WSD, "--steps", 20).status == 0
-    assert losses(run) == losses(planned)
-
-
-@each("average, last", [(0.0, 60), (0.2, 60), (0.8, 40)])
-def test_what_is_shared_ends_where_weights_are_averaged(average: float, last: int, tmp_path: Path) -> None:
-    """The mean over the last steps of a run is of its own steps, whichever trunk they lie in."""
-    settings = {"optim": {"schedule": "wsd", "warmup_steps": 2, "cooldown": 0.4}, "evaluation": {"average": average}}
-    write_settings(tmp_path / "config.yaml", {**settings, "steps": 100})
-    setup = resolve(from_dict(TrainConfig, {**settings, "steps": 200, "branch": str(tmp_path)}))
-    prefix = branch.find_shared_prefix(setup.folder, setup.schedule)
-    assert prefix is not None and prefix.last == last

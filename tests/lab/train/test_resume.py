@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +13,6 @@ from safetensors.torch import load_file
 
 from geonorm.lab.data.batches import Batches
 from geonorm.lab.open import open_run
-from geonorm.lab.runs.folder import read_rows
 from geonorm.lab.storage import saved_steps
 from geonorm.lab.train import loop
 
@@ -54,59 +48,6 @@ def test_ten_steps_equal_five_and_five(
 def test_a_last_step_that_is_interrupted_is_the_end(train: Any, after: Any, tmp_path: Path) -> None:
     with after(4):
         assert train(tmp_path / "run", "--steps", 4).status == 0
-
-
-@pytest.fixture
-def process(tiny: list[str]) -> Any:
-    """Starts `geonorm train` as a process and waits until its metrics are at a step in `steps`."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(out: Path, steps: range, *options: Any) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "geonorm", "train", *tiny, "--out", str(out), *map(str, options)]
-        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
-        started.append(running)
-        while max((row["step"] for row in read_rows(out / "metrics.jsonl")), default=0) not in steps:
-            assert running.poll() is None, running.communicate()
-            time.sleep(0.01)
-        return running
-
-    yield start
-    for running in started:
-        running.kill()
-        running.communicate()
-
-
-def test_killed_then_interrupted_then_whole(process: Any, train: Any, losses: Any, after: Any, tmp_path: Path) -> None:
-    """SIGKILL in the middle; a second process is refused meanwhile; SIGINT of the real command; then the rest."""
-    run, steps = tmp_path / "run", 3000
-    options = ["--steps", steps, "--checkpoint.every", 10, "--evaluation.every", steps]
-    running = process(run, range(25, steps), *options)
-    refused = train(run, *options)
-    assert refused.status == 2 and "in use by another process" in refused.err
-    running.kill()
-    running.communicate()
-    rows = (run / "metrics.jsonl").read_text()
-    beyond = json.dumps({"step": steps - 1, "loss": 7.0})
-    (run / "metrics.jsonl").write_text(f'{rows}{beyond}\n{{"step": 999')  # as a crash may leave it
-    saved = max(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*"))
-    assert saved <= len(rows.splitlines()) < steps
-    (run / "checkpoints" / ".step-5.77").mkdir()  # a save that was cut short
-
-    running = process(run, range(saved + 5, steps - 1), *options)
-    running.send_signal(signal.SIGINT)
-    out, err = running.communicate()
-    assert running.returncode == 130 and f"resuming {run} at step {saved} of {steps}" in out
-    assert err.startswith("stopped at step") and err.endswith("the same command goes on from there\n")
-    assert len(err.splitlines()) == 1
-
-    made = losses(run)
-    assert [row[0] for row in made] == list(range(1, len(made) + 1))
-    assert not list((run / "checkpoints").glob(".*"))
-    straight = tmp_path / "straight"
-    with after(len(made)):
-        train(straight, "--steps", steps, "--evaluation.every", steps)
-    assert losses(straight) == made
-    assert same(run, straight, len(made))
 
 
 def flip(path: Path, at: int = -5) -> None:

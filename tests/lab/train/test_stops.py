@@ -17,7 +17,6 @@ import pytest
 from geonorm.errors import CheckpointError
 from geonorm.lab import checkpoint
 from geonorm.lab.runs.folder import LOCK, check_free, lock_folder
-from geonorm.lab.train.signals import PARENT
 
 from ..conftest import summary
 
@@ -53,14 +52,6 @@ def test_lost_terminal(train: Any, after: Any, tmp_path: Path, number: signal.Si
     goes_on = ignored and number == signal.SIGHUP
     assert result.status == (0 if goes_on else 130) and stopped_early(tmp_path / "run") is not goes_on
     assert goes_on or 0 < summary(tmp_path / "run")["stopped_within"] < 60
-
-
-def test_killed_parent(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process that started the run is not its parent any more: the run saves and ends."""
-    monkeypatch.setenv(PARENT, "1" if os.getppid() != 1 else "2")
-    result = train(tmp_path / "run", "--steps", "100000", "--checkpoint.every", "100000")
-    assert result.status == 130 and PARENT not in os.environ
-    assert checkpoint.saved_steps(tmp_path / "run" / "checkpoints")
 
 
 def test_removed_folder_does_not_grow_back(train: Any, after: Any, tmp_path: Path) -> None:

@@ -82,13 +82,6 @@ def test_every_scheme_has_a_trace_that_joins_up(scheme: str, block: str) -> None
         json.dumps(row, allow_nan=False)
 
 
-def test_a_norm_that_takes_the_mean_out_turns_the_stream() -> None:
-    for scheme, norm, low, high in (("pre", "rms", 0, 1e-3), ("pre(entry=embedding)", "layer", 0.05, 1)):
-        assert low <= lab.trace(model(scheme, norm=norm), IDS, 1, {}).sites[0]["rotation"] < high
-    mixed = lab.trace(model("mix(a=post, b=pre, share=0.5)"), IDS, 1, {}).sites
-    assert [row["scheme"] for row in mixed] == ["post", "post", "pre", "pre"]
-
-
 @each("scheme", ["geonorm", "geonorm(max_angle=1e-3)", "geonorm(decay=constant, learn=gain)"])
 def test_the_angle_of_a_geodesic_step_is_its_law(scheme: str) -> None:
     """The angle is linear in h, clamped or not, so first order is exact."""
@@ -140,12 +133,6 @@ def test_speed_is_the_scheme_s() -> None:
         assert row["speed"] == pytest.approx(4.0 * 4**0.25, rel=1e-3)
 
 
-def test_share_of_clamped_tokens() -> None:
-    for fields, share in (("max_angle=1e-6", 1.0), ("max_angle=3.0, alpha=1e-3", 0.0)):
-        rows = lab.trace(model(f"geonorm(decay=constant, {fields})"), IDS, 1, {}).sites
-        assert [row["clamped"] for row in rows] == [share] * 4
-
-
 def test_gradient_norms_add_up() -> None:
     decoder = model("geonorm")
     decoder.loss(IDS, IDS).backward()
@@ -161,42 +148,6 @@ def test_gradient_norms_add_up() -> None:
     rows = lab.trace(decoder, IDS, 1, lab.read_gradients(decoder)).sites
     for row in rows:
         assert [row[name] for name in lab.GRADIENTS] == [norms[row["layer"], row["kind"]].get(n) for n in lab.GRADIENTS]
-
-
-def test_rows_of_norms_are_what_the_norms_did() -> None:
-    """A plain computation in fp64 from what goes in and out, gains and biases away from their start."""
-    decoder = model("peri(entry=embedding)", norm="layer")
-    for name, p in decoder.named_parameters():
-        if ".own." in name:
-            torch.nn.init.normal_(p, 0.5)
-    passed: list[tuple[str, torch.Tensor, torch.Tensor]] = []
-    handles = [
-        module.register_forward_hook(lambda m, xs, y, name=name: passed.append((name, xs[0].double(), y.double())))
-        for name, module in decoder.named_modules()
-        if ".own." in name
-    ]
-    decoder(IDS)
-    for handle in handles:
-        handle.remove()
-    rows = lab.trace(decoder, IDS, 1, {}).norms
-    assert [row["norm"] for row in rows] == [*(["input", "output"] * 4), "norm"]
-    for row, (_, x, y) in zip(rows, passed, strict=True):
-        ones = torch.ones(16, dtype=torch.float64) / 4
-        cosine = torch.nn.functional.cosine_similarity(x, y, dim=-1)
-        assert row["norm_before"] == pytest.approx(x.norm(dim=-1).mean().item(), rel=1e-6)
-        assert row["rotation"] == pytest.approx(cosine.acos().mean().item(), rel=1e-5)
-        for end, z in (("before", x), ("after", y)):
-            share = (z @ ones).square() / z.square().sum(-1)
-            assert row[f"share_ones_{end}"] == pytest.approx(share.mean().item(), rel=1e-5)
-
-
-def test_hooks_go_when_a_pass_fails() -> None:
-    decoder = model("pre")
-    with pytest.raises(IndexError), watch(decoder, lambda *_: None):
-        decoder(IDS + 10**6)
-    with pytest.raises(IndexError):
-        lab.trace(decoder, IDS + 10**6, 1, {})
-    assert hooks(decoder) == 0 and decoder.training
 
 
 def test_training_is_the_same_with_and_without(train: Any, losses: Any, tmp_path: Path) -> None:
