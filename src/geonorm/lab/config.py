@@ -153,8 +153,8 @@ class Tokens(Settings):
     prefix = "tokens."
 
     tokenizer: str = "bpe"
-    """byte, bpe (trained on the training text, as many tokens as model.vocab_size), or a tokenizer.json. Tokens are
-    kept in $GEONORM_CACHE, or ~/.cache/geonorm."""
+    """byte, bpe (trained on the training text, as many tokens as model.vocab_size), or a tokenizer.json; of token ids
+    none. Tokens are kept in $GEONORM_CACHE, or ~/.cache/geonorm."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,8 @@ class Shared(Settings):
     """Size of the model: nano, nano-gpt2, nano-bert, modern, mini, 125m, paper-125m, bert-base, modern-d12,
     350m, 1.3b, 7b, 70b."""
     data: str = "stdlib"
-    """Text: a file, a folder, JSONL, Parquet, a corpus in $GEONORM_DATA, a Hugging Face dataset, stdlib (built in)."""
+    """Text: a file, a folder, JSONL, Parquet, a corpus in $GEONORM_DATA, a Hugging Face dataset, stdlib (built in); or
+    token ids: .npy, .bin of nanoGPT and llm.c."""
     objective: Goal = "causal"
     """What is trained: causal, the next token; mlm, 15 % of the tokens, masked, by a model that sees both sides."""
     recipe: Literal["shared", "own"] = "shared"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from .. import hf
+from ..errors import CheckpointError
 from ..hf.card import loading
 from ..hf.export import check_target, export
 from ..hf.layouts import architecture
@@ -22,6 +23,8 @@ def export_run(options: ExportConfig) -> list[str]:
     path = Path(run_of(options.run, options.scheme))
     summary, environment, _ = read_finished(path)
     run = open_run(path)
+    if run.tokenizer.name == "none":
+        raise CheckpointError(f"{path} was trained on token ids and has no tokenizer: a model folder needs one")
     shape = run.model.config
     model_type = architecture(shape, options.layout)
     text = hf.card(shape, to_dict(run.config), summary, environment, model_type, options.remote_code)

@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
@@ -31,6 +31,7 @@ from .files import (
     suffix_of,
     text_field,
 )
+from .ids import TOKEN_SUFFIXES, Spans, token_span
 
 Split = Literal["train", "validation"]
 SPLITS: tuple[Split, Split] = ("train", "validation")
@@ -61,9 +62,13 @@ class Source:
     """True if it came with text to validate on; else that was held out of its own."""
     sums: tuple[str, ...] = ()
     """SHA-256 of each file when it was opened."""
+    spans: Mapping[Split, Spans] = field(default_factory=dict, repr=False, compare=False)
+    """Of token ids in the place of text: where those of a split lie."""
 
     def documents(self, split: Split) -> Iterator[str]:
-        """A fresh lazy iterator over the documents (non-empty strings) of a split."""
+        """A fresh lazy iterator over the documents (non-empty strings) of a split. DataError for token ids."""
+        if self.spans:
+            raise DataError(f"{self.name} holds token ids and no text: only training and evaluation can read it")
         return self.splits[split]()
 
     def check_unchanged(self) -> None:
@@ -98,6 +103,8 @@ def open_source(spec: str) -> Source:
     parts = find_local(spec)
     if parts is None:
         return open_hub(spec)
+    if any(suffix_of(path) in TOKEN_SUFFIXES for path in parts.train):
+        return open_ids(parts)
     lines = [f"geonorm source {FORMAT}"]
     splits: dict[Split, Documents] = {}
     sums: list[str] = []
@@ -120,6 +127,22 @@ def open_source(spec: str) -> Source:
     fingerprint = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     files = parts.train + parts.validation
     return Source(parts.name, fingerprint, files, splits, bool(parts.validation), tuple(sums))
+
+
+def open_ids(parts: LocalFiles) -> Source:
+    """Token ids of local files, in order; without validation files the last 5 % of them are held out."""
+    train, held_out = ([token_span(path) for path in files] for files in (parts.train, parts.validation))
+    if not held_out:  # there is one file: of a folder only parts by name are read
+        border = train[0].stop - max(1, round(HELD_OUT_SHARE * train[0].stop))
+        train, held_out = [replace(train[0], stop=border)], [replace(train[0], start=border)]
+    files = parts.train + parts.validation
+    sums = tuple(map(sha256_of, files))
+    if set(sums[: len(parts.train)]) & set(sums[len(parts.train) :]):
+        raise DataError(f"{parts.name}: a validation file has the content of a training file: take one of them out")
+    identity = "\n".join(["geonorm ids 1", str(len(parts.train)), *sums])
+    spans: dict[Split, Spans] = {"train": tuple(train), "validation": tuple(held_out)}
+    fingerprint = hashlib.sha256(identity.encode()).hexdigest()
+    return Source(parts.name, fingerprint, files, {}, bool(parts.validation), sums, spans)
 
 
 def read_all(files: tuple[Path, ...]) -> Iterator[str]:
@@ -183,7 +206,9 @@ def split_by_name(folder: Path) -> dict[Split, list[Path]]:
     dot or dash of their names, as in the Hub's ``train-00000-of-00002.parquet``. Else nothing."""
     named: dict[str, list[Path]] = {}
     for path in entries(folder):
-        if path.is_dir() or is_in_folder(path, DATA_SUFFIXES):  # a program's train.py and test.py are no parts
+        if path.is_dir() or is_in_folder(
+            path, (*DATA_SUFFIXES, *TOKEN_SUFFIXES)
+        ):  # a program's train.py and test.py are no parts
             named.setdefault(re.split("[.-]", path.name)[0], []).append(path)
     train, held_out = (
         next((named[name] for name in names if name in named), []) for names in (TRAIN_NAMES, HELD_OUT_NAMES)

@@ -21,6 +21,9 @@ from .source import Source
 
 END = "<|endoftext|>"
 MASK = "<|mask|>"
+NONE = '{"tokenizer": "none", "vocab_size": '
+"""How the tokenizer.json of a run on token ids begins."""
+NO_TOKENIZER = "this model was trained on token ids and has no tokenizer: it reads and writes no text"
 MASK_NAMES = (MASK, "[MASK]", "<mask>")
 END_NAMES = (END, "<|end_of_text|>", "<|end|>", "<eos>", "</s>", "[SEP]", "<|im_end|>", "<|eot_id|>")
 BPE_FORMAT = 1  # raise it whenever the training below changes
@@ -90,6 +93,22 @@ class ByteTokenizer(Tokenizer):
         return np.array([1] * 256 + [0], dtype=np.int64)
 
 
+class NoTokenizer(Tokenizer):
+    """Of token ids that another program made: nothing is known of the text that they stand for."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.name, self.vocab_size, self.eos, self.json = "none", vocab_size, -1, f"{NONE}{vocab_size}}}"
+
+    def encode(self, texts: list[str]) -> list[TokenIds]:
+        raise DataError(NO_TOKENIZER)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        raise DataError(NO_TOKENIZER)
+
+    def token_bytes(self) -> NDArray[np.int64]:
+        return np.zeros(self.vocab_size, dtype=np.int64)
+
+
 class FileTokenizer(Tokenizer):
     """A ``tokenizer.json`` run by the tokenizers library. end: the end-of-document token where the vocabulary has none
     of the usual names; tokenizer.json does not say which it is, the files beside it do. It is `own_end` then."""
@@ -154,10 +173,16 @@ def load_tokenizer(
     may be compressed (``.gz``, ``.xz``). mask: with a mask token, which ``bpe`` has among its ids and the others get
     behind theirs if they have none.
     """
+    if source.spans:
+        if spec not in ("bpe", "none"):
+            raise DataError(f"{source.name} holds token ids: they need no tokenizer, leave {spec} out")
+        return NoTokenizer(vocab_size)
     if spec == "bpe":
         tokenizer = load_bpe(source, vocab_size, cache or cache_folder(), [END, *([MASK] if mask else [])])
     else:
         text = BYTE_JSON if spec == "byte" else read_bytes(find_tokenizer(spec)).decode(errors="replace")
+        if text.startswith(NONE):
+            return NoTokenizer(vocab_size)
         tokenizer = ByteTokenizer() if text == BYTE_JSON else FileTokenizer(Path(spec).name.split(".")[0], text)
     if mask and tokenizer.mask is None:
         tokenizer = add_mask(tokenizer)

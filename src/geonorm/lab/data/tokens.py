@@ -126,7 +126,7 @@ def write_tokens(folder: Path, source: Source, tokenizer: Tokenizer, progress: P
     for split in SPLITS:
         counts, unknown = {"documents": 0, "tokens": 0, "bytes": 0}, 0
         with (folder / f"{split}.bin").open("w+b") as file:
-            for batch in pieces_in_batches(source.documents(split)):
+            for batch in pieces_in_batches(iter(()) if source.spans else source.documents(split)):
                 for (text, ends), ids in zip(batch, tokenizer.encode([text for text, _ in batch]), strict=True):
                     data = np.append(ids, ids.dtype.type(tokenizer.eos)) if ends else ids
                     file.write(content := data.tobytes())
@@ -136,6 +136,12 @@ def write_tokens(folder: Path, source: Source, tokenizer: Tokenizer, progress: P
                     counts["bytes"] += len(text.encode())
                     scored += int(lengths[ids].sum())
                     unknown += int((ids == tokenizer.unknown).sum())
+                progress(split, counts["tokens"])
+            for ids in (ids for span in source.spans.get(split, ()) for ids in span.read()):
+                check_ids(source, ids, tokenizer)
+                file.write(content := ids.astype(tokenizer.dtype).tobytes())
+                digest.update(content)
+                counts["documents"], counts["tokens"] = 1, counts["tokens"] + len(ids)
                 progress(split, counts["tokens"])
             file.seek(0)
             sums = [zlib.crc32(block) for block in iter(lambda: file.read(BLOCK), b"")]
@@ -161,6 +167,16 @@ def write_tokens(folder: Path, source: Source, tokenizer: Tokenizer, progress: P
         "sha256": digest.hexdigest(),
     }
     (folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+
+
+def check_ids(source: Source, ids: NDArray[Any], tokenizer: Tokenizer) -> None:
+    """DataError for ids that a vocabulary does not have."""
+    least, most = int(ids.min()), int(ids.max())
+    if tokenizer.name != "none":
+        raise DataError(f"{source.name} holds token ids, and this model reads text by its tokenizer: give text")
+    if least < 0 or most >= tokenizer.vocab_size:
+        wrong, size = (least, "") if least < 0 else (most, f": set --model.vocab_size {most + 1} or more")
+        raise DataError(f"{source.name} holds the id {wrong}, the model's vocabulary is {tokenizer.vocab_size}{size}")
 
 
 def inspect_source(source: Source, tokenizer: Tokenizer | None = None) -> dict[str, Any]:

@@ -30,8 +30,8 @@ def evaluate_held_out(
     accuracy: bool = False,
 ) -> dict[str, float]:
     """val_loss in nats per predicted token, val_bpb in bits per byte of UTF-8 of those tokens (comparable between
-    tokenizers where all tokens are predicted), and counts of both; with `accuracy` also val_accuracy, the share of
-    predicted tokens that the model holds for the likeliest.
+    tokenizers where all tokens are predicted; absent where tokens have no text), and counts of both; with `accuracy`
+    also val_accuracy, the share of predicted tokens that the model holds for the likeliest.
 
     model: a Decoder, or what has its `loss`, `forward`, `eval` and `train`. token_bytes: bytes of each token
     (vocabulary,); special tokens count 0. Ranks take turns at the batches; every rank gets the same result, that of one
@@ -57,7 +57,9 @@ def evaluate_held_out(
                 size += float(token_bytes[predicted].sum())
     total, count, length, correct = world.total([nats.item(), tokens, size, hits.item()])
     tokens, size = int(count), int(length)
-    result = {"val_loss": total / tokens, "val_bpb": total / log(2) / max(1, size), "tokens": tokens, "bytes": size}
+    result = {"val_loss": total / tokens, "tokens": tokens, "bytes": size}
+    if size:
+        result["val_bpb"] = total / log(2) / size
     return result | ({"val_accuracy": correct / tokens} if accuracy else {})
 
 
@@ -83,7 +85,7 @@ def with_perplexity(result: dict[str, float]) -> dict[str, Any]:
         "loss": finite_or_none(loss),
         **({"accuracy": result["val_accuracy"]} if "val_accuracy" in result else {}),
         "perplexity": exp(loss) if loss < 700 else None,
-        "bits_per_byte": finite_or_none(result["val_bpb"]),
+        "bits_per_byte": finite_or_none(result.get("val_bpb")),
         "tokens": result["tokens"],
         "bytes": result["bytes"],
     }

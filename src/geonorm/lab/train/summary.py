@@ -76,8 +76,9 @@ def progress_line(row: dict[str, Any], steps: int, left: float | None) -> str:
 
 
 def result_line(summary: dict[str, Any]) -> str:
-    """What a run came to: its held-out loss and bits per byte."""
-    return f"val_loss {summary['val_loss']:.4f}  bits per byte {summary['val_bpb']:.4f}"
+    """What a run came to: its held-out loss and, of text, bits per byte."""
+    bpb = summary.get("val_bpb")
+    return f"val_loss {summary['val_loss']:.4f}" + ("" if bpb is None else f"  bits per byte {bpb:.4f}")
 
 
 def peak_memory(device: torch.device) -> int:

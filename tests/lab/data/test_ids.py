@@ -1,0 +1,95 @@
+"""Token ids of other programs as data: the ids that were written are those that are trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from geonorm.errors import DataError
+from geonorm.lab.data import load_tokenizer, open_source, tokenize
+
+from ...rows import each
+from ..conftest import summary
+
+IDS = np.random.default_rng(0).integers(0, 250, 4000)
+HEADER = np.zeros(256, "<i4")
+HEADER[:3] = 20240520, 1, len(IDS)
+
+
+def llm_c(path: Path, ids: Any) -> None:
+    path.write_bytes(HEADER.tobytes() + ids.astype("<u2").tobytes())
+
+
+WRITERS: list[tuple[str, Callable[[Path, Any], Any]]] = [
+    ("a.bin", lambda path, ids: ids.astype("<u2").tofile(path)),
+    ("b.bin", llm_c),
+    ("a.npy", lambda path, ids: np.save(path, ids.astype(np.uint16))),
+    ("b.npy", lambda path, ids: np.save(path, ids.astype(np.int32))),
+]
+
+
+@each("name, write", WRITERS)
+def test_ids_are_read_as_they_are(name: str, write: Any, tmp_path: Path) -> None:
+    write(tmp_path / name, IDS)
+    source = open_source(str(tmp_path / name))
+    data = tokenize(source, load_tokenizer("bpe", source, 250), tmp_path / "cache")
+    assert (np.asarray(data.train) == IDS[:3800]).all() and (np.asarray(data.validation) == IDS[3800:]).all()
+    with pytest.raises(DataError, match=r"holds the id 249, the model's vocabulary is 249: set --model.vocab_size 250"):
+        tokenize(source, load_tokenizer("none", source, 249), tmp_path / "cache")
+
+
+def test_a_folder_of_nanogpt_has_its_own_split(tmp_path: Path) -> None:
+    for name, ids in (("train", IDS[:3000]), ("val", IDS[3000:])):
+        ids.astype("<u2").tofile(tmp_path / f"{name}.bin")
+    source = open_source(str(tmp_path))
+    data = tokenize(source, load_tokenizer("none", source, 257), tmp_path / "cache")
+    assert source.own_split and (np.asarray(data.validation) == IDS[3000:]).all() and len(data.train) == 3000
+    (tmp_path / "val.bin").write_bytes((tmp_path / "train.bin").read_bytes())
+    with pytest.raises(DataError, match="has the content of a training file"):
+        open_source(str(tmp_path))
+
+
+@each(
+    "name, content, line",
+    [
+        ("a.bin", b"odd", "3 bytes are no whole uint16 tokens"),
+        ("a.bin", HEADER.tobytes() + b"ab", "2 bytes are no 4000 tokens that its header names"),
+        ("a.npy", b"\x93NUMPY\x01\0\xff\xff", "not a readable .npy file"),
+        ("m.bin", b"abcd", "Megatron's format .* is not read"),
+    ],
+)
+def test_what_holds_no_ids_is_one_line(name: str, content: bytes, line: str, tmp_path: Path) -> None:
+    (tmp_path / "m.idx").touch()
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=line):
+        open_source(str(tmp_path / name))
+
+
+def test_arrays_of_another_kind_and_ids_below_zero(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    for array, line in ((np.zeros((2, 2), np.int32), "of shape"), (np.zeros(9), "float64 of shape")):
+        np.save(path, array)
+        with pytest.raises(DataError, match=line):
+            open_source(str(path))
+    np.save(path, -np.ones(99, np.int32))
+    source = open_source(str(path))
+    with pytest.raises(DataError, match="holds the id -1"):
+        tokenize(source, load_tokenizer("none", source, 257), tmp_path / "cache")
+
+
+def test_a_run_on_ids_measures_nats_and_refuses_text(train: Any, call: Any, text: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", IDS.astype(np.uint16))
+    out = tmp_path / "run"
+    result = train(out, "--data", tmp_path / "ids.npy", "--tokens.tokenizer", "none", "--steps", 2)
+    assert result.status == 0 and "bits per byte" not in result.out, result.err
+    assert summary(out)["val_loss"] > 0 and summary(out)["val_bpb"] is None
+    evaluated = call("eval", out, "--data", tmp_path / "ids.npy")
+    assert evaluated.status == 0 and "bits_per_byte" in evaluated.out, evaluated.err
+    for words in (["generate", out], ["generate", out, "--prompt", "a"], ["eval", out, "--data", text],
+                  ["export", out, "--to", tmp_path / "to"]):  # fmt: skip
+        refused = call(*words)
+        assert refused.status == 2 and "no tokenizer" in refused.err and refused.err.count("\n") == 1, refused
