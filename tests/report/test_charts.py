@@ -41,6 +41,9 @@ def test_lines_break_where_a_value_is_missing_and_marks_outside_are_left_out() -
     chart.mark("pre", 1, 50.0, "far above")
     chart.mark("pre", 1, math.nan, "nowhere")
     assert len({row["part"] for row in chart.rows["line"]}) == 2 and list(chart.rows) == ["line"]
+    logarithmic = Chart("log", Axis(0, 4), Axis(1, 10, log=True), looks(["pre"]))
+    logarithmic.line("pre", [(1, 0.0), (2, 5.0)])
+    assert [row["y"] for row in logarithmic.rows["line"]] == [5.0]
     chart.curve("pre", [Point(1, 0.5), Point(2, 0.6, 0.5, 0.7)])
     assert len(chart.rows["band"]) == 1 and len(chart.rows["mark"]) == 2
     chart.outline("ring", OUT, "ring")

@@ -91,15 +91,17 @@ def test_a_jump_of_the_loss(train: Any, tmp_path: Path, action: str) -> None:
 
 def test_the_guard_is_one_with_the_count_of_spikes() -> None:
     """What the summary counts afterwards is what the guard sees step by step, restored in the middle or not."""
-    values = [5.0 - 0.01 * i + 0.05 * math.sin(7 * i) for i in range(150)]
+    values = [5.0 - 0.01 * i + 0.05 * math.sin(7 * i) for i in range(280)]
     values[40], values[90], values[91] = 9.0, math.nan, 30.0
+    values[150:] = [value + 5 for value in values[150:]]  # a new level, which is one after a hundred steps
+    strange = [40, 90, 91, *range(150, 250)]
     watch = SpikeWatch()
     flagged = []
     for i, value in enumerate(values):
         if watch(value):
             flagged.append(i)
         watch = SpikeWatch(recent=list(watch.recent), streak=watch.streak)
-    assert flagged == spikes(values) == [40, 90, 91]
+    assert flagged == spikes(values) == strange
 
     guard, flagged = AnomalyGuard(Guard(spike="rewind", nan="rewind")), []
     for i, value in enumerate(values):
@@ -108,7 +110,7 @@ def test_the_guard_is_one_with_the_count_of_spikes() -> None:
             flagged.append(i)
         state, guard = guard.state(), AnomalyGuard(guard.config)
         guard.restore(state)
-    assert flagged == [40, 90, 91]
+    assert flagged == strange
 
 
 WORLD = ["--steps", 12, "--batch_size", 4, "--evaluation.every", 12, "--checkpoint.every", 3]

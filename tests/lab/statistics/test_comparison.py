@@ -32,9 +32,6 @@ def test_paired_is_students_t_interval() -> None:
     assert interval.high == pytest.approx(2 + 4.302652729911275 / math.sqrt(3), rel=1e-9)
     assert not interval.resolved
     assert paired_interval([1.0, 1.1, 1.05]).resolved
-
-
-def test_paired_without_spread() -> None:
     assert paired_interval([0.5])[:4] == (0.5, None, None, None)
     assert paired_interval([]).n == 0 and math.isnan(paired_interval([]).mean)
     assert not paired_interval([0.5]).resolved
@@ -57,10 +54,8 @@ def test_seeds_needed_matches_published_tables(effect: float, expected: int) -> 
 
 
 def test_seeds_needed_says_nothing_where_nothing_can_be_said() -> None:
-    assert seeds_needed([0.1]) is None
-    assert seeds_needed([0.1, 0.1]) is None
-    assert seeds_needed([-1.0, 1.0]) is None
-    assert seeds_needed([math.nan, 1.0]) is None
+    for values in ([0.1], [0.1, 0.1], [-1.0, 1.0], [math.nan, 1.0]):
+        assert seeds_needed(values) is None
     assert seeds_needed(1e-4 + np.array([-1.0, 0.0, 1.0])) == SEED_CAP + 1
 
 

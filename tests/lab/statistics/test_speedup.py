@@ -190,8 +190,5 @@ def test_a_loss_is_found_on_the_curve_or_outside(loss: float, place: float) -> N
     curve = Course(np.array([0.0, 1.0]), np.array([4.0, 3.0]), np.ones(2))
     assert curve.find(loss) == place
     assert read_speedup(curve, curve, 0.5) is None
-
-
-def test_a_loss_is_reached_where_it_is_reached_for_good() -> None:
     curve = Course(np.array([0.0, 1.0, 2.0, 3.0]), np.array([4.0, 3.0, 3.5, 2.5]), np.ones(4))
     assert 2.0 < curve.find(3.2) < 3.0
