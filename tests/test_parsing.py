@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from geonorm import parse
 from geonorm.cli.arguments import read
 from geonorm.errors import ConfigError
 from geonorm.lab.distributed.ranks import from_bytes, to_bytes
@@ -62,13 +61,6 @@ def test_arguments_that_cannot_be_used(words: list[str], said: str) -> None:
 def test_home_is_found_where_something_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/somewhere")
     assert read(Some, "geonorm test", ["--out=~/runs"]).out == "/somewhere/runs"
-
-
-def test_schemes_with_numbers_that_fp32_has_not_and_with_commas() -> None:
-    with pytest.raises(ConfigError, match="alpha must be a finite number of at most 1e\\+30, got 1e\\+300"):
-        parse("geonorm(alpha=1e300)")
-    with pytest.raises(ConfigError, match="several schemes are separated by spaces"):
-        parse("pre,post")
 
 
 @each("temperature", [1e-320, 1e-40, 1e-37, 1e-9])

@@ -151,14 +151,6 @@ def test_a_state_dict_does_not_move_a_residual_to_another_block(meta: bool, assi
         torch.testing.assert_close(compiled(x), expected)
 
 
-def test_another_branch_may_have_another_dtype() -> None:
-    module = residual("pre")
-    module.branch = nn.Linear(DIM, DIM).to(torch.bfloat16)
-    assert module(stream(module)).dtype == torch.float32
-    module.branch = nn.Identity()
-    assert module(stream(module, torch.float64)).dtype == torch.float64
-
-
 @each("scheme", VARIANTS)
 def test_survives_to_empty_and_reset(scheme: str) -> None:
     with torch.device("meta"):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from geonorm import geodesic_update
-from geonorm.bench import candidates as pool, ops, show
+from geonorm.bench import candidates as pool, ops
 from geonorm.bench.candidates import DTYPES, GAINS, PRE, Candidate, add_norm, candidates, draw_inputs, make_step
 from geonorm.bench.config import OpsBench
 from geonorm.bench.ops import WrongResult, bench_ops, check_candidate, choose_candidates, measure_candidates, row_error
@@ -167,9 +167,3 @@ def test_choice() -> None:
     assert choose_candidates(available, []) == available
     with pytest.raises(ConfigError, match="'closd' is part of no candidate's name; here are geonorm; "):
         choose_candidates(available, ["closd"])
-
-
-def test_columns_of_one_row() -> None:
-    row = {"microseconds": None, "of_copy": (1.0, 0.5, 2.0)}
-    assert show.number_cell("microseconds")(row) == "–" and show.ratio_cell("to_pre")(row) == ""
-    assert show.ratio_cell("of_copy")(row) == "1.00 (0.50 to 2.00)"

@@ -66,21 +66,16 @@ def test_grouped_queries() -> None:
     "changes, says",
     [
         ({"layers": 0}, "model.layers must be at least 1"),
-        ({"vocab_size": 0}, "model.vocab_size must be at least 1"),
-        ({"context": -3}, "model.context must be at least 1"),
         ({"heads": 3}, "even multiple of model.heads 3"),
         ({"width": 12, "heads": 4}, "even multiple"),  # head_dim 3 has no rotary pairs
         ({"width": 13, "heads": 4, "positions": "learned"}, "width 13 must be a multiple of model.heads 4"),
         ({"head_width": 0}, "model.head_width must be at least 1"),
         ({"head_width": 9}, "model.head_width 9 must be even (rotary pairs)"),
         ({"rotary": 0.1}, "model.rotary 0.1 of a head of 32 must be an even number of dimensions"),
-        ({"rotary": 0.0}, "model.rotary 0 of"),
         ({"rotary": 1.5}, "model.rotary 1.5 of"),
         ({"rotary": 0.5, "positions": "learned"}, "model.rotary 0.5 needs model.positions=rope, not learned"),
         ({"kv_heads": 3}, "multiple of model.kv_heads"),
-        ({"kv_heads": 8}, "multiple of model.kv_heads"),
         ({"kv_heads": 0}, "model.kv_heads must be at least 1"),
-        ({"kv_heads": -2}, "model.kv_heads must be at least 1"),
     ],
 )
 def test_shapes_that_do_not_fit(changes: dict[str, Any], says: str) -> None:

@@ -1,15 +1,15 @@
-"""Which path of the geodesic update is taken, what stands in the way of the kernels, and what is said about it."""
+"""How the geodesic update is called: what is refused, which path is taken, what stands in the way of the kernels."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from math import inf, nan
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 import geonorm
 from geonorm import geodesic_update
@@ -17,11 +17,7 @@ from geonorm.errors import ConfigError
 from geonorm.ops import AngleMap, available, backends
 
 from ..rows import each
-
-
-def pair() -> tuple[Tensor, Tensor]:
-    x, u = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
-    return x.requires_grad_(), u.requires_grad_()
+from .geodesic_cases import pair
 
 
 @each(
@@ -68,7 +64,7 @@ def test_a_decay_that_nobody_learns_now_goes_through_the_kernels() -> None:
 
 def test_asking_for_kernels_that_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    x, u = pair()
+    x, u = (t.detach().float() for t in pair())
     monkeypatch.setattr(available, "HAS_TRITON", False)
     with pytest.raises(ConfigError, match=r"not installed: pip install \"geonorm\[kernels\]\""):
         geodesic_update(x, u, backend="triton")
@@ -107,3 +103,51 @@ def test_the_update_does_not_import_triton() -> None:
     script = "import sys, torch\nfrom geonorm import geodesic_update\n"
     script += "geodesic_update(torch.ones(2, 4), torch.ones(2, 4)); assert 'triton' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": source}, check=True)
+
+
+def test_inputs_are_not_written_to() -> None:
+    x, u = (t.detach() for t in pair())
+    x.requires_grad_(), u.requires_grad_()
+    copies = x.clone(), u.clone()
+    weights = torch.randn_like(x)
+    kept = weights.clone()
+    geodesic_update(x, u).backward(weights)
+    assert torch.equal(x, copies[0]) and torch.equal(u, copies[1]) and torch.equal(weights, kept)
+
+
+@each(
+    "arguments, says",
+    [
+        ({"u": torch.ones(3, 5)}, "one shape"),
+        ({"u": torch.ones(4)}, "one shape"),
+        ({"x": torch.tensor(1.0), "u": torch.tensor(1.0)}, "one shape"),
+        ({"x": torch.ones(3, 4, dtype=torch.int64)}, "floating-point"),
+        ({"u": torch.ones(3, 4, dtype=torch.bool)}, "floating-point"),
+        *(({"decay": decay}, "decay must be") for decay in (0.0, -1.0, nan, inf, torch.ones(2, 1), torch.ones(0))),
+        ({"max_angle": 0.0}, "max_angle"),
+        ({"max_angle": -1.0}, "max_angle"),
+        ({"max_angle": 3.2}, "max_angle"),
+        ({"max_angle": nan}, "max_angle"),
+        ({"backend": "refernce"}, "did you mean 'reference'"),
+    ],
+)
+def test_bad_arguments_are_one_line(arguments: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as error:
+        geodesic_update(**({"x": torch.ones(3, 4), "u": torch.ones(3, 4)} | arguments))  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
+
+
+def test_environment_chooses_what_auto_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def path(backend: str = "auto") -> str:
+        x, u = pair()
+        return type(geodesic_update(x, u, backend=backend).grad_fn).__name__
+
+    closed, reference = path("closed"), path("reference")
+    assert closed != reference
+    monkeypatch.delenv("GEONORM_BACKEND", raising=False)
+    assert path() == closed and backends("cpu")["auto"] == "closed"
+    monkeypatch.setenv("GEONORM_BACKEND", "reference")
+    assert path() == reference and path("closed") == closed and backends("cpu")["auto"] == "reference"
+    monkeypatch.setenv("GEONORM_BACKEND", "fast")
+    with pytest.raises(ConfigError, match=r"unknown backend 'fast' .* in \$GEONORM_BACKEND$"):
+        path()

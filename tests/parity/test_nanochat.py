@@ -133,8 +133,3 @@ def test_it_starts_as_nanochat_does() -> None:
         assert found == pytest.approx(drawn, rel=0.01), role
     gate = Decoder(preset("modern")).get_parameter("blocks.3.attn.branch.mix.gate")
     assert gate.eq(0.01).all()
-
-
-def test_the_page_names_it() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "parity.md").read_text(encoding="utf-8")
-    assert f"{CASE['repository']} @ {CASE['commit']}" in page and "`modern`" in page

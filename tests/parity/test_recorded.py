@@ -177,5 +177,5 @@ def test_the_page_lists_every_scheme_and_every_repository() -> None:
     page = (Path(__file__).parents[2] / "docs" / "parity.md").read_text(encoding="utf-8")
     for name in names():
         assert f"`{name}" in page, name
-    for case in [*RECORD["towers"], *RECORD["decoders"], *RECORD["inits"]]:
+    for case in [*RECORD["towers"], *RECORD["decoders"], *RECORD["inits"], *RECORD["models"]]:
         assert f"{case['repository']} @ {case['commit']}" in page

@@ -88,6 +88,17 @@ def rebuild(stack: nn.Module, scheme: str, norm: str) -> tuple[nn.Sequential, li
     return nn.Sequential(*sites, end), pairs
 
 
+def answers(agree: Callable[..., None], theirs: nn.Module, ours: Callable[[Tensor], Tensor], shape: Any) -> None:
+    """Same outputs, and same gradients of the input; leaves those of the parameters behind."""
+    a, b = (torch.sin(torch.arange(160.0).double()).view(shape).requires_grad_() for _ in range(2))
+    out, mine = theirs(a), ours(b)
+    agree(mine, out, "output")
+    weights = torch.cos(torch.arange(160.0).double()).view(shape)
+    (out * weights).sum().backward()
+    (mine * weights).sum().backward()
+    agree(b.grad, a.grad, "gradient of the input")
+
+
 CASES = [(stack, norm) for stack in STACKS for norm in (("dyt",) if stack == "dyt" else ("rms", "layer"))]
 
 
@@ -105,13 +116,7 @@ def test_the_rebuilt_stack_is_the_stack(stack: str, norm: str, agree: Callable[.
     ours, pairs = rebuild(kept, scheme, norm)
     # its orthogonal residual projects over the whole sentence, so there is one token to a sentence
     shape = (2 * TOKENS, 1, DIM) if stack == "orthogonal" else (2, TOKENS, DIM)
-    a, b = (torch.sin(torch.arange(160.0).double()).view(shape).requires_grad_() for _ in range(2))
-    out, mine = theirs(a), ours(b)
-    agree(mine, out, "output")
-    weights = torch.cos(torch.arange(160.0).double()).view(shape)
-    (out * weights).sum().backward()
-    (mine * weights).sum().backward()
-    agree(b.grad, a.grad, "gradient of the input")
+    answers(agree, theirs, ours, shape)
     own = {id(theirs_copy): ours_own for ours_own, theirs_copy in pairs}
     for (name, p), (_, q) in zip(theirs.named_parameters(), kept.named_parameters(), strict=True):
         grad = own.get(id(q), q).grad
@@ -151,13 +156,7 @@ def test_value_residual_is_theirs(agree: Callable[..., None]) -> None:
             own.data.copy_(p.data)
             pairs.append((own, p))
     tie(ours.exit.own["norm"], theirs.final_norm, pairs)
-    a, b = (torch.sin(torch.arange(160.0).double()).view(2, TOKENS, DIM).requires_grad_() for _ in range(2))
-    out, mine = theirs(a), ours.exit(ours.run_blocks(ours.entry(b), None))
-    agree(mine, out, "output")
-    weights = torch.cos(torch.arange(160.0).double()).view(2, TOKENS, DIM)
-    (out * weights).sum().backward()
-    (mine * weights).sum().backward()
-    agree(b.grad, a.grad, "gradient of the input")
+    answers(agree, theirs, lambda x: ours.exit(ours.run_blocks(ours.entry(x), None)), (2, TOKENS, DIM))
     for own, p in pairs:
         agree(own.grad, p.grad, "gradient of a weight")
     assert len(pairs) == len(list(theirs.parameters()))

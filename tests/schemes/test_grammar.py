@@ -90,33 +90,25 @@ def test_the_registry_is_what_is_tested() -> None:
         ("geonorm()", "geonorm"),
         ("  geonorm ( decay = sqrt , ) ", "geonorm(decay=sqrt)"),
         ("geonorm(decay='sqrt')", "geonorm(decay=sqrt)"),
-        ('geonorm(decay="sqrt")', "geonorm(decay=sqrt)"),
         ("geonorm(decay=harmonic, alpha=1, max_angle=pi/4)", "geonorm"),
-        ("geonorm(alpha=2)", "geonorm(alpha=2)"),
         ("geonorm(alpha=+2.50)", "geonorm(alpha=2.5)"),
         ("geonorm(alpha=.5)", "geonorm(alpha=0.5)"),
         ("geonorm(alpha=5e-1)", "geonorm(alpha=0.5)"),
         ("geonorm(alpha=1/3)", "geonorm(alpha=0.3333333333333333)"),
         ("geonorm(alpha=--2)", "geonorm(alpha=2)"),
-        ("geonorm(max_angle=pi)", "geonorm(max_angle=pi)"),
-        ("geonorm(max_angle=pi/8)", "geonorm(max_angle=pi/8)"),
         ("geonorm(max_angle=pi*0.125)", "geonorm(max_angle=pi/8)"),
         ("geonorm(max_angle=3*pi/8)", "geonorm(max_angle=3*pi/8)"),
         ("geonorm(max_angle=pi/2/4)", "geonorm(max_angle=pi/8)"),
         ("geonorm(retraction=2)", "geonorm(retraction=2)"),
-        ("geonorm(retraction=cayley)", "geonorm(retraction=cayley)"),
         ("mix(a=peri, b=geonorm(decay=sqrt), share=1/2)", "mix(a=peri, b=geonorm(decay=sqrt), share=0.5)"),
         ("mix(peri, pre, 0.5)", "mix(a=peri, share=0.5)"),
         ("mix(post, mix(peri, geonorm))", "mix(b=mix(a=peri, b=geonorm))"),
         ("mix(sqrt, pre)", "mix(a=sqrt)"),  # a scheme where the field takes schemes,
         ("pre(decay=sqrt)", "pre(decay=sqrt)"),  # a word where it takes words
-        ("mix(residual_dual, residual_dual)", "mix(a=residual_dual, b=residual_dual)"),
         ("geonorm.schemes:Pre(entry=embedding)", "pre(entry=embedding)"),
         ("first(hybrid(input=norm), hybrid)", "first(a=hybrid(input=norm), b=hybrid)"),  # HybridNorm*
-        ("first(blocks=3)", "first(blocks=3)"),
         ("per_kind(peri, geonorm, ends=mlp)", "per_kind(attn=peri, mlp=geonorm, ends=mlp)"),
         ("per_kind(mlp=first(a=keel(alpha=2)))", "per_kind(mlp=first(a=keel(alpha=2)))"),
-        ("geonorm(decay=0.750)", "geonorm(decay=0.75)"),
         ("pre(decay=1, max_step=pi/4, input=raw)", "pre(decay=1, max_step=pi/4, input=raw)"),
         ("mix(polar, polar(alpha=2))", "mix(a=polar, b=polar(alpha=2))"),
     ],
@@ -143,18 +135,14 @@ def test_a_scheme_passes_through_and_strings_become_schemes() -> None:
         ("geonorm(decay=pre)", "unknown decay 'pre'"),
         ("geonorm(decay=true)", "decay must be harmonic"),
         ("geonorm(alpha=fast)", "alpha must be a number, got 'fast'"),
-        ("geonorm(alpha=true)", "alpha must be a number, got True"),
         ("geonorm(alpha=inf)", "alpha must be a finite number"),
-        ("geonorm(alpha=1e999)", "alpha must be a finite number"),
-        (f"geonorm(alpha={'1' * 400})", "alpha must be a finite number"),
+        ("geonorm(alpha=1e300)", "alpha must be a finite number of at most 1e+30, got 1e+300"),
         (f"geonorm(alpha={'1' * 400}*pi)", "alpha must be a finite number"),
         (f"geonorm(alpha={'1' * 5000})", "cannot read scheme"),
         ("geonorm(alpha=0)", "alpha must be positive"),
         ("geonorm(max_angle=-pi/4)", "max_angle must lie in"),
         ("geonorm(max_angle=pi/0)", "divides by zero"),
         ("geonorm(max_angle=pi/x)", "x is not a number"),
-        ("geonorm(max_angle=pi/)", "cannot read scheme"),
-        ("geonorm(max_angle=-post)", "post is not a number"),
         ("geonorm(retraction=0)", "retraction p must be at least 1e-6"),
         ("pre(decay=-400)", "decay must lie in [-16, 16], as a power of depth, got -400"),
         ("geonorm(retraction=caley)", "did you mean 'cayley'"),
@@ -171,10 +159,8 @@ def test_a_scheme_passes_through_and_strings_become_schemes() -> None:
         ("hyper(n=1)", "n must be at least 2"),
         ("geonorm(decay=inf)", "decay must be a finite number"),
         ("mix(a=3)", "a must be Scheme"),
-        ("mix(a=nonsense)", "unknown scheme 'nonsense'"),
         ("ngpt(alpha=2)", "alpha must lie in"),
         ("geonorm(", "'(' was never closed"),
-        ("geonorm(alpha=", "cannot read scheme"),
         ("geonorm(alpha=1 beta=2)", "cannot read scheme"),
         ("geonorm)", "unmatched ')'"),
         ("geonorm(,)", "cannot read scheme"),
@@ -183,12 +169,8 @@ def test_a_scheme_passes_through_and_strings_become_schemes() -> None:
         ("mix(**pre)", "sets None twice"),
         ("mix(a='pre'(alpha=1))", "'pre' is not a name"),
         ("3", "is not a name"),
-        ("'pre'", "is not a name"),
-        ("geonorm(alpha=1; decay=sqrt)", "cannot read scheme"),
         ("geonorm(decay='sqrt)", "cannot read scheme"),
         ("", "a scheme is a string"),
-        ("  ", "a scheme is a string"),
-        (None, "a scheme is a string"),
         (3, "a scheme is a string"),
     ],
 )
@@ -250,8 +232,6 @@ class Elsewhere(Scheme):
     word: str = "plain"
     count: int = 3
     flag: bool = False
-
-number = 3
 """
 MODULE = "scheme_from_elsewhere"
 
@@ -285,9 +265,6 @@ def test_any_text_in_a_field_round_trips(elsewhere: Any, text: str) -> None:
 @each(
     "text, says",
     [
-        (f"{MODULE}:Elsewhat", "has no attribute"),
-        (f"{MODULE}:number", "is not a subclass"),
-        ("no_such_module_here:Rule", "No module named"),
         (f"{MODULE}:", "cannot read scheme"),
         (f"{MODULE}:Elsewhere(count=0.5)", "count must be a whole number"),
         (f"{MODULE}:Elsewhere(flag=1)", "flag must be true or false"),

@@ -75,6 +75,14 @@ def test_every_mixing_is_its_equation(mix: str, n: int) -> None:
         textbook.same(textbook.written(scheme, parts, site, x, bend), expected)
 
 
+@each("n", [2, 3, 4])
+def test_connections_may_depend_on_no_token(n: int) -> None:
+    for site in textbook.SITES[:2]:
+        scheme, parts = textbook.placed(f"hyper(n={n}, dynamic=none)", site)
+        x, bend = textbook.stream(scheme), textbook.Bend()
+        same(textbook.written(scheme, parts, site, x, bend), textbook.connected(x, bend, weights(parts)))
+
+
 @pytest.mark.parametrize("text", ["mhc(iterations=3000)", "mhc(mix=permutation)"])
 def test_mixing_keeps_the_mean_of_the_streams_and_makes_no_stream_longer(text: str) -> None:
     """Rows and columns sum to 1, and nothing is negative: with an update of 0 the mean stays, the largest shrinks."""

@@ -72,40 +72,6 @@ for words in json.loads(sys.argv[1]):
 """
 
 
-def test_the_whole_way_from_a_file_to_a_report(tmp_path: Path) -> None:
-    """As the installed command runs, in the folder of the file: no process has it on its path, and every run of the
-    comparison is a process of its own."""
-    (tmp_path / "damped_rule.py").write_text(RULE)
-    (tmp_path / "text.txt").write_text("".join(f"{i} times {i % 7} makes {i * (i % 7)}.\n" for i in range(900)))
-    names = ["pre", "damped_rule:Damped(keep=0.5)", "./damped_rule.py:Damped"]
-
-    def geonorm(*commands: list[str]) -> None:
-        own = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        own |= {"PYTHONSAFEPATH": "1", "GEONORM_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
-        words = [sys.executable, "-c", DRIVE, json.dumps(commands)]
-        done = subprocess.run(words, cwd=tmp_path, env=own, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-
-    geonorm(["compare", "--schemes", *names, "--out", "out", "--seeds", "1", *SHAPE])
-    found = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert [row["scheme"] for row in found["schemes"]] == names
-    assert all(run["status"] == "finished" and 2 < run["val_loss"] < 9 for run in found["runs"])
-    assert all(name in (tmp_path / "out" / "report.html").read_text() for name in names)
-    paths = [f"out/runs/{run['run']}" for name in names[1:] for run in found["runs"] if run["scheme"] == name]
-    for path, name in zip(paths, names[1:], strict=True):
-        rows = [json.loads(line) for line in (tmp_path / path / "trace.jsonl").read_text().splitlines()]
-        assert {row["scheme"] for row in rows} == {name} and len(rows) % 4 == 0
-        (kept,) = (tmp_path / path / "schemes").rglob("*.py")
-        assert kept.read_text() == RULE
-    geonorm(
-        *(["eval", path, "--data", "text.txt", "--tokens", "64", "--trust-code"] for path in paths),
-        ["generate", paths[0], "--prompt", "3 times", "--tokens", "4", "--trust-code"],
-        ["probe", *paths, "--data", "text.txt", "--tokens", "64", "--out", "geometry", "--trust-code"],
-        ["export", paths[1], "--to", "model", "--trust-code"],
-        ["eval", "model", "--data", "text.txt", "--tokens", "64", "--trust-code"],
-    )
-
-
 SOFT = """
 from dataclasses import dataclass
 from geonorm import Placement
@@ -132,21 +98,44 @@ assert len(scales) == 4 and all(p.grad is not None for name, p in model.named_pa
 """
 
 
-def test_six_lines_are_all_that_a_scheme_needs(tmp_path: Path) -> None:
-    """Listed, trained, simulated, applied to a Llama, with nothing else written."""
+def test_the_whole_way_from_a_file_to_a_report(tmp_path: Path) -> None:
+    """As the installed command runs, in the folder of the files: no process has it on its path, and every run of the
+    comparison is a process of its own. Six lines are all that a scheme needs, applied to a Llama too."""
+    (tmp_path / "damped_rule.py").write_text(RULE)
     (tmp_path / "soft.py").write_text(SOFT)
     (tmp_path / "text.txt").write_text("".join(f"{i} times {i % 7} makes {i * (i % 7)}.\n" for i in range(900)))
-    name = "./soft.py:SoftPost"
-    commands = [
-        ["schemes", name],
-        ["train", "--scheme", name, "--out", "run", *SHAPE],
-        ["simulate", "--schemes", "post", name, "--tokens", "4", "--dim", "8", "--time", "1", "--out", "particles"],
-    ]
-    own = os.environ | {"GEONORM_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
-    words = [sys.executable, "-c", DRIVE + USES, json.dumps(commands)]
-    done = subprocess.run(words, cwd=tmp_path, env=own, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "attn.scale = 0.5" in done.stdout
+    names = ["pre", "damped_rule:Damped(keep=0.5)", "./soft.py:SoftPost"]
+
+    def geonorm(*commands: list[str], script: str = DRIVE) -> str:
+        own = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        own |= {"PYTHONSAFEPATH": "1", "GEONORM_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
+        words = [sys.executable, "-c", script, json.dumps(commands)]
+        done = subprocess.run(words, cwd=tmp_path, env=own, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    geonorm(["compare", "--schemes", *names, "--out", "out", "--seeds", "1", *SHAPE])
+    found = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [row["scheme"] for row in found["schemes"]] == names
+    assert all(run["status"] == "finished" and 2 < run["val_loss"] < 9 for run in found["runs"])
+    assert all(name in (tmp_path / "out" / "report.html").read_text() for name in names)
+    paths = [f"out/runs/{run['run']}" for name in names[1:] for run in found["runs"] if run["scheme"] == name]
+    for path, name, source in zip(paths, names[1:], (RULE, SOFT), strict=True):
+        rows = [json.loads(line) for line in (tmp_path / path / "trace.jsonl").read_text().splitlines()]
+        assert {row["scheme"] for row in rows} == {name} and len(rows) % 4 == 0
+        (kept,) = (tmp_path / path / "schemes").rglob("*.py")
+        assert kept.read_text() == source
+    lines = geonorm(
+        ["schemes", names[2]],
+        ["simulate", "--schemes", "post", names[2], "--tokens", "4", "--dim", "8", "--time", "1", "--out", "particles"],
+        *(["eval", path, "--data", "text.txt", "--tokens", "64", "--trust-code"] for path in paths),
+        ["generate", paths[0], "--prompt", "3 times", "--tokens", "4", "--trust-code"],
+        ["probe", *paths, "--data", "text.txt", "--tokens", "64", "--out", "geometry", "--trust-code"],
+        ["export", paths[1], "--to", "model", "--trust-code"],
+        ["eval", "model", "--data", "text.txt", "--tokens", "64", "--trust-code"],
+        script=DRIVE + USES,
+    )
+    assert "attn.scale = 0.5" in lines
 
 
 @dataclass(frozen=True)

@@ -96,25 +96,6 @@ def test_siamese_is_its_algorithm(text: str, settings: dict[str, Any]) -> None:
     same(network(text), siamese_algorithm(**settings))
 
 
-def hyper_static(n: int) -> Tensor:
-    """Hyper-connections without a dynamic part: H' = A'H + B'u, as matrices."""
-    scheme = parse(f"hyper(n={n}, dynamic=none)")
-    h = torch.stack([norm(embedding())] * n, dim=-2)
-    for site in SITES:
-        p = weights(own(scheme, site))
-        a_m, a_r = p["connection.mix"][:, :1], p["connection.mix"][:, 1:]
-        u = branch(site.layer, site.kind)(norm((a_m.T @ h).squeeze(-2), p["input.weight"]))
-        h = a_r.T @ h + p["connection.share"][:, None] @ u[..., None, :]
-    exit = weights(own(scheme, Site(DEPTH - 1, "exit", DEPTH)))
-    return norm(h.sum(-2), exit["norm.weight"])
-
-
-@pytest.mark.parametrize("n", [2, 3, 4])
-def test_static_hyper_connections_are_matrices(n: int) -> None:
-    same(network(f"hyper(n={n}, dynamic=none)"), hyper_static(n))
-    assert not torch.allclose(network(f"hyper(n={n}, dynamic=none)"), network(f"hyper(n={n})"))
-
-
 @pytest.mark.parametrize("text", ["hyper", "hyper(n=2)", "hyper(n=5, dynamic=none)", "hyper(entry=embedding)"])
 def test_hyper_connections_start_as_pre_norm(text: str) -> None:
     """n copies, and a norm before the head that takes n out but for its eps: exact where eps is 0."""

@@ -87,15 +87,21 @@ def connected(x: Tensor, f: Branch, p: dict[str, Tensor]) -> Tensor:
     normed = [norm(x[..., i, :]) for i in range(n)]
 
     def mix(i: int, j: int) -> Tensor:
+        if "mix_weight" not in c:
+            return c["mix"][i, j]
         moved = torch.tanh((normed[i] * c["mix_weight"][:, j]).sum(-1, keepdim=True))
         return c["mix"][i, j] + c["mix_scale"] * moved
+
+    def share(j: int) -> Tensor:
+        if "share_weight" not in c:
+            return c["share"][j]
+        moved = torch.tanh((normed[j] * c["share_weight"]).sum(-1, keepdim=True))
+        return c["share"][j] + c["share_scale"] * moved
 
     u = f(norm(sum(mix(i, 0) * x[..., i, :] for i in range(n)), p["input.weight"]))
     after = []
     for j in range(n):
-        given = torch.tanh((normed[j] * c["share_weight"]).sum(-1, keepdim=True))
-        rest = sum(mix(i, j + 1) * x[..., i, :] for i in range(n))
-        after.append(rest + (c["share"][j] + c["share_scale"] * given) * u)
+        after.append(sum(mix(i, j + 1) * x[..., i, :] for i in range(n)) + share(j) * u)
     return torch.stack(after, dim=-2)
 
 
