@@ -103,6 +103,19 @@ def test_a_scheme_that_counts_steps_counts_those_of_trainer(build: Any, tmp_path
     assert {int(p) for name, p in model.state_dict().items() if name.endswith(".done")} == {4}
 
 
+def test_saving_warns_of_what_the_stock_trainer_left_out(build: Any, tmp_path: Path) -> None:
+    """Weights off the sphere; steps that nobody counted, in a model that trains."""
+    for scheme, message in (
+        ("ngpt", r"weights \(\w+\) are not where ngpt keeps them: train with geonorm.hf.ConstrainCallback"),
+        ("prores(pre, steps=2)", "has counted no step: train with geonorm.hf.ConstrainCallback"),
+    ):
+        model = build(scheme).train()
+        with pytest.warns(UserWarning, match=message):
+            trainer(model, tmp_path / "stock", transformers.Trainer, weight_decay=0.0, learning_rate=0.1).train()
+        trainer(build(scheme), tmp_path / "ours").train()  # warnings are errors
+    model.eval().save_pretrained(tmp_path / "not trained on")
+
+
 @each("scheme", [*names(), "geonorm(learn=affine)", "mix(ngpt, geonorm)"])
 def test_what_decays_is_what_our_own_optimizer_decays(scheme: str) -> None:
     shape: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48, "vocab_size": 61}

@@ -7,6 +7,7 @@ where weights are in half precision.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from ..models.decoder import Transform, model_norm, slot_on_logits
 from ..models.init import base_std, linear, matrices, undrawn_table, weights_of
 from ..norms import upcast
 from ..residual import Residual, StreamEnd
-from ..schemes import Scheme, Site, belongs_to_scheme, restore
+from ..schemes import Progress, Scheme, Site, belongs_to_scheme, restore
 from .config import SLIDING, GeoNormConfig, layer_types
 from .layers import LAYERS, Attend, HiddenState
 from .loading import LOADED, ReadsFolders, loaded_kept
@@ -114,6 +115,29 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
         """Applies the constraints that schemes such as nGPT put on weights: call it after every optimizer step."""
         for role, weight, scheme, _ in weights_of(self):
             scheme.constrain({role: [weight]})
+
+    @torch.no_grad()
+    def save_pretrained(self, *args: Any, **settings: Any) -> None:
+        """As transformers does it; warns where training left out the constraints of the scheme (weights are further
+        from them than half precision explains) or the count of its steps. Quantised weights are as near as they can
+        be."""
+        faults = []
+        for role, weight, scheme, _ in () if getattr(self, "is_quantized", False) else weights_of(self):
+            if scheme.constrains and not weight.is_meta:
+                constrained = weight.clone()
+                scheme.constrain({role: [constrained]})
+                if (constrained - weight).norm() > 0.01 * weight.norm():
+                    faults.append(f"weights ({role}) are not where {scheme} keeps them")
+        counts = [module.done for module in self.modules() if isinstance(module, Progress)]
+        if self.training and any(not done.is_meta and done == 0 for done in counts):
+            faults.append(f"{self.config.scheme} changes over training and has counted no step")
+        if faults:
+            warnings.warn(
+                f"{faults[0]}: train with geonorm.hf.ConstrainCallback, or call model.constrain() and "
+                "geonorm.schemes.advance(model) after every optimizer step",
+                stacklevel=2,
+            )
+        super().save_pretrained(*args, **settings)
 
 
 class GeoNormModel(GeoNormPreTrainedModel):
