@@ -125,12 +125,6 @@ def test_unit_norm_without_eps_keeps_a_zero_row() -> None:
     assert torch.autograd.grad(out.sum(), x)[0].isfinite().all()
 
 
-def test_spec_builds_with_changes() -> None:
-    spec = NormSpec("layer", DIM, gains=False)
-    assert type(spec()) is NORMS["layer"] and type(spec(kind="unit")) is NORMS["unit"]
-    assert spec(gains=True).weight is not None and spec().weight is None
-
-
 @each("kind", NORMS)
 def test_bias_is_a_choice_of_kinds_that_have_one(kind: str) -> None:
     spec = NormSpec(kind, DIM, eps=EPS)

@@ -13,7 +13,8 @@ from geonorm.norms import NormSpec
 from geonorm.ops.angle import BIAS_SOFTNESS
 from geonorm.schemes import Parts, Scheme
 
-from .textbook import DEPTH, DIM, EPS, same, stream, unit, written
+from ..ops.geodesic_cases import angle_between
+from .textbook import DEPTH, DIM, EPS, same, stream, written
 
 SITE = Site(2, "mlp", DEPTH)
 NUMBER = 6
@@ -41,19 +42,15 @@ def update(like: Tensor, scale: float = 1.0) -> Tensor:
     return scale * (u - u.mean(-1, keepdim=True))
 
 
-def angles(x: Tensor, y: Tensor) -> Tensor:
-    return 2 * torch.atan2((unit(x) - unit(y)).norm(dim=-1), (unit(x) + unit(y)).norm(dim=-1))
-
-
 @pytest.mark.parametrize("scale", [0.5, 5.0, 500.0])
 def test_the_length_of_an_update_does_not_matter(scale: float) -> None:
     rule, own = placed("geonorm(update=unit, alpha=0.9)")
     x = stream(rule)
-    found = angles(x, written(rule, own, SITE, x, lambda y: update(y, scale)))
+    found = angle_between(x, written(rule, own, SITE, x, lambda y: update(y, scale)))
     torch.testing.assert_close(found, torch.full_like(found, 0.9 / 3 * pi / 4), rtol=1e-3, atol=0)
     assert rule.clamped(x, update(x), own(), SITE) is None
     rule, own = placed("nag")
-    found = angles(x, written(rule, opened(own), SITE, x, lambda y: update(y, scale)))
+    found = angle_between(x, written(rule, opened(own), SITE, x, lambda y: update(y, scale)))
     torch.testing.assert_close(found, torch.full_like(found, NUMBER**-0.5).atan(), rtol=1e-3, atol=0)
 
 
