@@ -18,7 +18,10 @@ from geonorm.lab.runs.folder import read_rows
 from geonorm.lab.schedule import Schedule
 from geonorm.lab.train.averaging import Averaging
 from geonorm.lab.train.evaluate import share_batches
+from geonorm.lab.train.loop import train as train_run
 from geonorm.lab.train.text import load_text
+from geonorm.lab.train.validation import Validation
+from geonorm.progress import Unwatched
 from geonorm.settings import from_dict
 
 from ..conftest import summary
@@ -67,6 +70,50 @@ def test_the_part_and_the_trace_see_all_documents(books: Path) -> None:
     assert len(part) == 16 and len(traced) == 4
     for ids in (part, traced):
         assert {letter for letter in map(ord, "abc") if (ids == letter).any()} == set(map(ord, "abc"))
+
+
+def test_evaluations_during_a_run_read_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of the tokens between two of them; the last one reads as many as before."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name in ("train.txt", "validation.txt"):
+        (folder / name).write_text(name[0] + "the cat sat on a mat.\n" * 4000)
+    settings = {"data": str(folder), "tokens": {"tokenizer": "byte"}, "evaluation": {"whole": False}}
+    model = {"layers": 1, "width": 16, "heads": 2, "hidden": 16, "vocab_size": 257, "context": 16}
+    config = from_dict(TrainConfig, {**settings, "model": model, "steps": 3000})
+    text, lengths = load_text(resolve(config).text), list[int]()
+
+    def measure(self: Any, model: Any, batches: Any) -> dict[str, Any]:
+        lengths.append(sum(ids.numel() for ids, _ in batches))
+        return {"val_loss": float(lengths[-1]), "val_tokens": lengths[-1]}
+
+    monkeypatch.setattr(Validation, "measure_batches", measure)
+    for every, sample in ((1000, 6400), (10, 4096), (10**6, 65536)):
+        validation = text.validation(config.evaluation, config.steps, torch.device("cpu"), every=every)
+        assert validation.measure(None, last=False) == {"val_loss": sample} and len(validation.trace_ids()) == 64
+        assert validation.measure(None, last=True)["val_loss"] == 65536
+    lengths.clear()
+    assert validation.measure(None, last=True) == {"val_loss": 65536} and lengths == [65536]  # once
+
+
+def test_the_bar_says_that_the_run_evaluates(books: Path, tmp_path: Path) -> None:
+    notes: list[str] = []
+
+    class Notes(Unwatched):
+        def show(self, name: str, share: float, note: str = "", left: float | None = None) -> None:
+            notes.append(note)
+
+    model = {"layers": 1, "width": 16, "heads": 2, "hidden": 16, "vocab_size": 257, "context": 16}
+    settings = {
+        "data": str(books),
+        "tokens": {"tokenizer": "byte"},
+        "model": model,
+        "steps": 2,
+        "out": str(tmp_path / "run"),
+    }
+    more = {"evaluation": {"every": 2, "trace_tokens": 0}, "runtime": {"device": "cpu", "tensorboard": False}}
+    train_run(from_dict(TrainConfig, {**settings, **more}), say=lambda line: None, progress=Notes(tell=False))
+    assert notes[1] == "2/2 evaluating" and len(notes) == 3 and "evaluating" not in notes[0] + notes[2]
 
 
 @pytest.mark.parametrize("scheme", ["geonorm(learn=gain)", "ngpt"])

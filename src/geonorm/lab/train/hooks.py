@@ -46,6 +46,11 @@ class ProgressReport(Hook):
         self.pace = Pace(state.step)
         self.last_line = time.monotonic()
 
+    def before_evaluation(self, state: TrainState) -> None:
+        """The bar says what the run waits for."""
+        step, steps = state.step, state.schedule.steps
+        self.progress.show(self.name, step / steps, f"{step}/{steps} evaluating", self.pace.left(step, steps))
+
     def on_log(self, state: TrainState, rows: list[Row]) -> None:
         step, steps, row = state.step, state.schedule.steps, rows[-1]
         left = self.pace.left(step, steps)

@@ -206,6 +206,7 @@ def train_on_rank(
                 rows = read_pending(pending)
                 state.seconds = add_times(rows, state.seconds, time.monotonic() - timer)
                 if evaluating:
+                    report.before_evaluation(state)
                     with parallel_model.precision():
                         rows[-1] |= state.validation.measure(model, last)
                         for hook in hooks:

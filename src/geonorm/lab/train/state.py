@@ -60,7 +60,7 @@ def build_state(setup: Resolved, text: TrainingText, device: torch.device, world
     initial = load_initial_weights(setup.folder, model, text.tokenizer.fingerprint, world)
     torch.manual_seed(parallel.rank_seed(seed, world))
     optimizers = parallel.split_groups(optim.build_optimizers(model, schedule.optim, schedule.lr))
-    validation = text.validation(setup.evaluation, schedule.steps, device, world)
+    validation = text.validation(setup.evaluation, schedule.steps, device, world, schedule.evaluate_every)
     return TrainState(
         world, device, model, parallel_model, optimizers, schedule, text.batches(), validation,
         AnomalyGuard(setup.guard), initial, text.provenance([setup.shape.scheme]).identity(setup.folder.settings),

@@ -30,10 +30,13 @@ class TrainingText:
         part = self.part
         return Batches(self.tokens.train, part.batch_size, part.context, part.seed, self.objective)
 
-    def validation(self, evaluation: Evaluation, steps: int, device: torch.device, world: World = ALONE) -> Validation:
-        """steps: of the run, which measures all of the text at its end where that costs little."""
-        seen = steps * self.part.step_tokens
-        return Validation(self.tokens, evaluation, self.part.context, seen, device, world, self.objective)
+    def validation(
+        self, evaluation: Evaluation, steps: int, device: torch.device, world: World = ALONE, every: int | None = None
+    ) -> Validation:
+        """steps: of the run, which measures all of the text at its end where that costs little. every: those from one
+        evaluation to the next."""
+        seen, interval = steps * self.part.step_tokens, every and every * self.part.step_tokens
+        return Validation(self.tokens, evaluation, self.part.context, seen, device, world, self.objective, interval)
 
     def provenance(self, schemes: Iterable[str]) -> Provenance:
         """What runs of some schemes on this text are made from."""

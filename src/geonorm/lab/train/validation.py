@@ -1,4 +1,4 @@
-"""Held-out text of a run: a part of it, spread over all of it, while the run trains; the whole at its end."""
+"""Held-out text of a run: a sample of it while the run trains, at its end a larger part or the whole."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from .evaluate import evaluate_held_out
 
 EVALUATION_BATCH = 4096
 """Tokens of a forward pass in evaluations."""
+SAMPLE = 10
+"""Tokens of training for each token that an evaluation during it reads: a forward pass takes under a third of the time
+of a step, so these evaluations take some 3 % of a run."""
 MEASURES = ("val_loss", "val_bpb", "val_accuracy")
 
 
@@ -31,8 +34,9 @@ class Validation:
         device: torch.device,
         world: World = ALONE,
         objective: Objective = NEXT,
+        interval: int | None = None,
     ) -> None:
-        """seen: tokens that the run trains on."""
+        """seen: tokens that the run trains on. interval: those between two evaluations."""
         self.tokens, self.context, self.device, self.world = tokens, context, device, world
         self.objective = objective
         self.rows = max(1, EVALUATION_BATCH // context)
@@ -41,6 +45,11 @@ class Validation:
         """True if all of it is measured at the end."""
         self.part = list(validation_batches(tokens.validation, self.rows, context, evaluation.tokens, objective))
         """Batches spread over all of it."""
+        few = evaluation.tokens if interval is None else max(EVALUATION_BATCH, interval // SAMPLE)
+        self.sample = self.part
+        """What evaluations before the last read; all of the part where that costs little."""
+        if few < evaluation.tokens:
+            self.sample = list(validation_batches(tokens.validation, self.rows, context, few, objective))
 
     def trace_ids(self) -> Tensor:
         """Whole rows of the part, spread over it, at least one."""
@@ -63,10 +72,10 @@ class Validation:
         return self.measure_batches(model, windows)
 
     def measure(self, model: Any, last: bool) -> dict[str, Any]:
-        """The losses of an evaluation. After the last step those on the whole text take the place of those on the part,
-        whose loss is then val_loss_part."""
-        result = self.measure_batches(model, self.part)
+        """The losses of an evaluation, on the sample. After the last step those on more text take their place, and the
+        loss on the sample is val_loss_part."""
+        result = self.measure_batches(model, self.sample)
         del result["val_tokens"]
-        if last and self.whole:
+        if last and (self.whole or self.sample is not self.part):
             return {**self.measure_end(model), "val_loss_part": result["val_loss"]}
         return result
