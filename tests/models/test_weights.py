@@ -23,6 +23,7 @@ DECLARED = {
     "hyper": ".connection.",
     "nag": ".modulator.",
     "mhc": ".mapping.",
+    "gated_streams": ".reader.",
     "attnres": ".recall.",
 }
 """Parameters that a scheme has beyond norms and a few scalars: parts of their names."""

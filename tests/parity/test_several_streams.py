@@ -39,12 +39,14 @@ class Returns(nn.Module):
 
 class Family(nn.Module):
     """Layers of a family of transformers, without their __init__, and an exit. `weights`: our parameters at a sub-layer
-    of each kind and at the exit, and theirs; `arranged`: how theirs become ours, where they are laid out otherwise."""
+    of each kind and at the exit, and theirs; `arranged`: how theirs become ours, where they are laid out otherwise;
+    `offsets`: what is then added."""
 
     scheme: str
     weights: ClassVar[dict[str, dict[str, str]]]
     kind, rest = "DecoderLayer", (None,)
     arranged: ClassVar[dict[str, Callable[[Tensor], Tensor]]] = {}
+    offsets: ClassVar[dict[str, float]] = {}
 
     def __init__(self, family: str, prefix: str) -> None:
         super().__init__()
@@ -166,6 +168,43 @@ class Identity(Hyper):
         super().__init__("hy_v4", "HYV4")
 
 
+class Gated(Family):
+    """Qwen4-Exp, whose streams stand one behind the other in one vector; gains are stored less 1."""
+
+    scheme = "gated_streams(rank=3, entry=embedding)"
+    parts: ClassVar = {
+        "reader.gains": "hc_norm.weight", "reader.down": "input_mix_weight_down.weight",
+        "reader.up": "input_mix_weight_up.weight", "reader.share": "block_inject_weight.weight",
+    }  # fmt: skip
+    weights: ClassVar = {
+        "attn": {a: f"attn_hyper_connection.{b}" for a, b in parts.items()},
+        "mlp": {a: f"mlp_hyper_connection.{b}" for a, b in parts.items()},
+        "exit": {a: f"mixer.{b}" for a, b in parts.items()},
+    }
+    arranged: ClassVar = {"reader.gains": lambda gains: gains.view(N, DIM)}
+    offsets: ClassVar = {"reader.gains": 1.0}
+
+    def __init__(self) -> None:
+        super().__init__("qwen4_exp", "Qwen4ExpText")
+        self.mixer = self.connection(use_combine=False)
+
+    def connection(self, **rest: bool) -> nn.Module:
+        config = SimpleNamespace(hc_count=N, hidden_size=DIM, hc_lowrank=3, rms_norm_eps=EPS)
+        return self.their("GatedResidual", config, **rest)
+
+    def layer(self, n: int) -> nn.Module:
+        layer = super().layer(n)
+        layer.layer_type, layer.ple = "full_attention", None
+        layer.attn_hyper_connection, layer.mlp_hyper_connection = self.connection(), self.connection()
+        return layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.repeat(1, 1, N)
+        for layer in self.layers:
+            x = layer(x, None)
+        return self.mixer(x)
+
+
 class Ours(nn.Module):
     def __init__(self, family: Family) -> None:
         super().__init__()
@@ -196,16 +235,15 @@ def matched(family: Callable[[], Family]) -> tuple[Family, Ours, Pairs]:
     pairs: Pairs = []
     for own, module, kind in (*places, (ours.exit.own, theirs, "exit")):
         for name, mine in own.named_parameters():
-            their = module.get_parameter(theirs.weights[kind][name])
-            pairs.append((mine, their, theirs.arranged.get(name, lambda tensor: tensor)))
-    with torch.no_grad():
-        for n, (mine, their, arrange) in enumerate(pairs):
-            their.copy_(0.5 * wave(*their.shape, phase=0.1 * n) + (0.7 if their.dim() == 1 else 0))
-            mine.copy_(arrange(their))
+            their, arrange = module.get_parameter(theirs.weights[kind][name]), theirs.arranged.get(name, lambda p: p)
+            with torch.no_grad():
+                their.copy_(0.5 * wave(*their.shape, phase=0.1 * len(pairs)) + (0.7 if their.dim() == 1 else 0))
+                mine.copy_(arrange(their) + theirs.offsets.get(name, 0.0))
+            pairs.append((mine, their, arrange))
     return theirs, ours, pairs
 
 
-@each("family", [Inkling, Hyper, Mean, Identity])
+@each("family", [Inkling, Hyper, Mean, Identity, Gated])
 def test_the_model_of_transformers(family: Callable[[], Family], agree: Callable[..., None], stay_wide: None) -> None:
     theirs, ours, pairs = matched(family)
     toys = [p for site in ours.sites for p in site.branch.parameters()]

@@ -52,9 +52,9 @@ def test_entry_and_final(name: str) -> None:
 
 @each("name", names())
 def test_default_exit(name: str) -> None:
-    """Post, DeepNorm, Keel, sqrt, nGPT and anGPT end on a normalised stream and ReZero has no norm at all; everything
-    else is normalised once more. Sandwich-LN alone starts at the raw embedding."""
-    bare = {"post", "deepnorm", "keel", "sqrt", "ngpt", "angpt", "rezero"}
+    """Post, DeepNorm, Keel, sqrt, nGPT, anGPT and gated streams end on what is normalised, ReZero has no norm at all;
+    everything else is normalised once more. Sandwich-LN alone starts at the raw embedding."""
+    bare = {"post", "deepnorm", "keel", "sqrt", "ngpt", "angpt", "rezero", "gated_streams"}
     scheme = parse(name).resolve(Site(DEPTH - 1, "exit", DEPTH))
     assert isinstance(scheme, Placement)
     assert scheme.final == ("none" if name in bare else "norm")

@@ -149,6 +149,18 @@ def constrained(x: Tensor, f: Branch, p: dict[str, Tensor], site: Site, mix: str
     )
 
 
+def gated(x: Tensor, f: Branch, p: dict[str, Tensor]) -> Tensor:
+    """Qwen4-Exp's gated residual, one stream at a time."""
+    n, dim = x.shape[-2:]
+    normed = [norm(x[..., k, :], p["reader.gains"][k]) for k in range(n)]
+    together = torch.cat(normed, -1) / n
+    inner = together @ p["reader.down"].T
+    gates = torch.sigmoid((inner * torch.sigmoid(inner)) @ p["reader.up"].T)
+    u = f(sum(gates[..., k * dim : (k + 1) * dim] * normed[k] for k in range(n)) / n)
+    weights = [2 / (1 + torch.exp(-(together * w).sum(-1, keepdim=True))) for w in p["reader.share"]]
+    return torch.stack([x[..., k, :] + weights[k] * u for k in range(n)], dim=-2)
+
+
 def mean_by_attention(sources: list[Tensor], p: dict[str, Tensor]) -> Tensor:
     """Attention residuals, Eq. 2 and 3: softmax over the sources of <w, RMSNorm(v_i)>, and their mean by it."""
     scores = [(p["recall.query"] * norm(v, p["recall.key.weight"])).sum(-1, keepdim=True).exp() for v in sources]
@@ -205,6 +217,7 @@ EQUATIONS: dict[str, Equation] = {
     "affine": lambda x, f, p, s: (
         (x + p["bias"]) * p["scale"] + (f(norm(x, p["input.weight"])) + p["update_bias"]) * p["update_scale"]
     ),
+    "gated_streams": lambda x, f, p, s: gated(x, f, p),
     "geonorm": lambda x, f, p, s: rotated(x, f(x), lambda r: r.clamp(max=pi / 4) / (s.layer + 1)),
     "gpas": lambda x, f, p, s: (x + f(norm(x, p["input.weight"]))) * (1 - p["gate"] / (1 + torch.exp(-p["gate"]))),
     "attnres": from_history,

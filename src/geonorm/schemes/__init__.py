@@ -20,7 +20,7 @@ from .parts import Parts, Progress, advance, belongs_to_scheme, read_at, restore
 from .polar import Polar
 from .prores import ProRes
 from .registry import names, register
-from .shipped import AffineResidual, Beam, Muse
+from .shipped import AffineResidual, Beam, GatedStreams, Muse
 from .streams import Hyper, ResidualDual, Siamese
 from .tangent import NormPreserving, Orthogonal
 
@@ -35,6 +35,7 @@ __all__ = [
     "Beam",
     "DeepNorm",
     "First",
+    "GatedStreams",
     "GeoNorm",
     "Hybrid",
     "Hyper",

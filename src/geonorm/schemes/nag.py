@@ -79,6 +79,14 @@ class NAG(Placement):
         return wide + h * p.step * carry * sphere.safe_sqrt(rho) * torch.rsqrt(size + BIAS_SOFTNESS**2) * v
 
 
+def small_matrices(number: int, *shapes: tuple[int, int]) -> list[nn.Parameter]:
+    """Normal matrices with standard deviation 0.02, drawn from the number of the sub-layer alone."""
+    generator = torch.Generator().manual_seed(number)
+    drawn = [torch.randn(shape, generator=generator, device="cpu", dtype=torch.float32) for shape in shapes]
+    place = torch.get_default_device(), torch.get_default_dtype()
+    return [nn.Parameter((0.02 * matrix).to(*place)) for matrix in drawn]
+
+
 class Modulator(nn.Module):
     """(..., dim) to (..., 1) in [0, 1]: sum_c softmax(share)_c sigmoid(w_c y + b_c), 1/2 at the start. The directions
     are normal with standard deviation 0.02, drawn from the number of the sub-layer alone, so that all other weights
@@ -86,9 +94,7 @@ class Modulator(nn.Module):
 
     def __init__(self, directions: int, dim: int, number: int) -> None:
         super().__init__()
-        generator = torch.Generator().manual_seed(number)
-        drawn = torch.randn(directions, dim, generator=generator, device="cpu", dtype=torch.float32)
-        self.weight = nn.Parameter((0.02 * drawn).to(torch.get_default_device(), torch.get_default_dtype()))
+        (self.weight,) = small_matrices(number, (directions, dim))
         self.bias = nn.Parameter(torch.zeros(directions))
         self.share = nn.Parameter(torch.zeros(directions))
 
