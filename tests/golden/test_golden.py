@@ -31,6 +31,7 @@ VARIANTS = [
     "pre(entry=embedding)",
     "pre(decay=harmonic)",
     "post(decay=sqrt, final=norm)",
+    "peri(layer_scalar=learned)",
     "geonorm(decay=sqrt)",
     "geonorm(input=norm, update=norm, index=sublayer)",
     "geonorm(decay_on=update, retraction=cayley, learn=step)",

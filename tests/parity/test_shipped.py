@@ -18,6 +18,7 @@ WIDTH, DEPTH, LAYER = 16, 4, 2
 SIZES = {
     "hidden_size": WIDTH, "intermediate_size": 24, "num_hidden_layers": DEPTH, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 4, "vocab_size": 29, "mlp_layer_types": ["dense"] * DEPTH,
+    "hidden_size_per_layer_input": 0,
 }  # fmt: skip
 POST, MIDDLE = "post_attention_layernorm", ("pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight")
 SCALING = {"scale": "residual_scale", "update_scale": "hidden_states_scale", "update_bias": "hidden_states_bias"}
@@ -34,6 +35,11 @@ RULES: dict[str, tuple[str, str, str, Weights, Weights]] = {
         {"input.weight": ("input_layernorm.weight", 1), "gate": ("post_attention_residual_gate.gate", 0)},
         {"input.weight": (MIDDLE[0], 1), "output.weight": (MIDDLE[1], 1),
          "gate": ("post_feedforward_residual_gate.gate", 0)},
+    ),
+    "peri(layer_scalar=learned)": (
+        "gemma4", "Gemma4TextDecoderLayer", "Gemma4TextConfig",
+        {"input.weight": ("input_layernorm.weight", 0), "output.weight": (f"{POST}.weight", 0)},
+        {"input.weight": (MIDDLE[0], 0), "output.weight": (MIDDLE[1], 0), "scalar": ("layer_scalar", 0)},
     ),
     "affine": (
         "zaya", "ZayaDecoderLayer", "ZayaConfig",
@@ -56,7 +62,7 @@ class Known(nn.Module):
 
 
 @pytest.mark.parametrize("scheme", RULES)
-def test_the_rule_of_a_shipped_layer(scheme: str) -> None:
+def test_the_rule_of_a_shipped_layer(scheme: str, stay_wide: None) -> None:
     family, layer_name, config_name, *places = RULES[scheme]
     files = import_module(f"transformers.models.{family}.modeling_{family}")
     configs = import_module(f"transformers.models.{family}.configuration_{family}")
@@ -69,9 +75,11 @@ def test_the_rule_of_a_shipped_layer(scheme: str) -> None:
     theirs.double()
     for p in theirs.parameters():
         nn.init.normal_(p, 0.0, 0.5)
+    for scalar in theirs.buffers():
+        scalar.fill_(0.7).requires_grad_()
     ours = nn.Sequential()
     for kind, known, weights in zip(("attn", "mlp"), (theirs.self_attn, theirs.mlp), places, strict=True):
-        branch = Known()
+        branch = Known().double()
         branch.load_state_dict(known.state_dict())
         residual = Residual(branch, scheme, Site(LAYER, kind, DEPTH), WIDTH, eps=config.rms_norm_eps).double()
         assert {name for name, _ in residual.own.named_parameters()} == set(weights)
@@ -82,8 +90,7 @@ def test_the_rule_of_a_shipped_layer(scheme: str) -> None:
     inputs = x.clone().requires_grad_(), x.clone().requires_grad_()
     out = theirs(inputs[0], position_embeddings=None)
     outs = (out[0] if isinstance(out, tuple) else out), ours(inputs[1])
-    # transformers computes the gate, and Muse's scaled norm, in fp32
-    tolerance = {"rtol": 1e-4, "atol": 1e-5} if scheme == "muse" else {"rtol": 1e-6, "atol": 1e-7}
+    tolerance = {"rtol": 1e-9, "atol": 1e-10}
     torch.testing.assert_close(outs[1], outs[0], **tolerance)
     direction = torch.randn(2, 5, WIDTH, dtype=torch.float64)
     for each in outs:

@@ -59,12 +59,23 @@ class Peri(Decayed):
         source="Kim et al. 2025, arXiv:2502.02732",
         claim="Average of benchmarks against Pre-Norm, 30B tokens: 49.69 to 51.57 (400M), 53.71 to 56.55 (1.5B), "
         "56.69 to 58.56 (3.2B).",
-        checked="transformers (Gemma 2, Gemma 3, GLM-4) and x-transformers, to rounding; the paper through notes",
-        shipped="Gemma 2 and 3, GLM-4, AFMoE, Kolibri 1, Muse Glimmer, LFM3",
+        checked="transformers (Gemma 2 to 4, GLM-4) and x-transformers, to rounding; the paper through notes",
+        shipped="Gemma 2 and 3, GLM-4, AFMoE, Kolibri 1, Muse Glimmer, LFM3; with layer_scalar Gemma 4",
         law="s = r |A|, r' = <θ,A> / |A|",
     )
 
-    parts: ClassVar[Any] = {"input": "norm", "output": "norm"}
+    layer_scalar: Literal["none", "learned"] = field(default="none", kw_only=True)
+    """learned: a number, 1 at the start, multiplies the stream behind each block. Gemma 4's code does not train it."""
+
+    def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
+        ends_block = site.kind in ("mlp", "parallel")
+        scalar = {"scalar": 1.0} if self.layer_scalar == "learned" and ends_block else {}
+        return {"input": "norm", "output": "norm", **scalar}
+
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
+        if not hasattr(p, "scalar"):
+            return super().write(x, u, p, site, h)
+        return x + h * (p.scalar * super().write(x, u, p, site) - x)
 
 
 @register("sandwich")
@@ -89,7 +100,7 @@ class Sandwich(Decayed):
     depth_init = True
     entry: Literal["sphere", "embedding"] = field(default="embedding", kw_only=True)
 
-    parts: ClassVar[Any] = Peri.parts
+    parts: ClassVar[Any] = {"input": "norm", "output": "norm"}
 
     def init_std(self, role: str, fan_in: int, fan_out: int, site: Site, base: float) -> float:
         return base * (site.sublayers * site.depth) ** -0.5 if role in ("o", "down") else base
