@@ -40,6 +40,7 @@ MEASURED = {  # the one vector per token that stands for several streams, or for
     "siamese": lambda x: x[..., 0, :] + rms(x[..., 1, :]),
     "hyper": lambda x: x.sum(-2) / 4,
     "mhc": lambda x: x.sum(-2) / 4,
+    "gated_streams": lambda x: x.sum(-2) / 4,
     "attnres": lambda x: x.sum(-2),
     "lambdas": lambda x: x[..., 0, :],
 }
