@@ -44,7 +44,12 @@ class Setting:
     tuning_seed: int | str | None = None
     """The seed that chose the rates; mean: all seeds chose them together; None: seeds that are not among these."""
     results: str = "results.jsonl"
-    images: bool = False
+    text: str = "BPE of 1,024 tokens, context 128"
+    """Vocabulary and context; without one, images."""
+
+    @property
+    def images(self) -> bool:
+        return not self.text
 
 
 @dataclass(frozen=True)
@@ -152,11 +157,16 @@ class Evidence:
 
     def arms(self, claim: Claim) -> tuple[Arm, Arm]:
         assert claim.first and claim.second
-        second = claim.second
-        if second.scheme == "better":
-            pair = [self.arm(claim, Side(scheme, second.runs)) for scheme in PRE_NORMS]
-            return self.arm(claim, claim.first), min(pair, key=lambda arm: arm.mean)
-        return self.arm(claim, claim.first), self.arm(claim, second)
+        return self.arm(claim, claim.first), self.arm(claim, self.opponent(claim))
+
+    def opponent(self, claim: Claim) -> Side:
+        """The second side; of `better`, the Pre-Norm that it is in this setting."""
+        side = claim.second
+        assert side
+        if side.scheme != "better":
+            return side
+        pair = [Side(scheme, side.runs) for scheme in PRE_NORMS]
+        return min(pair, key=lambda side: self.arm(claim, side).mean)
 
     def compare(self, claim: Claim) -> Values:
         """Differences by seed and what they were made of."""
@@ -176,7 +186,7 @@ class Evidence:
             "lr": [first.lr, second.lr],
             "parameters": first.parameters,
             "tokens": first.tokens,
-            "tuning_seed_counts": tuning == "mean" or tuning in counted,
+            "tuning_seed_counts": not claim.lr and (tuning == "mean" or tuning in counted),
         }
 
     def differences(self, claim: Claim) -> dict[int, float]:
@@ -219,19 +229,28 @@ class Evidence:
 
     @cached_property
     def pools(self) -> dict[str, Values]:
-        """By pool: the random-effects mean of its claims, with the moderated error of each."""
+        """By pool: the random-effects mean of its claims, with the moderated error of each. No run that chose a rate
+        enters, so that the tuning seed never counts."""
         return {name: self.pooled(name, words) for name, words in self.file["pools"].items()}
 
     def pooled(self, name: str, words: Values) -> Values:
         members = [claim.name for claim in self.claims.values() if claim.pool == name]
-        rows = [self.results[member] for member in members]
-        effects = [Estimate(row["mean"], (row["moderated_error"] or 0.0) ** 2, 1) for row in rows]
+        if len({(self.claims[member].first, self.claims[member].second) for member in members}) > 1:
+            raise ClaimError(f"{name}: a pool has one comparison")
+        rows, effects = [], []
+        for member in members:
+            row, tuning = self.results[member], self.place(self.claims[member]).tuning_seed
+            fresh = [gap for seed, gap in row["pairs"].items() if seed != tuning]
+            if tuning == "mean" or not fresh:
+                raise ClaimError(f"{member}: a pool holds no run that chose the rate")
+            rows.append({**row, "pairs": fresh})
+            effects.append(Estimate(sum(fresh) / len(fresh), row["moderated_error"] ** 2 * row["n"] / len(fresh), 1))
         total = pool(effects)
         if not total:
             raise ClaimError(f"{name}: a pool of fewer than two settings")
         certainty, doubts = grade(total, words["margin"], words.get("doubts", ()))
         mean = total.mean
-        pairs = [gap for row in rows for gap in row["pairs"].values()]
+        pairs = [gap for row in rows for gap in row["pairs"]]
         return {
             "verdict": judge(mean, words["margin"]),
             "mean": mean.difference,

@@ -22,10 +22,12 @@ CLAUSES = {
 """A verdict as the end of a sentence. The others: is equal within a margin."""
 BLOCK = re.compile(r"(<!-- claim ([\w.:-]+) -->)(.*?)(<!-- / -->)", re.DOTALL)
 HEAD = ("verdict", "difference (95 %)", "p, Holm", "pairs", "tokens per parameter")
+MARK = "**°** marks a scheme without embedding norm; one without the mark has it (a norm right after the embedding)."
 BUILT = "<!-- Written by `python -m evidence build` from evidence/claims.yaml: edit there. -->"
 WIDE = 0.5
 """Nats: longer intervals would press all others of a figure into a line."""
-NOTE = "Last number of a label: tokens per parameter. One mark a seed; bars: 95 %. Left of 0 the first is better."
+UNIT = "difference, nats per token; left of 0 the first is better"
+NOTE = "The last number of a label is tokens per parameter, a mark is a seed, a bar the 95 % interval."
 SETTING, POOL = Look(*COLOURS["ink"], "", "circle"), Look(*COLOURS["vermilion"], "", "diamond")
 
 
@@ -54,7 +56,10 @@ class Book:
         """What is compared, in words."""
         extra = {"val_loss_average": ", averaged weights", "train": ", training loss"}.get(claim.measure, "")
         rate = f", both at {claim.lr:g}" if claim.lr else ""
-        return (claim.what or f"{self.label(claim.first)} − {self.label(claim.second)}") + rate + extra
+        other = self.label(claim.second)
+        if claim.second == Side("better"):
+            other = f"{self.label(self.evidence.opponent(claim))} (the better)"
+        return (claim.what or f"{self.label(claim.first)} − {other}") + rate + extra
 
     def where(self, claim: Claim) -> str:
         setting = self.evidence.place(claim)
@@ -131,11 +136,13 @@ class Book:
             yield from self.table(members, *(("where", self.where) if by == "what" else ("difference of", self.what)))
 
     def readme_table(self) -> Iterator[Line]:
-        yield from table_head(("setting", "verdict", "GeoNorm − Pre-Norm", "pairs"))
-        for name, setting in self.words["readme"].items():
+        yield from table_head(("setting", "embedding norm in", "verdict", "GeoNorm − Pre-Norm", "p, Holm", "from"))
+        for name, (setting, norm) in self.words["readme"].items():
             row = self.values[name]
             of = "settings" if name in self.evidence.pools else "seeds" if row["n"] > 1 else "seed"
-            cells = [setting, row["verdict"], self.difference(name), f"{row['n']} {of}"]
+            p = row.get("p_holm")
+            cells = [setting, norm, row["verdict"], self.difference(name), "–" if p is None else f"{p:.2g}"]
+            cells.append(f"{row['n']} {of}{'†' if row.get('tuning_seed_counts') else ''}")
             yield Line(f"| {' | '.join(cells)} |", (name,))
 
     def pooled_table(self, names: Iterable[str]) -> Iterator[Line]:
@@ -149,12 +156,13 @@ class Book:
 
     def question(self, key: str, words: Values) -> Iterator[Line]:
         members = self.members(key)
-        yield from (Line(f"# {words['title']}"), Line(""), Line(BUILT), Line(""))
+        yield from (Line(f"# {words['title']}"), Line(""), Line(BUILT), Line(""), Line(MARK), Line(""))
         yield from (self.fill(words["answer"][0]), Line(""))
         yield from (Line(f"**Certainty: {self.certainty(words)}**"), Line(""))
         for text in words["answer"][1:]:
             yield from (self.fill(text), Line(""))
-        yield Line(f"![{words['title']}](figures/{key}.svg)", tuple(members))
+        yield from (Line(self.scale(members), tuple(members)), Line(""))
+        yield from (Line(f"![{words['title']}](figures/{key}.svg)", tuple(members)), Line(""), Line(NOTE))
         if pools := words.get("pools"):
             yield Line("")
             yield from self.pooled_table(pools)
@@ -162,6 +170,23 @@ class Book:
         yield from (Line(""), Line("## What would change this"), Line(""))
         yield from (self.fill(f"- {text}") for text in words["change"])
         yield from (Line(""), Line("[All questions](../results.md), and how to read the tables."))
+
+    def scale(self, members: Sequence[str]) -> str:
+        """Sizes of the models of a page, vocabulary and context, and the losses of the second schemes."""
+        claims = [self.evidence.claims[name] for name in members]
+        texts = list(dict.fromkeys(place.text for place in map(self.evidence.place, claims) if place.text))
+        sizes = [self.values[name]["parameters"] for name in members if self.values[name]["parameters"]]
+        losses = [
+            self.evidence.arms(claim)[1].mean
+            for claim in claims
+            if not claim.change and claim.measure == "val_loss" and self.evidence.place(claim).text
+        ]
+        span = " to ".join(dict.fromkeys(f"{short(size / 1e6)}M" for size in (min(sizes), max(sizes))))
+        images = any(self.evidence.place(claim).images for claim in claims)
+        return (
+            f"Scale: models of {span} parameters; {'; '.join(texts)}. The second of two schemes ends at "
+            f"{min(losses):.2f} to {max(losses):.2f} nats per token{' (images apart)' if images else ''}."
+        )
 
     def certainty(self, words: Values) -> str:
         """That of a question's first pool; without one, a step for each doubt that claims.yaml names."""
@@ -180,7 +205,7 @@ class Book:
         text = f"{missed} of {len(rows)} registered predictions were missed."
         names = tuple(name for row in rows for name in row.claims)
         yield Line(f"| [What was predicted wrongly?](results/predictions.md) | {text} | – |", names)
-        yield from (Line(""), *map(self.fill, self.words["leaderboard"]["text"].splitlines()), Line(""))
+        yield from (Line(""), *map(self.fill, self.words["leaderboard"]["text"].splitlines()), Line(MARK), Line(""))
         yield from self.leaderboard()
         yield from (Line(""), *map(self.fill, self.words["reading"].splitlines()))
 
@@ -195,8 +220,17 @@ class Book:
                 and not (claim.lr or claim.measure != "val_loss")
             ):
                 cells.setdefault(self.label(claim.first), {})[claim.setting] = claim.name
-        yield from table_head(("scheme", *columns.values()))
-        for scheme, row in sorted(cells.items(), key=lambda item: -len(item[1])):
+        better: dict[str, str] = {}
+        for row in cells.values():
+            better |= {key: self.label(self.evidence.opponent(self.evidence.claims[row[key]])) for key in row}
+        yield from table_head(("scheme", *(f"{head}; against {better[key]}" for key, head in columns.items())))
+
+        def resolved(row: Mapping[str, str]) -> int:
+            return sum(self.values[name]["n"] > 1 for name in row.values())
+
+        for scheme, row in sorted(cells.items(), key=lambda item: -resolved(item[1])):
+            if not resolved(row):
+                continue
             parts = [f"{self.form(row[s], 'mean')} {self.form(row[s], 'word')}" if s in row else "–" for s in columns]
             yield Line(f"| {scheme} | {' | '.join(parts)} |", tuple(row.values()))
 
@@ -208,25 +242,29 @@ class Book:
             named = isinstance(expected, str)
             holds = row["verdict"] == expected if named else expected[0] <= row["mean"] <= expected[1]
             link = f"[{words['experiment'][:3]}](../../experiments/{words['experiment']})"
-            text = f"| {link} | {words['text']} | {'kept' if holds else 'missed'} | {self.form(name)} |"
-            yield Line(text, (name,))
+            predicted = self.fill(words["text"])
+            text = f"| {link} | {predicted.text} | {'kept' if holds else 'missed'} | {self.form(name)} |"
+            yield Line(text, (name, *predicted.claims))
 
     def predictions(self) -> Iterator[Line]:
         yield from (Line("# Predictions, kept and missed"), Line(""), Line(BUILT), Line(""))
-        yield Line("Registered in commits before the runs; those that a claim decides.")
+        yield from map(self.fill, self.words["predictions_text"].splitlines())
         yield from (Line(""), *table_head(("experiment", "predicted", "outcome", "measured")), *self.outcomes())
         yield from (Line(""), Line("[All questions](../results.md)"))
 
     def negative(self) -> Iterator[Line]:
-        """What did not lower the loss, by verdict."""
-        asked = self.words["negative"]
-        names = [claim.name for claim in self.evidence.claims.values() if set(asked) & set(claim.question.split())]
+        """How many comparisons of each question did not lower the loss."""
+        verdicts = ("better", "worse", "equal within 0.01", "not resolved", "one run")
         yield from (Line("# What did not help"), Line(""), Line(BUILT), Line(""))
-        yield Line("Comparisons of these questions in which the first scheme did not end lower.")
-        for word in ("worse", "equal within 0.01", "not resolved"):
-            members = [name for name in names if self.values[name]["verdict"] == word]
-            yield from (Line(""), Line(f"## {word.capitalize()}"), Line(""))
-            yield from self.table(members, "difference of", lambda claim: f"{self.what(claim)}: {self.where(claim)}")
+        yield Line(
+            "Comparisons of each question by the verdict on their first scheme; the rows stand on the linked pages."
+        )
+        yield from (Line(""), *table_head(("question", *verdicts)))
+        for key in self.words["negative"]:
+            members = self.members(key)
+            counts = [sum(self.values[name]["verdict"] == word for name in members) for word in verdicts]
+            title = self.words["questions"][key]["title"]
+            yield Line(f"| [{title}]({key}.md) | {' | '.join(map(str, counts))} |", tuple(members))
         yield from (Line(""), Line("[All questions](../results.md)"))
 
     def pages(self) -> dict[str, list[Line]]:
@@ -276,8 +314,7 @@ class Book:
                 strips += self.pooled_strips(group, looks)
                 title = f"{self.words['pools'][group]['what']}: {self.values[group]['verdict']}"
             if strips:
-                note = "" if charts else NOTE
-                charts.append(strip_chart(title, "difference, nats per token", strips, looks, note, rule=0.0))
+                charts.append(strip_chart(title, UNIT, strips, looks, rule=0.0, width=640))
         return figure(charts, columns=1)
 
     def members(self, key: str) -> list[str]:

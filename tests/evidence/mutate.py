@@ -44,7 +44,7 @@ def changes(root: Path, each: int = 10) -> Iterator[Change]:
     evidence = Evidence(root)
     claims = root / "evidence" / "claims.yaml"
     text = claims.read_text("utf-8")
-    table = [page for page in pages(root) if page.name not in ("geometry.md", "results.md")]
+    table = [page for page in pages(root) if page.name not in ("geometry.md", "results.md", "negative.md")]
     for _ in range(each):
         page = draw.choice(table)
         line = row_of(page, draw, r"[+−]0\.\d+ \(")

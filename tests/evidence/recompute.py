@@ -83,7 +83,7 @@ def compute(name: str) -> dict[str, Any]:
     fresh = [gap for seed, gap in pairs.items() if seed != tuning]
     x = np.array(fresh if len(fresh) > 2 else [*pairs.values()])
     if len(x) == 1:
-        return {"n": 1, "mean": x[0], "verdict": "one run"}
+        return {"n": 1, "mean": x[0], "verdict": "one run", "fresh": fresh}
     test = stats.ttest_1samp(x, 0)
     low, high = test.confidence_interval()
     equal = max(
@@ -100,6 +100,7 @@ def compute(name: str) -> dict[str, Any]:
         "verdict": word,
         "variance": x.var(ddof=1),
         "df": len(x) - 1,
+        "fresh": fresh,
     }
 
 
@@ -147,8 +148,14 @@ def moderate(results: dict[str, dict[str, Any]]) -> None:
 def pooled(name: str, results: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Paule and Mandel's variance between settings, Hartung and Knapp's interval, at least as wide as the fixed one."""
     members = [claim for claim, words in FILE["claims"].items() if words.get("pool") == name]
-    y = np.array([results[member]["mean"] for member in members])
-    v = np.array([results[member]["moderated_error"] for member in members]) ** 2
+    fresh = [results[member]["fresh"] for member in members]
+    y = np.array([np.mean(gaps) for gaps in fresh])
+    v = np.array(
+        [
+            results[name]["moderated_error"] ** 2 * results[name]["n"] / len(x)
+            for name, x in zip(members, fresh, strict=True)
+        ]
+    )
     k = len(y)
 
     def q(tau2: float) -> float:
@@ -180,7 +187,7 @@ def differing() -> dict[str, str]:
         for name, row in rows.items():
             for key, value in row.items():
                 known = stored[kind][name].get(key)
-                if key in ("variance", "df"):
+                if key in ("variance", "df", "fresh"):
                     continue
                 if known != value if isinstance(value, (str, int)) else not math.isclose(known, value, abs_tol=2e-6):
                     wrong[name] = f"{key}: {known} in results.json, {value} computed again"

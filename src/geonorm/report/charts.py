@@ -193,7 +193,7 @@ class Chart:
 
     def strip(self, row: Strip) -> None:
         """Name and text of a row, a mark per dot, mean and interval."""
-        room = max(30, ROW - len(row.text))
+        room = max(30, ROW * self.width // Chart.width - len(row.text))
         name = cut_apart(self.looks, room)[row.series]  # cut among all names, so that no two are the same
         for place, text, align in ((0, name, "left"), ("w", row.text, "right")):
             self.texts.append({"s": row.series, "d": row.series + BETWEEN, "text": text, "align": align, "at": place})
@@ -268,12 +268,12 @@ class Chart:
 
 def strip_chart(
     title: str, unit: str, rows: Sequence[Strip], looks: Mapping[str, Look], note: str = "",
-    rule: float | None = None, axis: Axis | None = None,
+    rule: float | None = None, axis: Axis | None = None, width: int = Chart.width,
 ) -> Chart:  # fmt: skip
     """Rows of intervals over one axis, with a reference line at `rule`. axis: in place of one that holds everything."""
     ends = [end for row in rows for end in (row.mean, row.low, row.high, rule) if end is not None]
     axis = axis or Axis.around([*ends, *(x for row in rows for x, _ in row.dots)], title=unit)
-    chart = Chart(title, axis, None, looks, note)
+    chart = Chart(title, axis, None, looks, note, width)
     if rule is not None:
         chart.rule(x=rule)
     for row in rows:
