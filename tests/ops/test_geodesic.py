@@ -166,3 +166,12 @@ def test_retractions_are_the_maps_they_are_named_after(backend: str) -> None:
     torch.testing.assert_close(move(inf), exact, rtol=0, atol=1e-13)
     distances = [(move(power) - exact).abs().max().item() for power in (1.0, 10.0, 100.0, 1e4)]
     assert distances == sorted(distances, reverse=True) and distances[-1] < 1e-8
+
+
+@each("backend", BACKENDS)
+def test_layout_of_memory_does_not_matter(backend: str) -> None:
+    x, u = torch.randn(2, 3, 16, 5, dtype=torch.float64).transpose(-1, -2)
+    for update in (u, u[:, :1].expand(-1, 5, -1), torch.randn(3, 5, 32, dtype=torch.float64)[..., ::2]):
+        assert not update.is_contiguous()
+        packed = geodesic_update(x.contiguous(), update.contiguous(), backend=backend)
+        torch.testing.assert_close(geodesic_update(x, update, backend=backend), packed, rtol=1e-14, atol=1e-14)

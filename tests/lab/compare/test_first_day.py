@@ -6,6 +6,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 import geonorm
 from geonorm.elsewhere import gather_source
@@ -74,12 +77,13 @@ def test_a_class_without_source_says_what_to_do(tmp_path: Path) -> None:
     assert ended.returncode == 1 and line in ended.stderr and not (tmp_path / "runs").exists()
 
 
-def test_the_source_of_a_class_is_what_it_needs_as_it_is_now() -> None:
+def test_the_source_of_a_class_is_what_it_needs_as_it_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
     later = CELLS[1].replace("6", "3")
     text = gather_source("Half", [*CELLS[:2], "%magic", "result = print('never')", *CELLS[2:], later])
     assert text is not None and "pi / 3" in text and "never" not in text and "pi / 6" not in text
-    exec(text, space := {"__name__": "cells"})  # noqa: S102
-    assert space["scaled"](3.0) == space["pi"]
+    monkeypatch.setitem(sys.modules, "cells", cells := ModuleType("cells"))
+    exec(text, vars(cells))  # noqa: S102
+    assert cells.scaled(3.0) == cells.pi
     assert gather_source("Third", CELLS) is None
     text = gather_source(
         "Half", ["POWER = 1.0", CELLS[3].replace("power: float = 1.0", "power: float = POWER"), "POWER = 2.0"]
