@@ -16,7 +16,7 @@ from pathlib import Path
 
 from geonorm.report.charts import Figure
 
-from .claims import ROOT, ClaimError, Evidence, plain
+from .claims import ROOT, ClaimError, Evidence, plain, same
 from .pages import BLOCK, Book, Line
 
 
@@ -52,6 +52,17 @@ def build(root: Path = ROOT) -> None:
     (root / "evidence" / "results.json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
+def changed(evidence: Evidence) -> Iterator[str]:
+    """Where a claim cannot be computed: all whose pairs are not those of results.json."""
+    stored = json.loads((evidence.root / "evidence" / "results.json").read_text("utf-8"))["claims"]
+    for name, claim in evidence.claims.items():
+        try:
+            if not same(plain(evidence.compare(claim)["pairs"]), stored.get(name, {}).get("pairs")):
+                yield f"claim {name}: its pairs are not those of results.json"
+        except (ClaimError, KeyError) as error:
+            yield f"claim {error}"
+
+
 def check(root: Path = ROOT) -> list[str]:
     """What differs from the runs on record, a line each."""
     evidence = Evidence(root)
@@ -59,7 +70,7 @@ def check(root: Path = ROOT) -> list[str]:
         problems = list(evidence.problems())
         book = Book(evidence)
     except (ClaimError, KeyError) as error:
-        return [f"claim {error}"]
+        return [f"claim {error}", *changed(evidence)]
     for path, lines in texts(book, root).items():
         new, old = [line.text for line in lines], (root / path).read_text("utf-8").split("\n")
         for kind, first, last, start, end in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():

@@ -26,6 +26,7 @@ MARK = "**°** marks a scheme without embedding norm; one without the mark has i
 BUILT = "<!-- Written by `python -m evidence build` from evidence/claims.yaml: edit there. -->"
 WIDE = 0.5
 """Nats: longer intervals would press all others of a figure into a line."""
+POOLS = "A pool leaves out the seed that chose the rates, which rows with † count."
 UNIT = "difference, nats per token; left of 0 the first is better"
 NOTE = "The last number of a label is tokens per parameter, a mark is a seed, a bar the 95 % interval."
 SETTING, POOL = Look(*COLOURS["ink"], "", "circle"), Look(*COLOURS["vermilion"], "", "diamond")
@@ -149,7 +150,8 @@ class Book:
         yield from table_head(("pooled", "verdict", "difference (95 %)", "one more setting", "settings", "certainty"))
         for name in names:
             row, words = self.values[name], self.words["pools"][name]
-            cells = [words["what"], row["verdict"], self.difference(name), self.form(name, "expected"), str(row["n"])]
+            what = words["what"] + (f" ({words['note']})" if "note" in words else "")
+            cells = [what, row["verdict"], self.difference(name), self.form(name, "expected"), str(row["n"])]
             yield Line(f"| {' | '.join(cells)} | {self.certainty({'pools': [name]})} |", (name,))
 
     # pages
@@ -164,7 +166,7 @@ class Book:
         yield from (Line(self.scale(members), tuple(members)), Line(""))
         yield from (Line(f"![{words['title']}](figures/{key}.svg)", tuple(members)), Line(""), Line(NOTE))
         if pools := words.get("pools"):
-            yield Line("")
+            yield from (Line(""), Line(POOLS), Line(""))
             yield from self.pooled_table(pools)
         yield from self.tables(members, words.get("by", "where"))
         yield from (Line(""), Line("## What would change this"), Line(""))
