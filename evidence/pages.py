@@ -207,7 +207,8 @@ class Book:
         text = f"{missed} of {len(rows)} registered predictions were missed."
         names = tuple(name for row in rows for name in row.claims)
         yield Line(f"| [What was predicted wrongly?](results/predictions.md) | {text} | – |", names)
-        yield from (Line(""), *map(self.fill, self.words["leaderboard"]["text"].splitlines()), Line(MARK), Line(""))
+        yield from (Line(""), *map(self.fill, self.words["leaderboard"]["text"].splitlines()))
+        yield from (Line(""), Line(MARK), Line(""))
         yield from self.leaderboard()
         yield from (Line(""), *map(self.fill, self.words["reading"].splitlines()))
 
