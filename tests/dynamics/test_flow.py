@@ -19,9 +19,8 @@ from .conftest import growth_of, speed_of
 F64 = torch.float64
 DEPTH = 8
 SCHEMES = [name for name in names() if name != "polar"]  # a token is no vector there: refused, see below
-TURNED = [
-    name for name in SCHEMES if name != "nag"
-]  # which takes the mean of the features away: a direction of its own
+# without nag, which takes the mean of the features away, and gated_streams, which weighs each feature by itself
+TURNED = [name for name in SCHEMES if name not in ("nag", "gated_streams")]
 SPHERES = ["post", "deepnorm", "sqrt", "ngpt", "geonorm", "geonorm(decay=sqrt, retraction=cayley)"]
 
 

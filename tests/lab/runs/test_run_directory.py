@@ -30,8 +30,8 @@ SUMMARY = set(
     "tokens_per_second peak_memory_bytes wall_seconds".split()
 )
 ENVIRONMENT = set(
-    """geonorm commit python platform torch numpy tokenizers device cores threads data_sha256 tokenizer_sha256 schemes
-    step""".split()
+    """geonorm commit python platform torch numpy tokenizers backend device cores threads data_sha256 tokenizer_sha256
+    schemes step""".split()
 )
 
 
