@@ -132,7 +132,7 @@ def test_an_interrupt_keeps_finished_schemes_and_the_same_command_goes_on(
     assert main(["simulate", *WORDS, str(out)]) == 2 and "no more" in capsys.readouterr().err
     stop_at("none", KeyboardInterrupt)
     assert main(["simulate", *WORDS, str(out)]) == 0 and ran == ["pre", "geonorm"]
-    assert "kept: tokens, " in capsys.readouterr().out
+    assert "stored: tokens, " in capsys.readouterr().out
     for name in ("trace.jsonl", "theory.json", "particles.json", "trajectories.safetensors"):
         assert (out / name).read_bytes() == (done / name).read_bytes()
     resumed, whole_run = (json.loads((folder / "summary.json").read_text()) for folder in (out, done))

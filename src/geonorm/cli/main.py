@@ -279,7 +279,7 @@ def run_simulate(config: SimulateConfig) -> int:
     publish(out)
     if config.keep:
         stored = out / simulations.TRAJECTORIES
-        print(f"kept: {', '.join(config.keep)}, {stored.stat().st_size / 2**20:.3g} MiB in {stored}")
+        print(f"stored: {', '.join(config.keep)}, {stored.stat().st_size / 2**20:.3g} MiB in {stored}")
     return 0
 
 

@@ -13,6 +13,8 @@ from geonorm.errors import ConfigError
 from geonorm.lab.distributed.ranks import ALONE
 from geonorm.lab.train.loop import check_ranks
 
+from .test_lengths import contents
+
 EDITS = [
     ("lr: 0.01", "lr: 0.05"),
     ("seed: 0", "seed: 1"),
@@ -31,10 +33,6 @@ def stopped(trained: Callable[..., Path]) -> Path:
     shutil.rmtree(run / "checkpoints" / "step-8")
     (run / "summary.json").unlink()
     return run
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 @pytest.mark.parametrize(("old", "new"), EDITS)
