@@ -116,13 +116,17 @@ def test_every_parameter_has_a_gradient_and_zero_rows_are_finite() -> None:
         assert x.grad is not None and x.grad.isfinite().all(), kind
 
 
-def test_unit_norm_without_eps_keeps_a_zero_row() -> None:
+def test_unit_norm_without_eps_at_every_length() -> None:
+    """Its gradient falls as 1/|x|; a row without a square has neither direction nor gradient."""
     norm = NormSpec("unit", DIM, gains=False, eps=0.0)()
-    x = torch.cat((torch.zeros(1, DIM), inputs(torch.float32))).requires_grad_()
-    out = norm(x)
-    assert out[0].eq(0).all()
-    torch.testing.assert_close(out[1:].norm(dim=-1), torch.ones(5))
-    assert torch.autograd.grad(out.sum(), x)[0].isfinite().all()
+    lengths = torch.tensor([0.0, 1e-30, 1e-20, 1e-18, 1e-15, 1e-9, 1.0, 1e9, 1e18])[:, None]
+    x, grad = torch.randn(2, len(lengths), DIM, generator=torch.Generator().manual_seed(0))
+    x = (lengths * x / x.norm(dim=-1, keepdim=True)).requires_grad_()
+    true = x.detach().double().requires_grad_()
+    slopes, wanted = (torch.autograd.grad(norm(each), each, grad.to(each.dtype))[0] * lengths for each in (x, true))
+    assert not norm(x)[:3].any() and not slopes[:3].any()
+    torch.testing.assert_close(norm(x)[3:], norm(true)[3:].float())
+    torch.testing.assert_close(slopes[3:].double(), wanted[3:], rtol=1e-4, atol=1e-6)
 
 
 @each("kind", NORMS)

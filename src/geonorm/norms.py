@@ -44,6 +44,11 @@ def one_row(x: Tensor) -> bool:
     return x.numel() == x.shape[-1] and x.is_cpu
 
 
+def autocast_device(x: Tensor) -> str:
+    """The type of x's device as autocast knows it: meta has none of its own and counts as the CPU."""
+    return "cpu" if x.is_meta else x.device.type
+
+
 class Norm(nn.Module):
     """What all kinds share: gains of one and biases of zero, where there are, and one cast at the end."""
 
@@ -166,20 +171,21 @@ class GatedNorm(Norm):
         y = F.rms_norm(x, (self.dim,), weight, self.eps)
         if self.down is None or self.up is None:
             return y
-        with torch.autocast(x.device.type, enabled=False):  # norms stay wide
+        with torch.autocast(autocast_device(x), enabled=False):  # norms stay wide
             return y * torch.sigmoid(F.silu(y @ self.down.to(x.dtype).T) @ self.up.to(x.dtype).T)
 
 
 class UnitNorm(Norm):
-    """x / |x|: radius 1. With eps = 0 a zero row stays zero; eps is added to |x|^2."""
+    """x / |x|: radius 1; eps is added to |x|^2. With eps = 0 a row that is 0, or so short that its square is no normal
+    number (as in `sphere`), becomes 0, with gradient 0."""
 
     def __init__(self, dim: int, gains: bool = False, eps: float = 0.0, bias: bool = False) -> None:
         super().__init__(dim, gains, eps, bias)
 
     def normalise(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         squared = (x * x).sum(-1, keepdim=True) + self.eps
-        zero = squared == 0.0
-        y = x * torch.where(zero, 0.0, torch.rsqrt(torch.where(zero, 1.0, squared)))
+        # not times the inverse root, whose slope, |x|^-3, overflows for tokens that are not that short
+        y = x / torch.where(squared < torch.finfo(x.dtype).tiny, inf, squared).sqrt()
         return y if weight is None else y * weight
 
 

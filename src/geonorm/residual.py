@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import ConfigError
-from .norms import NormSpec, is_eager
+from .norms import NormSpec, autocast_device, is_eager
 from .ops import geodesic_step, geodesic_step_read
 from .schemes import Parts, Scheme, Site, parse, read_at, write_at
 from .schemes.base import normalise_update
@@ -142,8 +142,8 @@ class Residual(nn.Module):
 
     def compute_dtype(self, y: Tensor) -> torch.dtype:
         """What the branch's matrix products want to read: autocast's dtype, else that of its first parameter."""
-        if torch.is_autocast_enabled(y.device.type):
-            return torch.get_autocast_dtype(y.device.type)
+        if torch.is_autocast_enabled(device := autocast_device(y)):
+            return torch.get_autocast_dtype(device)
         return first_dtype(self.branch) or y.dtype
 
     def extra_repr(self) -> str:

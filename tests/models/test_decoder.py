@@ -74,6 +74,15 @@ def test_every_layout_trains(variant: str, scheme: str) -> None:
     check_trains(decoder(scheme=scheme, **VARIANTS[variant]))
 
 
+@each("scheme", [*names(), "polar(alpha=1e30, decay=constant)"])
+def test_gradients_of_embeddings_near_0_are_finite_and_shapes_need_no_numbers(scheme: str) -> None:
+    model = decoder(scheme=scheme)
+    model.embed.weight.data *= 1e-20
+    model.loss(ids(), ids(seed=1)).backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+    assert model.to("meta")(ids().to("meta")).shape == (2, 12, 61)
+
+
 @each("scheme", names())
 def test_future_tokens_do_not_change_past_logits(scheme: str) -> None:
     model, text = decoder(scheme=scheme), ids()

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..norms import NormSpec, upcast
+from ..norms import NormSpec, autocast_device, upcast
 from ..settings import Count
 from .base import About, Number, Placement, Site
 from .registry import register
@@ -103,7 +103,7 @@ class Recall(nn.Module):
 
     def forward(self, x: Tensor, slots: Any) -> Tensor:
         wide = upcast(x)
-        with torch.autocast(x.device.type, enabled=False):  # one number per slot stays wide
+        with torch.autocast(autocast_device(x), enabled=False):  # one number per slot stays wide
             keys = self.key(wide)
             scores = keys @ self.query.to(wide.dtype)
             if self.values == "norm":

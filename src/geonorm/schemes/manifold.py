@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..norms import NormSpec, upcast
+from ..norms import NormSpec, autocast_device, upcast
 from ..settings import Count
 from .base import About, Site, require
 from .connected import Connected
@@ -76,7 +76,7 @@ class ManifoldHyper(Connected):
     def exit(self, x: Tensor, p: Any, site: Site) -> Tensor:
         if self.head == "learned":
             wide = upcast(x)
-            with torch.autocast(x.device.type, enabled=False):
+            with torch.autocast(autocast_device(x), enabled=False):
                 x = (p.collapse(p.all(wide.flatten(-2))).unsqueeze(-1) * wide).to(x.dtype)
         return super().exit(x / self.n if self.head == "mean" else x, p, site)
 
@@ -89,7 +89,9 @@ class ManifoldHyper(Connected):
 
     def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
         wide = upcast(x)
-        with torch.autocast(x.device.type, enabled=False):  # mixing is no matrix product of the model: it stays wide
+        with torch.autocast(
+            autocast_device(x), enabled=False
+        ):  # mixing is no matrix product of the model: it stays wide
             reading, share, mixing = p.mapping(p.all(wide.flatten(-2)))
             rest = wide if mixing is None else self.stochastic(mixing) @ wide
             y = (reading.unsqueeze(-2) @ wide).squeeze(-2)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .. import sphere
 from ..decay import Schedule, schedule
-from ..norms import NormSpec, upcast
+from ..norms import NormSpec, autocast_device, upcast
 from ..ops.angle import BIAS_SOFTNESS
 from ..settings import Positive, Range
 from .base import About, Number, Placement, Site
@@ -99,6 +99,6 @@ class Modulator(nn.Module):
         self.share = nn.Parameter(torch.zeros(directions))
 
     def forward(self, y: Tensor) -> Tensor:
-        with torch.autocast(y.device.type, enabled=False):  # a number per token stays wide
+        with torch.autocast(autocast_device(y), enabled=False):  # a number per token stays wide
             seen = torch.sigmoid(F.linear(y, self.weight.to(y.dtype), self.bias.to(y.dtype)))
             return seen @ torch.softmax(self.share.to(y.dtype), -1).unsqueeze(-1)

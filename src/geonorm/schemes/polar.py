@@ -11,6 +11,7 @@ radius that is kept as a logarithm. All maths is fp32 (fp64 for fp64), the state
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ from .base import About, Number, Site
 from .pre import Pre
 from .registry import register
 
+LONGEST = 36.0
+"""The largest log-radius that a norm reads: its square is a number in fp32, and eps is far below its rounding."""
+
 
 def to_polar(x: Tensor) -> Tensor:
     """(..., dim) to direction and log-radius, (..., dim + 1)."""
@@ -28,10 +32,10 @@ def to_polar(x: Tensor) -> Tensor:
     return polar_state(wide, torch.zeros_like(wide[..., :1]), x.dtype)
 
 
-def from_polar(state: Tensor) -> Tensor:
-    """The token itself, (..., dim), in the precision of the maths."""
+def from_polar(state: Tensor, largest: float = inf) -> Tensor:
+    """The token itself, (..., dim), in the precision of the maths, its log-radius cut off at `largest`."""
     wide = upcast(state)
-    return torch.exp(wide[..., -1:]) * wide[..., :-1]
+    return torch.exp(wide[..., -1:].clamp(max=largest)) * wide[..., :-1]
 
 
 def add_polar(state: Tensor, q: Tensor) -> Tensor:
@@ -43,9 +47,16 @@ def add_polar(state: Tensor, q: Tensor) -> Tensor:
 
 def polar_state(y: Tensor, log_radius: Tensor, dtype: torch.dtype) -> Tensor:
     """The state of exp(log_radius) y."""
+    # in units of the power of two below the largest |y_i|: no square overflows, and nothing is rounded; the unit needs
+    # no gradient, since it drops out
+    largest = torch.linalg.vector_norm(y.detach(), inf, -1, keepdim=True)
+    largest = torch.where(largest < torch.finfo(y.dtype).tiny, 1.0, largest)
+    scale = torch.exp2(torch.floor(torch.log2(largest)))
+    y = y / scale
     squared = y.square().mean(-1, keepdim=True)
     squared = torch.where(squared == 0, 1.0, squared)
-    return torch.cat((y * torch.rsqrt(squared), log_radius + 0.5 * torch.log(squared)), dim=-1).to(dtype)
+    log_radius = log_radius + torch.log(scale) + 0.5 * torch.log(squared)
+    return torch.cat((y * torch.rsqrt(squared), log_radius), dim=-1).to(dtype)
 
 
 @register("polar")
@@ -76,11 +87,11 @@ class Polar(Pre):
         return to_polar(super().enter(x, p, site))
 
     def exit(self, x: Tensor, p: Any, site: Site) -> Tensor:
-        return super().exit(self.seen(x), p, site)
+        return super().exit(from_polar(x, LONGEST), p, site).to(x.dtype)
 
     def read(self, x: Tensor, p: Any, site: Site) -> Tensor:
         # merged in the precision of the maths: a radius that the dtype of the stream cannot hold is no obstacle
-        y: Tensor = super().read(from_polar(x), p, site)
+        y: Tensor = super().read(from_polar(x, LONGEST), p, site)
         return y.to(x.dtype)
 
     def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:

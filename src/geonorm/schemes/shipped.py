@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..norms import NormSpec, upcast
+from ..norms import NormSpec, autocast_device, upcast
 from ..settings import Count, Positive
 from .base import About, Copied, Number, Placement, Site
 from .connected import Connected
@@ -169,9 +169,7 @@ class GatedStreams(Connected):
 
     def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
         wide = upcast(x)
-        with torch.autocast(
-            x.device.type, enabled=False
-        ):  # the gates are no matrix product of the model: they stay wide
+        with torch.autocast(autocast_device(x), enabled=False):  # the gates stay wide
             y, share = p.reader(wide)
         return y.to(x.dtype), (wide, share)
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..decay import Schedule, schedule
-from ..norms import NormSpec, upcast
+from ..norms import NormSpec, autocast_device, upcast
 from ..settings import Positive
 from .base import About, Copied, Number, Site, add
 from .connected import Connected
@@ -147,7 +147,9 @@ class Hyper(Connected):
 
     def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
         wide = upcast(x)
-        with torch.autocast(x.device.type, enabled=False):  # mixing is no matrix product of the model: it stays wide
+        with torch.autocast(
+            autocast_device(x), enabled=False
+        ):  # mixing is no matrix product of the model: it stays wide
             mix, share = p.connection(p.streams(wide) if self.dynamic == "tanh" else None, wide.dtype)
             mixed = mix.transpose(-1, -2) @ wide
         y, rest = mixed[..., 0, :], mixed[..., 1:, :]
