@@ -9,11 +9,13 @@ import time
 import traceback
 from collections.abc import Callable
 from math import inf
+from typing import Any
 
 import numpy as np
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import interpreter
 
 from geonorm.ops.kernels import atan_quotient, line_of
 
@@ -59,9 +61,23 @@ CHECKS: dict[str, Check] = {
 }
 
 
+def round_as_a_gpu() -> None:
+    """Lets Triton's interpreter round to bf16, where it cuts bits off and hardware does not: it then shows the errors
+    of a kernel's own arithmetic. How stores are rounded is for a GPU to show, by the same checks."""
+    convert = interpreter._convert_float
+
+    def rounded(numbers: Any, source: Any, target: Any, mode: Any) -> Any:
+        if target != tl.bfloat16:
+            return convert(numbers, source, target, mode)
+        return torch.from_numpy(numbers.copy()).bfloat16().view(torch.int16).numpy().view(np.uint16)
+
+    interpreter._convert_float = rounded
+
+
 def main(device: str) -> int:
     """Runs all checks, prints one line each and every traceback; the number of failures."""
     torch.use_deterministic_algorithms(True)  # fills fresh memory with NaN
+    round_as_a_gpu()
     np.seterr(all="ignore")  # the interpreter computes with numpy, which warns of NaN and underflow
     failed = 0
     for name, check in CHECKS.items():

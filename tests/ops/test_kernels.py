@@ -34,7 +34,7 @@ def test_kernels_under_the_interpreter() -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(": passed") == len(checks.CHECKS) == 27
+    assert done.stdout.count(": passed") == len(checks.CHECKS) == 28
 
 
 COMPILE = """
@@ -197,16 +197,3 @@ def test_more_than_2_to_the_31_numbers() -> None:
     assert torch.equal(out[-2:], tail[0]) and torch.equal(out[0], x[0])
     (du,) = torch.autograd.grad(out, u, torch.ones_like(out))
     assert torch.equal(du[-2:], tail[2])
-
-
-@gpu
-@needs_gpu
-def test_the_stream_drifts_no_more_than_rounding() -> None:
-    """96 updates: 1e-6 of the radius in fp32, 5e-3 in bf16, as rounding alone gives."""
-    for dtype, limit in ((torch.float32, 1e-6), (torch.bfloat16, 5e-3)):
-        x = inputs(256, 768, dtype)[0].detach()
-        start = x.double().norm(dim=-1)
-        for step in range(96):
-            u = torch.randn(256, 768, device="cuda", dtype=dtype)
-            x = geodesic_step(x, u, AngleMap(post=1 / (step // 2 + 1)))
-        assert (x.double().norm(dim=-1) / start - 1).abs().mean() < limit
