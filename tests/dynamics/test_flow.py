@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from geonorm import Residual, Site, names, parse
-from geonorm.dynamics import Attention, Flow, Fresh, equiangular, gap, integrate, random_attention, uniform
+from geonorm import Residual, Site, names
+from geonorm.dynamics import Attention, Flow, Fresh, integrate, random_attention, uniform
 from geonorm.errors import ConfigError
 from geonorm.schemes import read_at, write_at
 
@@ -220,14 +220,3 @@ def test_radii_are_kept(scheme: str, method: str) -> None:
     x = own.start(uniform(5, 6) * torch.arange(1, 6, dtype=F64)[:, None])
     for _, later in integrate(own, x, [2], method=method, tolerance=1e-5):
         torch.testing.assert_close(later.norm(dim=-1)[0], torch.arange(1, 6, dtype=F64), rtol=1e-14, atol=0)
-
-
-def test_the_head_sees_directions() -> None:
-    flow = Flow("residual_dual", Attention(), DEPTH)
-    x = flow.start(equiangular(4, 6))
-    assert x.shape == (1, 4, 2, 6) and flow.radius(x).shape == (1, 4)
-    theta = flow.tokens(x)
-    torch.testing.assert_close(theta.norm(dim=-1), torch.ones(1, 4, dtype=F64))
-    later = list(integrate(flow, x, [0, 20], method="layers"))[-1][1]
-    assert gap(flow.tokens(later)) < 1e-2 < gap(theta)
-    assert parse("residual_dual") == flow.scheme

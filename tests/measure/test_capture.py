@@ -33,20 +33,19 @@ SMALL = {"layers": 2, "width": 24, "heads": 2, "vocab_size": 31, "context": 16}
 class Keeping(SiteMeasure):
     """Keeps the tensors that it measures."""
 
-    def update(self, x: Tensor, after: Tensor, u: Tensor | None = None, mask: Tensor | None = None) -> bool:
+    def update(self, x: Tensor, after: Tensor, u: Tensor | None = None, *rest: Any) -> None:
         self.tensors = (x.clone(), after.clone(), None if u is None else u.clone())
-        return super().update(x, after, u, mask)
+        super().update(x, after, u, *rest)
 
 
 def measures(capture: Capture) -> list[Any]:
-    return [record.measure for record in capture.records.values()]
+    return list(capture.records.values())
 
 
 @torch.no_grad()
 def captured(model: nn.Module, inputs: dict[str, Any]) -> tuple[Capture, Any]:
     capture = Capture(model)
-    for record in capture.records.values():
-        record.measure = Keeping()
+    capture.records = {place: Keeping() for place in capture.records}
     with capture.watching():
         out = model(**inputs, output_hidden_states=True) if "ids" not in inputs else model(**inputs)
     return capture, out
@@ -71,7 +70,7 @@ def test_rows_are_those_of_the_models_own_states_in_fp64(family: str, tiny_model
         states = getattr(out, "hidden_states", None)
         if states is None:
             states = getattr(out, f"{stack.name}_hidden_states")
-        sites = [record.measure for place, record in capture.records.items() if place.stack == stack.name]
+        sites = [measure for place, measure in capture.records.items() if place.stack == stack.name]
         blocks, width = blocks_of(model, stack, base), len(stack.sublayers)
         assert len(sites) == len(blocks) * width
         assert all(torch.equal(one.tensors[1], other.tensors[0]) for one, other in pairwise(sites))

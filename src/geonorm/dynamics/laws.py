@@ -118,16 +118,12 @@ def clusters(theta: Tensor, angle: float = 0.1) -> Tensor:
 
 def count_components(points: Tensor, chord: float) -> int:
     """The number of connected components of points (n, dim) that are linked up to a distance."""
+    from scipy.sparse.csgraph import connected_components
+
     away = points - points.mean(0)  # chords of differences: exact also where all are together
     square = away.square().sum(-1)
     near = square[:, None] + square - 2 * away @ away.mT <= chord**2
-    first = label = torch.arange(len(points), device=points.device)
-    while True:
-        smallest = torch.where(near, label, len(points)).amin(-1)
-        smallest = smallest[smallest]  # the label of the particle that lends its own: chains halve
-        if torch.equal(smallest, label):
-            return int((label == first).sum())
-        label = smallest
+    return int(connected_components(near.cpu().numpy())[0])
 
 
 @dataclass(frozen=True)

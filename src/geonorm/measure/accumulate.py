@@ -177,8 +177,9 @@ class NullCosines:
 class SiteMeasure:
     """One sub-layer over any number of batches.
 
-    update(x, after, u, mask): the stream before and after it and the raw output of its branch (None if unknown), all
-    (batch, tokens, dim) in any floating dtype; mask (batch, tokens) is False for padding. row() has the columns of
+    update(x, after, u, mask, clamped): the stream before and after it and the raw output of its branch (None if
+    unknown), all (batch, tokens, dim) in any floating dtype; (batch, tokens): mask is False for padding, clamped True
+    for updates that a scheme clamps (None for one without a clamp). row() has the columns of
     trace.jsonl, with NAME_std and quantiles NAME_p01 ... NAME_p99 (to 1 %) of every quantity over tokens; None is
     unknown or not finite.
 
@@ -187,7 +188,6 @@ class SiteMeasure:
     >>> measure = SiteMeasure()
     >>> x = torch.eye(4)[None]  # one sequence of four tokens
     >>> measure.update(x, 2 * x)
-    True
     >>> row = measure.row()
     >>> row["tokens"], row["radius"], row["radial"], row["angle"], row["cos_pair"]
     (4, 1.0, 1.0, 0.0, 0.0)
@@ -199,8 +199,14 @@ class SiteMeasure:
         self.sequences, self.pairs = 0, 0.0
 
     @torch.no_grad()
-    def update(self, x: Tensor, after: Tensor, u: Tensor | None = None, mask: Tensor | None = None) -> bool:
-        """True if there was a token that is not padding."""
+    def update(
+        self,
+        x: Tensor,
+        after: Tensor,
+        u: Tensor | None = None,
+        mask: Tensor | None = None,
+        clamped: Tensor | None = None,
+    ) -> None:
         rows, afters, updates = flat(x, mask), flat(after, mask), None if u is None else flat(u, mask)
         values = []
         for part in chunks(rows):
@@ -213,14 +219,15 @@ class SiteMeasure:
             values.append(torch.stack(list(columns.values())))
             self.null.update(part_x, radius)
         if not values:
-            return False
+            return
         table = torch.cat(values, 1)
+        unknown = torch.full_like(table[:1], torch.nan)
+        table = torch.cat((table, unknown if clamped is None else flat(clamped[..., None], mask).mT))
         if self.moments is None:
-            self.moments = Moments(tuple(columns), x.device)
+            self.moments = Moments((*columns, "clamped"), x.device)
         self.moments.update(table)
         self.sample.update(rows)
         self.add_pairs(x, mask, radius=table[0])
-        return True
 
     def add_pairs(self, x: Tensor, mask: Tensor | None, radius: Tensor) -> None:
         """Sums over sequences of the mean cosine between two of their tokens."""
@@ -242,7 +249,7 @@ class SiteMeasure:
         if self.moments is None:
             return {"tokens": 0}
         n, (sample,) = self.moments.count, self.sample.rows
-        row: dict[str, Any] = {"tokens": n, **self.moments.row(short=("radius_after", "abs_peak"))}
+        row: dict[str, Any] = {"tokens": n, **self.moments.row(short=("radius_after", "abs_peak", "clamped"))}
         largest = self.moments.high[self.moments.names.index("abs_peak")].item()
         return {
             **row,

@@ -40,18 +40,6 @@ def clamped_tokens(place: ModelSite, x: Tensor, u: Tensor | None) -> Tensor | No
         return residual.scheme.clamped(x, u, residual.own(), residual.site(x))
 
 
-class SiteRecord:
-    """Everything that is measured of one sub-layer."""
-
-    def __init__(self) -> None:
-        self.measure = SiteMeasure()
-        self.clamped, self.tokens = 0.0, 0
-
-    def row(self) -> dict[str, Any]:
-        clamped = self.clamped / self.tokens if self.tokens else None
-        return {**self.measure.row(), "clamped": clamped}
-
-
 class NormRecord:
     """Everything that is measured of one norm."""
 
@@ -77,7 +65,7 @@ class Capture:
     def __init__(self, model: nn.Module, *, sites: bool = True) -> None:
         self.model = model
         self.stacks = stacks_of(model) if sites else []
-        self.records = {place: SiteRecord() for place in (sites_of(model) if sites else ())}
+        self.records = {place: SiteMeasure() for place in (sites_of(model) if sites else ())}
         self.norms: dict[str, NormRecord] = {}
         for name, about in self.norm_places():
             module = model.get_submodule(name)
@@ -120,17 +108,11 @@ class Capture:
             yield
 
     def see_site(self, place: ModelSite, x: Tensor, u: Tensor | None, after: Tensor) -> None:
-        record = self.records[place]
         self.at_clamp = True
         clamped = clamped_tokens(place, x, u)
         self.at_clamp = False
         x, after = place.seen(x), place.seen(after)
-        mask = fit_mask(self.masks.get(place.stack), x)
-        if not record.measure.update(x, after, u, mask):
-            return
-        if clamped is not None:
-            chosen = clamped.flatten() if mask is None else clamped[mask]
-            record.clamped, record.tokens = record.clamped + chosen.sum().item(), record.tokens + chosen.numel()
+        self.records[place].update(x, after, u, fit_mask(self.masks.get(place.stack), x), clamped)
 
     def see_norm(self, name: str, x: Tensor, y: Tensor) -> None:
         if not self.at_clamp:
@@ -140,7 +122,7 @@ class Capture:
     def tokens(self) -> int:
         """Tokens measured so far: those of the first sub-layer of each stack; of a model without any, those of the norm
         that read most."""
-        first = {place.stack: record.measure for place, record in reversed(self.records.items())}
+        first = {place.stack: measure for place, measure in reversed(self.records.items())}
         counts = [measure.moments.count for measure in first.values() if measure.moments]
         norms = [norm.measure.moments.count for norm in self.norms.values() if norm.measure.moments]
         return sum(counts) if self.records else max(norms, default=0)
@@ -148,9 +130,7 @@ class Capture:
     def rows(self) -> list[dict[str, Any]]:
         """One row per sub-layer that ran, in the columns of trace.jsonl."""
         return [
-            {**place.about, **record.row()}
-            for place, record in self.records.items()
-            if record.measure.moments is not None
+            {**place.about, **measure.row()} for place, measure in self.records.items() if measure.moments is not None
         ]
 
     def norm_rows(self) -> list[dict[str, Any]]:

@@ -185,20 +185,13 @@ class Running:
         return x if x.shape == self.shape or x.numel() != self.shape.numel() else x.reshape(self.shape)
 
 
-def frobenius(parameters: Iterable[nn.Parameter]) -> float:
-    """Length of the gradients that parameters hold, as one vector."""
-    return length_of(p.grad for p in parameters)
-
-
 def length_of(gradients: Iterable[Tensor | None]) -> float:
     """Of those that are there, as one vector."""
     squares = [gradient.double().square().sum() for gradient in gradients if gradient is not None]
     return torch.stack(squares).sum().sqrt().item() if squares else 0.0
 
 
-def gradient_norms(
-    places: Iterable[ModelSite], length: Callable[[Iterable[nn.Parameter]], float] = frobenius
-) -> Gradients:
+def gradient_norms(places: Iterable[ModelSite], length: Callable[[Iterable[nn.Parameter]], float]) -> Gradients:
     """Of the gradients that are there: grad_norm of all weights of a branch, and of an MLP grad_w1 and grad_w2.
 
     W2 is the last matrix of the branch, which writes to the stream; W1 are those before it (up and gate), together

@@ -71,7 +71,7 @@ def trace(model: Transformer, ids: Tensor, step: int, gradients: Gradients) -> T
         clamped = residual.scheme.clamped(x, u, residual.own(), residual.site(x))
         measure = SiteMeasure()
         before, behind = (wide(place.seen(part)) for part in (x, after))
-        measure.update(before, behind, wide(u))
+        measure.update(before, behind, wide(u), clamped=clamped)
         rotations = [norms[module]["rotation"] for module in residual.own.children() if module in norms]
         sites.append(
             {
@@ -80,7 +80,6 @@ def trace(model: Transformer, ids: Tensor, step: int, gradients: Gradients) -> T
                 **tangential_quantiles("ratio", before, behind - before),
                 **tangential_quantiles("proposal", before, wide(u)),
                 **predict_step(residual, x, u),
-                "clamped": None if clamped is None else clamped.double().mean().item(),
                 "rotation": rotations[0] if rotations else None,
                 **GRADIENTS,
                 **gradients.get(place.key, {}),
