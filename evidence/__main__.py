@@ -16,7 +16,7 @@ from pathlib import Path
 
 from geonorm.report.charts import Figure
 
-from .claims import ROOT, ClaimError, Evidence, plain, same
+from .claims import ROOT, ClaimError, Evidence, plain, same, unregistered
 from .pages import BLOCK, Book, Line
 
 
@@ -67,7 +67,7 @@ def check(root: Path = ROOT) -> list[str]:
     """What differs from the runs on record, a line each."""
     evidence = Evidence(root)
     try:
-        problems = list(evidence.problems())
+        problems = [*evidence.problems(), *unregistered(evidence)]
         book = Book(evidence)
     except (ClaimError, KeyError) as error:
         return [f"claim {error}", *changed(evidence)]

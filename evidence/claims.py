@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import subprocess
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,6 +25,8 @@ from geonorm.lab.statistics.synthesis import ZERO, grade, judge, pool
 
 ROOT = Path(__file__).parents[1]
 PRE_NORMS = ("pre", "pre(entry=embedding)")
+OPEN = "open"
+"""The status of a planned claim, as long as it has no interval. Without runs it stands nowhere."""
 PAIRS = 3
 """The tuning seed counts where fewer pairs than these remain without it."""
 Values = dict[str, Any]
@@ -46,6 +50,9 @@ class Setting:
     results: str = "results.jsonl"
     text: str = "BPE of 1,024 tokens, context 128"
     """Vocabulary and context; without one, images."""
+    factors: Mapping[str, str] | None = None
+    """Of crossed runs, by factor a pattern that reads its level from the scheme's name. Pairs are then runs that differ
+    in what a claim compares and in nothing else: they share rate, seed and all other levels."""
 
     @property
     def images(self) -> bool:
@@ -56,9 +63,11 @@ class Setting:
 class Side:
     """One of the two that are compared. A scheme, or `better`: of the two Pre-Norms the one with the lower mean."""
 
-    scheme: str
+    scheme: str = ""
     runs: str | None = None
     lr: float | None = None
+    levels: Sequence[tuple[str, str]] = ()
+    """Of crossed runs, the levels of factors that make this side."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +91,13 @@ class Claim:
 
 @dataclass
 class Arm:
-    """A side at its rate: losses by seed."""
+    """A side at its rate: losses by seed, or by what crossed runs share."""
 
     lr: float
-    losses: Mapping[int, float]
+    losses: Mapping[int | str, float]
     parameters: int
     tokens: int
+    runs: Collection[str] = ()
 
     @property
     def mean(self) -> float:
@@ -95,7 +105,9 @@ class Arm:
 
 
 def read_side(words: str | Values) -> Side:
-    return Side(words) if isinstance(words, str) else Side(**words)
+    if isinstance(words, str):
+        return Side(words)
+    return Side(**{**words, "levels": tuple(words.get("levels", {}).items())})
 
 
 @dataclass
@@ -119,7 +131,13 @@ class Evidence:
         for name, words in self.file["claims"].items():
             sides = {key: read_side(words[key]) for key in ("first", "second") if key in words}
             claims[name] = Claim(**{"name": name, **words, **sides})
-        return claims
+        return {name: claim for name, claim in claims.items() if claim.status != OPEN or self.has_runs(claim)}
+
+    def has_runs(self, claim: Claim) -> bool:
+        try:
+            return bool(self.differences(claim))
+        except ClaimError:
+            return False
 
     def rows(self, setting: Setting) -> list[Values]:
         path = self.root / "experiments" / setting.experiment / setting.results
@@ -127,33 +145,42 @@ class Evidence:
             self.cache[path] = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
         return self.cache[path]
 
-    def arm(self, claim: Claim, side: Side) -> Arm:
-        """The runs of a side at its best rate."""
+    def runs_of(self, claim: Claim, side: Side) -> Iterator[Values]:
         setting = self.settings[claim.setting]
         start, wanted = setting.runs if side.runs is None else side.runs, side.lr or claim.lr
-        rates: dict[float, dict[int, Values]] = {}
-        diverged = set()
         for row in self.rows(setting):
             if (
-                row["scheme"] != side.scheme
-                or not row["run"].startswith(start)
-                or setting.without in row["run"]
-                or row.get("phase") == "tune"
-                or (setting.steps or row["steps"]) != row["steps"]
-                or (wanted and abs(row["lr"] / wanted - 1) > 0.01)
+                side.scheme in ("", row["scheme"])
+                and row["run"].startswith(start)
+                and setting.without not in row["run"]
+                and (row.get("phase") != "tune" or row["seed"] == setting.tuning_seed)
+                and (setting.steps or row["steps"]) == row["steps"]
+                and not (wanted and abs(row["lr"] / wanted - 1) > 0.01)
             ):
-                continue
+                yield row
+
+    def arm(self, claim: Claim, side: Side) -> Arm:
+        """The runs of a side at its best rate: that of the matrices, with a multiplier of the embedding's where the
+        name of a run has one. Crossed runs enter at every rate."""
+        setting = self.settings[claim.setting]
+        rates: dict[Any, dict[Any, Values]] = {}
+        diverged = set()
+        for row in self.runs_of(claim, side):
+            rate, pair = (re.sub(r"-seed\d+$", "", row["run"]), row["lr"]), row["seed"]
+            if setting.factors is not None:
+                rate, pair = ("", 0.0), read_cell(row, side, setting.factors)
             if row["status"] == "diverged" or (row["status"] == "finished" and row.get("val_loss") is None):
-                diverged.add(row["lr"])
-            elif row["status"] == "finished" or claim.measure == "course":
-                rates.setdefault(row["lr"], {})[row["seed"]] = row
-        rates = {lr: rows for lr, rows in rates.items() if lr not in diverged} or rates
+                diverged.add(rate)
+            elif pair is not None and (row["status"] == "finished" or claim.measure == "course"):
+                rates.setdefault(rate, {})[pair] = row
+        rates = {rate: rows for rate, rows in rates.items() if rate not in diverged} or rates
         if not rates:
-            raise ClaimError(f"{claim.name}: no run of {side.scheme} in {setting.experiment}, {start or 'all'}")
-        lr = best_rate(rates, setting.tuning_seed)
-        losses = {seed: last(row, claim.measure) for seed, row in rates[lr].items()}
-        some = next(iter(rates[lr].values()))
-        return Arm(lr, losses, some.get("parameters") or 0, some.get("tokens") or 0)
+            raise ClaimError(f"{claim.name}: no run of {side.scheme} in {setting.experiment}, {setting.runs or 'all'}")
+        rate = best_rate(rates, setting.tuning_seed)
+        losses = {pair: last(row, claim.measure) for pair, row in rates[rate].items()}
+        some = next(iter(rates[rate].values()))
+        names = [row["run"] for row in rates[rate].values()]
+        return Arm(rate[1], losses, some.get("parameters") or 0, some.get("tokens") or 0, names)
 
     def arms(self, claim: Claim) -> tuple[Arm, Arm]:
         assert claim.first and claim.second
@@ -177,6 +204,8 @@ class Evidence:
             claim = one
         else:
             pairs = self.differences(claim)
+        if not pairs:
+            raise ClaimError(f"{claim.name}: no seed has both schemes")
         first, second = self.arms(claim)
         tuning = self.settings[claim.setting].tuning_seed
         fresh = {seed: gap for seed, gap in pairs.items() if seed != tuning}
@@ -189,13 +218,17 @@ class Evidence:
             "tuning_seed_counts": not claim.lr and (tuning == "mean" or tuning in counted),
         }
 
-    def differences(self, claim: Claim) -> dict[int, float]:
+    def differences(self, claim: Claim) -> dict[int | str, float]:
         """By seed that has both, the tuning seed included."""
         first, second = self.arms(claim)
         shared = sorted(first.losses.keys() & second.losses.keys())
-        if not shared:
-            raise ClaimError(f"{claim.name}: no seed has both schemes")
         return {seed: first.losses[seed] - second.losses[seed] for seed in shared}
+
+    @cached_property
+    def registered(self) -> dict[str, str]:
+        """By claim that was predicted, the commit of the prediction; all others were looked at after the runs."""
+        commits = self.file["registered"]
+        return {words["claim"]: words.get("in", commits[words["experiment"]]) for words in self.file["predictions"]}
 
     @cached_property
     def results(self) -> dict[str, Values]:
@@ -214,7 +247,13 @@ class Evidence:
         ):
             p_holm |= zip(names, holm([gaps[name].p for name in names]), strict=True)
         return {
-            name: {**summarize(gap, priors[name]), "p_holm": p_holm[name], **raw[name]} for name, gap in gaps.items()
+            name: {
+                **summarize(gap, priors[name]),
+                "p_holm": p_holm[name],
+                **raw[name],
+                "registered": self.registered.get(name),
+            }
+            for name, gap in gaps.items()
         }
 
     def place(self, claim: Claim) -> Setting:
@@ -272,24 +311,50 @@ class Evidence:
     def problems(self) -> Iterator[str]:
         """Claims whose status in claims.yaml is not the verdict of the runs, and results.json where it is another."""
         stored = json.loads((self.root / "evidence" / "results.json").read_text("utf-8"))
-        for kind, words in (("claims", self.file["claims"]), ("pools", self.file["pools"])):
-            rows = self.results if kind == "claims" else self.pools
-            for name in [*words, *(name for name in stored[kind] if name not in words)]:
-                if name not in words or name not in stored[kind]:
+        for kind, rows in (("claims", self.results), ("pools", self.pools)):
+            words = self.file[kind]
+            for name in dict.fromkeys([*rows, *stored[kind]]):
+                if name not in rows or name not in stored[kind]:
                     yield f"claim {name}: in one of claims.yaml and results.json alone"
                     continue
-                if words[name]["status"] != rows[name]["verdict"]:
+                if words[name]["status"] not in (rows[name]["verdict"], OPEN if rows[name]["n"] == 1 else ""):
                     yield f"claim {name}: claims.yaml says {words[name]['status']}, its runs {rows[name]['verdict']}"
                 new, old = plain(rows[name]), stored[kind][name]
                 for key in [key for key in new if key not in old or not same(new[key], old[key])][:1]:
                     yield f"claim {name}: {key} is {old.get(key)} in results.json, {new[key]} by its runs"
-        for words in self.file["sentences"]:
+        advice = [{"file": "docs/schemes.md", "text": f"| {row['want']} |", **row} for row in self.file["which"]]
+        for words in [*self.file["sentences"], *advice]:
             if words["text"] not in (self.root / words["file"]).read_text("utf-8"):
                 yield f"claim {', '.join(words['claims'])}: {words['file']} no longer says {words['text']!r}"
             for name, word in words["claims"].items():
                 verdict = (self.results | self.pools)[name]["verdict"]
                 if verdict != word:
                     yield f"claim {name} is {verdict}: read again what {words['file']} says: {words['text']!r}"
+
+
+def unregistered(evidence: Evidence) -> Iterator[str]:
+    """Predictions whose commit, as claims.yaml names it, is not there or has the runs that decide them. Nothing where
+    the history is not there: in an archive, or in a clone that has no old commits."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", str(evidence.root), *words], capture_output=True, text=True).stdout.strip()
+
+    if git("rev-parse", "--show-prefix", "--is-shallow-repository") != "false":
+        return
+    known: dict[tuple[str, str], str] = {}
+    for name, commit in evidence.registered.items():
+        claim = evidence.claims.get(name)
+        if not claim:
+            continue
+        claim = evidence.claims[claim.change[0]] if claim.change else claim
+        place = evidence.place(claim)
+        path = f"experiments/{place.experiment}"
+        if not git("rev-list", "--ancestry-path", "-n1", f"{commit}..HEAD"):
+            yield f"claim {name}: the history has no commit {commit}"
+        if (commit, path) not in known:
+            known[commit, path] = git("show", f"{commit}:{path}/{place.results}")
+        if all(any(f'"{run}"' in known[commit, path] for run in arm.runs) for arm in evidence.arms(claim)):
+            yield f"claim {name}: commit {commit} has runs of both sides, so that it predicts nothing"
 
 
 def summarize(gap: Interval, prior: Prior | None) -> Values:
@@ -314,7 +379,18 @@ def summarize(gap: Interval, prior: Prior | None) -> Values:
     }
 
 
-def best_rate(rates: Mapping[float, Mapping[int, Values]], tuning_seed: int | str | None) -> float:
+def read_cell(row: Values, side: Side, factors: Mapping[str, str]) -> str | None:
+    """What a crossed run shares with its partner; None where it is not of this side."""
+    found = {factor: re.search(pattern, row["scheme"]) for factor, pattern in factors.items()}
+    levels = {factor: match[1] for factor, match in found.items() if match}
+    wanted = dict(side.levels)
+    if len(levels) < len(factors) or any(levels[factor] != level for factor, level in wanted.items()):
+        return None
+    rest = [level or "none" for factor, level in levels.items() if factor not in wanted]
+    return ", ".join([*rest, f"rate {row['lr']:g}", f"seed {row['seed']}"])
+
+
+def best_rate(rates: Mapping[Any, Mapping[Any, Values]], tuning_seed: int | str | None) -> Any:
     """Of the rates with three seeds, or as many as any has: the best of the tuning seed, else of the mean of all."""
     enough = min(PAIRS, max(map(len, rates.values())))
     several = {lr: rows for lr, rows in rates.items() if len(rows) >= enough}

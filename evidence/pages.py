@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -46,6 +47,13 @@ class Book:
         self.evidence = evidence
         self.values: Mapping[str, Values] = {**evidence.results, **evidence.pools}
         self.words: Values = evidence.file
+        self.tables_by_hand: Mapping[str, Callable[[str], Iterator[Line]]] = {
+            "table": lambda _: self.readme_table(),
+            "which": lambda _: self.advice(),
+            "experiment": self.experiment,
+            "scheme": self.scheme,
+        }
+        """What stands between marks in pages by hand, besides single claims."""
 
     # names
 
@@ -87,6 +95,7 @@ class Book:
         forms: dict[str, Callable[[], str]] = {
             "": lambda: f"{row['verdict']}, {self.difference(name)}",
             "word": lambda: row["verdict"],
+            "short": lambda: row["verdict"].partition(" within")[0],
             "clause": lambda: CLAUSES.get(row["verdict"], f"is {row['verdict']}"),
             "difference": lambda: self.difference(name),
             "mean": lambda: signed(row["mean"]),
@@ -150,9 +159,59 @@ class Book:
         yield from table_head(("pooled", "verdict", "difference (95 %)", "one more setting", "settings", "certainty"))
         for name in names:
             row, words = self.values[name], self.words["pools"][name]
-            what = words["what"] + (f" ({words['note']})" if "note" in words else "")
-            cells = [what, row["verdict"], self.difference(name), self.form(name, "expected"), str(row["n"])]
-            yield Line(f"| {' | '.join(cells)} | {self.certainty({'pools': [name]})} |", (name,))
+            cells = [words["what"], row["verdict"], self.difference(name), self.form(name, "expected"), str(row["n"])]
+            grade = self.certainty({"pools": [name]}).partition(" (")[0]
+            yield Line(f"| {' | '.join(cells)} | {grade} |", (name,))
+        for name in names:
+            if note := self.words["pools"][name].get("note"):
+                yield from (Line(""), Line(f"{self.words['pools'][name]['what']}: {note}.", (name,)))
+
+    def advice(self) -> Iterator[Line]:
+        """Which scheme when."""
+        yield from table_head(("you want", "try", "evidence"))
+        for words in self.words["which"]:
+            evidence = self.fill(words["evidence"])
+            yield Line(f"| {words['want']} | {words['try']} | {evidence.text} |", (*words["claims"], *evidence.claims))
+
+    def experiment(self, folder: str) -> Iterator[Line]:
+        """What an experiment decides: its predictions, then its claims."""
+        predicted = [row for row in self.outcomes() if f"/{folder})" in row.text]
+        if predicted:
+            yield from table_head(("predicted", "outcome", "measured"))
+            yield from (Line("|" + row.text.partition("|")[2].partition("|")[2], row.claims) for row in predicted)
+            yield Line("")
+        claims = self.evidence.claims.values()
+        names = [claim.name for claim in claims if self.evidence.place(claim).experiment == folder]
+        several = len({self.evidence.place(self.evidence.claims[name]).where for name in names}) > 1
+        yield from table_head(
+            ("difference of", *(["where"] if several else []), "verdict", "difference (95 %)", "pairs")
+        )
+        for name in names:
+            row, claim = self.values[name], self.evidence.claims[name]
+            cells = [self.what(claim), *([self.evidence.place(claim).where] if several else []), row["verdict"]]
+            pairs = f"{row['n']}{'†' if row['tuning_seed_counts'] else ''}"
+            yield Line(f"| {' | '.join([*cells, self.difference(name), pairs])} |", (name,))
+
+    def scheme(self, scheme: str) -> Iterator[Line]:
+        """Where a scheme of this name was compared, each at its best rate: pools, then the better Pre-Norm."""
+        claims, pools, parts, names = self.evidence.claims.values(), list[str](), list[str](), list[str]()
+        for claim in claims:
+            first = claim.first.scheme if claim.first else ""
+            if first.partition("(")[0] != scheme:
+                continue
+            if claim.pool and claim.pool not in pools:
+                pools.append(claim.pool)
+            if claim.second == Side("better") and not claim.lr and claim.measure == "val_loss":
+                size = self.size(claim.name)
+                place = self.evidence.place(claim).where + (f", {short(size)} tokens per parameter" if size else "")
+                parts.append(f"`{first}` {self.form(claim.name, 'word')} ({place}: {self.form(claim.name, 'mean')})")
+                names.append(claim.name)
+        over = [
+            f"{self.words['pools'][name]['what']} {self.form(name)}, {self.form(name, 'n')} settings" for name in pools
+        ]
+        text = "; ".join([*over, *parts]) or "no claim"
+        against = "less the better Pre-Norm, [very small models](results/other-schemes.md)"
+        yield Line(f"*Here* (°: without embedding norm), {against}: {text}.", (*pools, *names))
 
     # pages
 
@@ -169,6 +228,10 @@ class Book:
             yield from (Line(""), Line(POOLS), Line(""))
             yield from self.pooled_table(pools)
         yield from self.tables(members, words.get("by", "where"))
+        if published := words.get("published"):
+            yield from (Line(""), Line("## Published"), Line(""), Line(published["text"]), Line(""))
+            yield from table_head(("scheme", "parameters", "published", "ours"))
+            yield from (self.fill(f"| {' | '.join(row)} |") for row in published["rows"])
         yield from (Line(""), Line("## What would change this"), Line(""))
         yield from (self.fill(f"- {text}") for text in words["change"])
         yield from (Line(""), Line("[All questions](../results.md), and how to read the tables."))
@@ -198,15 +261,15 @@ class Book:
 
     def index(self) -> Iterator[Line]:
         yield from (Line("# Results"), Line(""), Line(BUILT), Line(""))
-        yield from table_head(("question", "answer", "certainty"))
         for key, words in self.words["questions"].items():
             answer, grade = self.fill(words["answer"][0]), self.certainty(words).partition(" (")[0]
-            yield Line(f"| [{words['title']}](results/{key}.md) | {answer.text} | {grade} |", answer.claims)
+            yield Line(f"**[{words['title']}](results/{key}.md)** (certainty: {grade})", answer.claims)
+            yield from (Line(answer.text, answer.claims), Line(""))
         rows = list(self.outcomes())
-        missed = sum("| missed |" in row.text for row in rows)
-        text = f"{missed} of {len(rows)} registered predictions were missed."
+        missed, open_ = (sum(f"| {word} |" in row.text for row in rows) for word in ("missed", "open"))
         names = tuple(name for row in rows for name in row.claims)
-        yield Line(f"| [What was predicted wrongly?](results/predictions.md) | {text} | – |", names)
+        yield Line("**[What was predicted wrongly?](results/predictions.md)**", names)
+        yield Line(f"{missed} of {len(rows) - open_} registered predictions were missed.", names)
         yield from (Line(""), *map(self.fill, self.words["leaderboard"]["text"].splitlines()))
         yield from (Line(""), Line(MARK), Line(""))
         yield from self.leaderboard()
@@ -244,9 +307,10 @@ class Book:
             row = self.values[name]
             named = isinstance(expected, str)
             holds = row["verdict"] == expected if named else expected[0] <= row["mean"] <= expected[1]
+            outcome = "open" if row["n"] == 1 else "kept" if holds else "missed"
             link = f"[{words['experiment'][:3]}](../../experiments/{words['experiment']})"
             predicted = self.fill(words["text"])
-            text = f"| {link} | {predicted.text} | {'kept' if holds else 'missed'} | {self.form(name)} |"
+            text = f"| {link} | {predicted.text} | {outcome} | {self.form(name)} |"
             yield Line(text, (name, *predicted.claims))
 
     def predictions(self) -> Iterator[Line]:
@@ -285,12 +349,12 @@ class Book:
         for match in BLOCK.finditer(text):
             out += text[place : match.end(1)]
             start = out.count("\n")
-            if match[2] == "table:readme":
-                table = list(self.readme_table())
-                names |= {start + 1 + n: line.claims for n, line in enumerate(table)}
-                out += "\n" + "\n".join(line.text for line in table) + "\n"
+            name, _, form = match[2].partition(":")
+            if name in self.tables_by_hand:
+                lines = list(self.tables_by_hand[name](form))
+                names |= {start + 1 + n: line.claims for n, line in enumerate(lines)}
+                out += "\n" + "\n".join(line.text for line in lines) + "\n"
             else:
-                name, _, form = match[2].partition(":")
                 names[start] = (*names.get(start, ()), name)
                 out += self.form(name, form)
             out, place = out + match[4], match.end()
@@ -316,6 +380,9 @@ class Book:
             if group in self.evidence.pools:
                 strips += self.pooled_strips(group, looks)
                 title = f"{self.words['pools'][group]['what']}: {self.values[group]['verdict']}"
+            else:
+                counts = Counter(self.values[name]["verdict"] for name in names)
+                title += f": {', '.join(f'{n} {verdict}' for verdict, n in counts.most_common())}"
             if strips:
                 charts.append(strip_chart(title, UNIT, strips, looks, rule=0.0, width=640))
         return figure(charts, columns=1)

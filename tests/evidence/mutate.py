@@ -85,13 +85,11 @@ def changes(root: Path, each: int = 10) -> Iterator[Change]:
             )
             claim = evidence.claims[name]
             setting, arm = evidence.settings[claim.setting], evidence.arms(claim)[0]
-            seed = draw.choice(sorted(map(int, evidence.results[name]["pairs"])))
+            pair = draw.choice(sorted(evidence.results[name]["pairs"], key=str))
             path = root / "experiments" / setting.experiment / setting.results
             lines = path.read_text("utf-8").splitlines(keepends=True)
             row = next(
-                r
-                for r in map(json.loads, lines)
-                if r.get("val_loss") == arm.losses[seed] and r["scheme"] == claim.first.scheme
+                r for r in map(json.loads, lines) if r.get("val_loss") == arm.losses[pair] and r["run"] in arm.runs
             )
             line = next(line for line in lines if json.loads(line)["run"] == row["run"])
             changed = json.dumps({**row, "val_loss": row["val_loss"] + draw.choice((-0.002, 0.002))}) + "\n"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,12 @@ ROOT = Path(__file__).parents[2]
 FILE = yaml.safe_load((ROOT / "evidence" / "claims.yaml").read_text("utf-8"))
 
 
+STORED = json.loads((ROOT / "evidence" / "results.json").read_text("utf-8"))
+CLAIMS = {
+    name: claim for name, claim in FILE["claims"].items() if claim["status"] != "open" or name in STORED["claims"]
+}
+
+
 @cache
 def read(path: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (ROOT / "experiments" / path).read_text("utf-8").splitlines()]
@@ -29,17 +36,32 @@ def rows_of(claim: dict[str, Any], side: Any) -> list[dict[str, Any]]:
     setting = FILE["settings"][claim["setting"]]
     start = words.get("runs", setting.get("runs", ""))
     rows = read(f"{setting['experiment']}/{setting.get('results', 'results.jsonl')}")
-    rows = [row for row in rows if row["scheme"] == words["scheme"] and row["run"].startswith(start)]
-    rows = [row for row in rows if setting.get("without", "-nogains-") not in row["run"] and row.get("phase") != "tune"]
+    rows = [row for row in rows if words.get("scheme", row["scheme"]) == row["scheme"] and row["run"].startswith(start)]
+    rows = [row for row in rows if setting.get("without", "-nogains-") not in row["run"]]
+    rows = [row for row in rows if row.get("phase") != "tune" or row["seed"] == setting.get("tuning_seed")]
     if "steps" in setting:
         rows = [row for row in rows if row["steps"] == setting["steps"]]
     lr = words.get("lr") or claim.get("lr")
     return [row for row in rows if lr is None or abs(math.log(row["lr"] / lr)) < 0.01]
 
 
-def losses(claim: dict[str, Any], side: Any) -> dict[int, float]:
+def cells(claim: dict[str, Any], side: Any, factors: dict[str, str]) -> dict[Any, float]:
+    """Of crossed runs, by what they share."""
+    wanted, ends = ({} if isinstance(side, str) else side).get("levels", {}), {}
+    for row in rows_of(claim, side):
+        levels = {name: re.findall(pattern, row["scheme"]) for name, pattern in factors.items()}
+        if all(levels.values()) and all(levels[name] == [level] for name, level in wanted.items()):
+            rest = [levels[name][0] for name in factors if name not in wanted]
+            ends[(*rest, row["lr"], row["seed"])] = row["val_loss"]
+    return ends
+
+
+def losses(claim: dict[str, Any], side: Any) -> dict[Any, float]:
     """By seed at the best rate."""
-    rows = rows_of(claim, side)
+    factors = FILE["settings"][claim["setting"]].get("factors")
+    if factors is not None:
+        return cells(claim, side, factors)
+    rows = [{**row, "lr": (row["run"].rpartition("-seed")[0], row["lr"])} for row in rows_of(claim, side)]
     measure = claim.get("measure", "val_loss")
     ends = [row for row in rows if (row["status"] == "finished" and row["val_loss"]) or measure == "course"]
     bad = {row["lr"] for row in rows} - {row["lr"] for row in ends}
@@ -60,7 +82,7 @@ def losses(claim: dict[str, Any], side: Any) -> dict[int, float]:
     return {row["seed"]: values.get(measure, lambda row: row[measure])(row) for row in chosen}
 
 
-def gaps(claim: dict[str, Any]) -> dict[int, float]:
+def gaps(claim: dict[str, Any]) -> dict[Any, float]:
     first, second = losses(claim, claim["first"]), claim["second"]
     if second == "better":
         other = min(
@@ -112,7 +134,7 @@ def experiment_of(claim: dict[str, Any]) -> str:
 def adjust(results: dict[str, dict[str, Any]]) -> None:
     """Adds p by Holm, within one question and kind of weights of an experiment."""
     families: dict[Any, list[str]] = {}
-    for name, claim in FILE["claims"].items():
+    for name, claim in CLAIMS.items():
         key = experiment_of(claim), claim["question"].split()[0], claim.get("measure", "val_loss")
         families.setdefault(key, []).append(name)
     for names in families.values():
@@ -125,7 +147,7 @@ def adjust(results: dict[str, dict[str, Any]]) -> None:
 def moderate(results: dict[str, dict[str, Any]]) -> None:
     """Adds the moderated error: variances of an experiment under a common scaled inverse chi-square (Smyth 2004)."""
     groups: dict[str, list[str]] = {}
-    for name, claim in FILE["claims"].items():
+    for name, claim in CLAIMS.items():
         groups.setdefault(experiment_of(claim), []).append(name)
     for names in groups.values():
         known = [name for name in names if results[name]["n"] > 1]
@@ -177,8 +199,7 @@ def pooled(name: str, results: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def differing() -> dict[str, str]:
     """By claim and pool, what is another number than in results.json."""
-    stored = json.loads((ROOT / "evidence" / "results.json").read_text("utf-8"))
-    results = {name: compute(name) for name in FILE["claims"]}
+    results = {name: compute(name) for name in CLAIMS}
     adjust(results)
     moderate(results)
     pools = {name: pooled(name, results) for name in FILE["pools"]}
@@ -186,7 +207,7 @@ def differing() -> dict[str, str]:
     for kind, rows in (("claims", results), ("pools", pools)):
         for name, row in rows.items():
             for key, value in row.items():
-                known = stored[kind][name].get(key)
+                known = STORED[kind][name].get(key)
                 if key in ("variance", "df", "fresh"):
                     continue
                 if known != value if isinstance(value, (str, int)) else not math.isclose(known, value, abs_tol=2e-6):
@@ -197,5 +218,5 @@ def differing() -> dict[str, str]:
 if __name__ == "__main__":
     wrong = differing()
     print("\n".join(f"{name}: {text}" for name, text in wrong.items()))
-    total = len(FILE["claims"]) + len(FILE["pools"])
+    total = len(CLAIMS) + len(FILE["pools"])
     print(f"{total - len(wrong)} of {total} claims and pools are equal")
