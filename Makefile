@@ -4,6 +4,7 @@
 # Others:
 #   make help         this list
 #   make check        ruff and mypy
+#   make docs         the site, into docs/build: tutorials are executed, pages made from the code
 #   make clean        removes environments, runs and caches
 # Before a release:
 #   make test-slow    the slow tests, about half an hour of one core; ARGS=tests/golden takes some of them
@@ -23,7 +24,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS)
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help compare test test-slow test-oldest test-newest test-ways mutations check lint types clean
+.PHONY: help compare test test-slow test-oldest test-newest test-ways mutations check lint types docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -59,6 +60,9 @@ test-ways:
 
 check: lint types
 
+docs: $(VENV)/.docs
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/build $(ARGS)
+
 lint: $(VENV)/.test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -79,5 +83,9 @@ $(VENV)/.test: pyproject.toml $(PINS) | $(BIN)/python
 	$(PIP) -e ".[$(EXTRAS)]"
 	touch $@ $(VENV)/.train
 
+$(VENV)/.docs: pyproject.toml $(PINS) | $(BIN)/python
+	$(PIP) -e ".[train,hf,docs]"
+	touch $@
+
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-newest .venv-ways runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf docs/build docs/generated $(VENV) .venv-oldest .venv-newest .venv-ways runs .pytest_cache .mypy_cache .ruff_cache

@@ -79,6 +79,7 @@ class TransformerConfig(Settings):
     """Blocks for which neox and gpt2 scale the output matrices (o, down); those of the model when not given."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "scheme", str(self.scheme))  # a Scheme is as good as its name
         super().__post_init__()
         if not 0 < self.rope_theta < inf:
             raise ConfigError(f"model.rope_theta must be positive and finite, got {self.rope_theta}")

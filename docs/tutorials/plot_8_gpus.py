@@ -1,0 +1,11 @@
+"""
+Plan a run on many GPUs
+=======================
+
+``--dry-run`` says what a run needs before anything is read: memory by part, tokens a step, what to change. It needs no GPU.
+"""
+
+import subprocess
+
+plan = "geonorm train --config configs/125m.yaml --dry-run --world-size 8 --runtime.device cpu"
+print(subprocess.run(plan.split(), capture_output=True, text=True).stdout)

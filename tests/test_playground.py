@@ -1,0 +1,90 @@
+"""The playground's simulator in JavaScript, run here, against the simulator that it shows."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from py_mini_racer import JSEvalException, MiniRacer
+
+import geonorm
+
+FOLDER = Path(__file__).parents[1] / "docs" / "playground"
+SPEC = importlib.util.spec_from_file_location("playground_laws", FOLDER / "laws.py")
+assert SPEC and SPEC.loader
+MODULE = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(MODULE)
+LAWS = {rule["name"]: (rule["law"], rule["read"]) for rule in MODULE.laws()}
+START: dict[str, Any] = {"tokens": 8, "dim": 3, "beta": 4.0, "init": "uniform", "depth": 12}
+
+
+@pytest.fixture(scope="module")
+def javascript() -> Callable[[str], Any]:
+    """Evaluates an expression whose value is JSON, in a page that has loaded the law reader and the simulator."""
+    page = MiniRacer()
+    for name in ("law.js", "sim.js"):
+        page.eval((FOLDER / name).read_text("utf-8"))
+    return lambda text: json.loads(page.eval(f"JSON.stringify({text})"))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_it_shows_what_the_simulator_computes(javascript: Callable[[str], Any], causal: bool) -> None:
+    """For every scheme with a law, to 1e-6: each token's direction from depth 0 to 20."""
+    result = geonorm.simulate(schemes=list(LAWS), time=20.0, points=8, seeds=1, keep=["tokens"], causal=causal, **START)
+    assert len(LAWS) > 15
+    for name, (law, read) in LAWS.items():
+        course = result.trajectories[name]
+        times, tokens = course["time"].tolist(), course["tokens"][0]
+        apart = int(tokens.isfinite().all(dim=(1, 2)).sum())  # none where they had come together before
+        options = json.dumps({"beta": START["beta"], "causal": causal, "depth": START["depth"]})
+        path = javascript(f"""(() => {{
+            const rule = law({json.dumps(law)}, {json.dumps(read)}), times = {json.dumps(times[:apart])}, seen = [];
+            let x = Float64Array.from({json.dumps(tokens[0].flatten().tolist())});
+            for (let k = 1; k < times.length; k++) {{
+                x = advance(x, 8, times[k - 1], times[k], rule, {options}, 0.02);
+                seen.push([...directions(x, 8).theta]);
+            }}
+            return seen;
+        }})()""")
+        np.testing.assert_allclose(np.array(path).reshape(-1, 8, 3), tokens[1:apart], atol=1e-6, err_msg=name)
+
+
+def test_one_step_is_the_scheme(javascript: Callable[[str], Any]) -> None:
+    x, u = torch.tensor([[0.8, 0.6]]).double(), torch.tensor([[-0.3, 1.1]]).double()
+    for name in ("pre", "post", "peri", "geonorm"):
+        layer = geonorm.Residual(Fixed(u), name, geonorm.Site(0, "attn", 1), dim=2, norm="unit", gains=False, eps=0.0)
+        expected = javascript(f"STEPS.{name}({x[0].tolist()}, {u[0].tolist()})")
+        np.testing.assert_allclose(layer(x)[0].tolist(), expected, atol=1e-12, err_msg=name)
+
+
+class Fixed(torch.nn.Module):
+    """A sub-layer whose output is known."""
+
+    def __init__(self, u: torch.Tensor) -> None:
+        super().__init__()
+        self.u = u
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.u.to(x)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("s = r foo", "foo is not known"),
+        ("s = constructor", "constructor is not known"),
+        ("s = r;alert(1)", "not understood"),
+        ("s = (r", ") is missing"),
+        ("s = r +", "ends too early"),
+        ("r", "begins with s ="),
+    ],
+)
+def test_a_law_from_a_link_is_read_and_never_run(javascript: Callable[[str], Any], text: str, problem: str) -> None:
+    with pytest.raises(JSEvalException, match=r".*" + problem.replace("(", r"\(").replace(")", r"\)")):
+        javascript(f"law({json.dumps(text)})")
