@@ -18,10 +18,12 @@ import geonorm
 from geonorm.cli import catalogue
 from geonorm.cli.main import COMMANDS
 from geonorm.report.charts import Figure
+from geonorm.schemes.combine import Nested
 from geonorm.settings import options
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE / "playground"))
+sys.path[:0] = [str(HERE), str(HERE / "playground")]
+import diagrams  # noqa: E402
 import laws  # noqa: E402
 
 REPOSITORY = "https://example.org/geonorm"  # the one place where the project's address stands
@@ -34,12 +36,17 @@ extensions = [
     "sphinx_design",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["design", "playground", "results/figures", "tutorials/*.md"]
+exclude_patterns = ["design", "playground", "results/figures", "tutorials"]
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 myst_heading_anchors = 4
 suppress_warnings = ["config.cache"]
 html_theme, html_title = "pydata_sphinx_theme", "geonorm"
-html_theme_options = {"header_links_before_dropdown": 9, "show_toc_level": 2, "navigation_with_keys": False, "secondary_sidebar_items": ["page-toc"]}
+html_theme_options = {
+    "header_links_before_dropdown": 9,
+    "show_toc_level": 2,
+    "navigation_with_keys": False,
+    "secondary_sidebar_items": ["page-toc"],
+}
 html_sidebars = {"index": []}
 html_show_sourcelink = False
 templates_path: list[str] = []
@@ -88,24 +95,39 @@ def command_page(command: str) -> Iterator[str]:
 
 
 def gallery() -> Iterator[str]:
-    """A card for each scheme: its equation and how it moves a token."""
-    yield "# Schemes\n\n[Which scheme when](../schemes.md). Each picture shows how one step moves a token x for updates u of"
-    yield "several lengths.\n\n::::{grid} 1 2 3 3\n:gutter: 3\n"
+    """A card for each scheme: its block diagram and its equation."""
+    yield "# Schemes\n\n[Which scheme when](../schemes.md). In a diagram x is the hidden state, N a norm, + an"
+    yield "addition, ↻ a turn of the token, ⊥ what is left of the output across x; weights are those of block 4 of 12.\n"
+    yield "::::{grid} 2 3 4 4\n:gutter: 3\n"
     for name in geonorm.names():
-        about = catalogue.look_up(name)
-        yield f":::{{grid-item-card}} {name}\n:link: schemes/{name}\n:link-type: doc\n:img-bottom: ../figures/schemes/{name}.svg"
-        yield f":img-alt: How {name} moves a token\n\n`{about['equation']}`\n:::\n"
+        yield f":::{{grid-item-card}} {name}\n:link: schemes/{name}\n:link-type: doc"
+        if name in DRAWN:
+            yield f":img-top: diagrams/{name}.svg\n:img-alt: Block diagram of {name}\n:class-img-top: dark-light"
+        yield f"\n`{catalogue.look_up(name)['equation']}`\n:::\n"
     yield "::::\n\n```{toctree}\n:hidden:\n\n../schemes"
     yield from (f"schemes/{name}" for name in geonorm.names())
     yield "```"
+
+
+DRAWN = [name for name in geonorm.names() if not isinstance(geonorm.parse(name), Nested)]
+"""Schemes with a diagram: combinators show that of what they combine."""
+
+
+def scheme_page(name: str) -> Iterator[str]:
+    text = re.sub(r"\]\((figures/schemes|theory)", r"](../../\1", catalogue.section(name))
+    yield f"# {name}\n"
+    if name in DRAWN:
+        write(f"diagrams/{name}.svg", diagrams.diagram(geonorm.parse(name)))
+        yield f"```{{image}} ../diagrams/{name}.svg\n:class: dark-light\n:width: 230px\n:align: right"
+        yield f":alt: Block diagram of {name}\n```"
+    yield text.partition("\n")[2]
 
 
 def pages() -> None:
     """Writes the pages that are made from the code."""
     write("gallery.md", "\n".join(gallery()) + "\n")
     for name in geonorm.names():
-        text = catalogue.section(name).replace("figures/schemes", "../../figures/schemes").replace("](theory", "](../../theory")
-        write(f"schemes/{name}.md", re.sub(r"^## ", "# ", text, count=1))
+        write(f"schemes/{name}.md", "\n".join(scheme_page(name)))
     for command in COMMANDS:
         write(f"commands/{command.replace(' ', '-')}.md", "\n".join(command_page(command)) + "\n")
     for name in geonorm.PUBLIC:
@@ -115,7 +137,7 @@ def pages() -> None:
 
 
 def link(app: Sphinx, page: str, source: list[str]) -> None:
-    """Links to what is no page of the site lead to the repository; the page of results has those by question below it."""
+    """Links to what is no page of the site lead to the repository; below the page of results are those by question."""
     here = (HERE / page).parent
     if page == "results":
         source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\nresults/*\n```\n"
@@ -142,13 +164,17 @@ def math(translator: Any, node: Any) -> None:
 
 def plain_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Docstrings are plain text: what reStructuredText would take for markup is shown as it stands."""
-    lines[:] = [re.sub(r"([*_|\\])", r"\\\1", line) if not line.lstrip().startswith((">>>", "...")) else line for line in lines]
+    lines[:] = [
+        re.sub(r"([*_|\\])", r"\\\1", line) if not line.lstrip().startswith((">>>", "...")) else line for line in lines
+    ]
 
 
 def finish(app: Sphinx, error: Exception | None) -> None:
     if not error and app.builder.name == "html":
         there = Path(app.outdir) / "playground"
-        shutil.copytree(HERE / "playground", there, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+        shutil.copytree(
+            HERE / "playground", there, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.py", "__pycache__")
+        )
         (there / "laws.js").write_text(laws.script(), encoding="utf-8")
 
 

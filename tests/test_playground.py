@@ -1,11 +1,11 @@
-"""The playground's simulator in JavaScript, run here, against the simulator that it shows."""
+"""The playground's simulator in JavaScript against the simulator that it shows; block diagrams of the site."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,7 @@ from py_mini_racer import JSEvalException, MiniRacer
 import geonorm
 
 FOLDER = Path(__file__).parents[1] / "docs" / "playground"
-SPEC = importlib.util.spec_from_file_location("playground_laws", FOLDER / "laws.py")
-assert SPEC and SPEC.loader
-MODULE = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(MODULE)
-LAWS = {rule["name"]: (rule["law"], rule["read"]) for rule in MODULE.laws()}
+LAWS = {rule["name"]: (rule["law"], rule["read"]) for rule in run_path(str(FOLDER / "laws.py"))["laws"]()}
 START: dict[str, Any] = {"tokens": 8, "dim": 3, "beta": 4.0, "init": "uniform", "depth": 12}
 
 
@@ -88,3 +84,21 @@ class Fixed(torch.nn.Module):
 def test_a_law_from_a_link_is_read_and_never_run(javascript: Callable[[str], Any], text: str, problem: str) -> None:
     with pytest.raises(JSEvalException, match=r".*" + problem.replace("(", r"\(").replace(")", r"\)")):
         javascript(f"law({json.dumps(text)})")
+
+
+def test_a_diagram_shows_what_the_definition_does() -> None:
+    module = run_path(str(FOLDER.parent / "diagrams.py"))
+    look, block = module["look"], module["Block"]
+    for name, expected in {
+        "pre": block(before=True),
+        "post": block(after=True),
+        "peri": block(before=True, update=True),
+        "peri(alpha=0.5)": block(before=True, update=True, weights=("", "×0.5")),
+        "deepnorm": block(after=True, weights=("×2.2", "")),
+        "lns": block(before=True, share="×0.5"),
+        "geonorm": block(turn=True),
+        "orthogonal": block(before=True, tangential=True),
+        "mhc": block(streams=4, opaque=True),
+        "attnres": block(streams=0, opaque=True),
+    }.items():
+        assert look(geonorm.parse(name)) == expected, name

@@ -2,8 +2,8 @@
 GeoNorm in a block of your own
 ==============================
 
-nanoGPT's block adds the output of each sub-layer to the hidden state. GeoNorm turns the hidden state towards it. This page
-makes the change as a diff of four lines, and checks what it promises.
+nanoGPT's block adds the output of each sub-layer to the hidden state. GeoNorm turns the hidden state towards
+it. This page makes the change as a diff of four lines, and checks what it promises.
 """
 
 import torch
@@ -27,8 +27,8 @@ class PreNormBlock(nn.Module):
 
 
 # %%
-# The block after. The norms go; the layer number comes in, because the step shrinks with depth: the angle of block
-# t = 1, 2, ... is at most π/4 divided by t. (Two linear layers stand here for attention and MLP.)
+# The block after. The norms go; the layer number comes in, because the step shrinks with depth: the angle of
+# block t = 1, 2, ... is at most π/4 divided by t. (Two linear layers stand here for attention and MLP.)
 
 
 class GeoNormBlock(nn.Module):

@@ -2,8 +2,8 @@
 Compare schemes on a laptop
 ===========================
 
-All schemes see the same batches, and each pair of runs with one seed is compared. The models here are far too small and
-the runs too short to say anything about schemes: the page shows how a comparison is read.
+All schemes see the same batches, and each pair of runs with one seed is compared. The models here are far too
+small and the runs too short to say anything about schemes: the page shows how a comparison is read.
 """
 
 import geonorm
@@ -20,14 +20,15 @@ comparison = geonorm.compare(
 comparison.frame()[["scheme", "n", "val_loss_mean", "difference", "difference_low", "difference_high"]]
 
 # %%
-# ``difference`` is the scheme minus the first, paired by seed, with its 95 % interval. With two seeds such an interval is
-# wide. *Not resolved* means that it contains 0.
+# ``difference`` is the scheme minus the first, paired by seed, with its 95 % interval. With two seeds such an
+# interval is wide. *Not resolved* means that it contains 0.
 #
 # Every figure of the report is there by name.
 
 comparison.plot("loss_curves")
 
 # %%
-# The folder holds the page, the runs and everything that repeats them. The same call goes on where it was stopped.
+# The folder holds the page, the runs and everything that repeats them. The same call goes on where it was
+# stopped.
 
 print(geonorm.load("runs/first"))

@@ -12,8 +12,8 @@ import torch
 import geonorm
 
 # %%
-# Half of the normalised update is added, by a learned share that starts at a half. ``h`` is the step size: 1 for a layer,
-# and the theory takes the derivative at 0.
+# Half of the normalised update is added, by a learned share that starts at a half. ``h`` is the step size: 1
+# for a layer, and the theory takes the derivative at 0.
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ model = geonorm.Decoder(geonorm.DecoderConfig(scheme=Half(), layers=2, width=32,
 print(model(torch.randint(0, 64, (2, 16))).shape)
 
 # %%
-# How fast does it turn a token, compared with Peri-LN? The speed factor is a derivative of ``write``: it divides the
-# tangential part of the update. Half the step is twice the factor.
+# How fast does it turn a token, compared with Peri-LN? The speed factor is a derivative of ``write``: it
+# divides the tangential part of the update. Half the step is twice the factor.
 
 site = geonorm.Site(layer=0, kind="attn", depth=2)
 theta, force = torch.randn(4, 8).double(), torch.randn(4, 8).double()

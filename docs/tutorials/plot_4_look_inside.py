@@ -2,9 +2,9 @@
 Look inside a model
 ===================
 
-``probe`` measures what every sub-layer does to the hidden state: how far it turns a token, how much longer it makes it, and
-whether the tokens come together. It takes a Hugging Face model by name, a run, or any module. Here a small model is made on
-the spot.
+``probe`` measures what every sub-layer does to the hidden state: how far it turns a token, how much longer it
+makes it, and whether the tokens come together. It takes a Hugging Face model by name, a run, or any module.
+Here a small model is made on the spot.
 """
 
 import torch
@@ -22,13 +22,13 @@ result = geonorm.probe(model, ids)
 result.frame()[["layer", "kind", "radius", "ratio", "angle", "cos_pair"]].round(3)
 
 # %%
-# ``radius`` is the length of the hidden state, ``ratio`` the tangential update over that length, ``angle`` the turn in
-# radians, ``cos_pair`` the mean cosine between tokens: near 1 they are all the same.
+# ``radius`` is the length of the hidden state, ``ratio`` the tangential update over that length, ``angle``
+# the turn in radians, ``cos_pair`` the mean cosine between tokens: near 1 they are all the same.
 
 result.plot("steps")
 
 # %%
-# Which rule does the model follow? The answer is checked on numbers: a layer that is rebuilt from its own parts under that
-# rule must give the layer's output.
+# Which rule does the model follow? The answer is checked on numbers: a layer that is rebuilt from its own
+# parts under that rule must give the layer's output.
 
 print(geonorm.hf.scheme_of(model))

@@ -2,8 +2,9 @@
 Tokens as particles
 ===================
 
-In a model of attention alone tokens are particles on a sphere that attract each other. How fast they come together depends on
-the scheme: arXiv:2510.22026. The simulator takes its speed from the definition that trains.
+In a model of attention alone tokens are particles on a sphere that attract each other. How fast they come
+together depends on the scheme: arXiv:2510.22026. The simulator takes its speed from the definition that
+trains.
 """
 
 import geonorm
@@ -12,7 +13,7 @@ simulation = geonorm.simulate(schemes=["post", "pre", "peri", "geonorm"], tokens
 simulation.frame()[["scheme", "law", "terminal_exponent"]]
 
 # %%
-# ``law`` says how the last distance between tokens vanishes: exponentially in depth, or as a power of it. It is stated only
-# where the simulation has reached it.
+# ``law`` says how the last distance between tokens vanishes: exponentially in depth, or as a power of it. It
+# is stated only where the simulation has reached it.
 
 simulation.plot("collapse")

@@ -2,8 +2,8 @@
 From Pre-Norm to GeoNorm
 ========================
 
-``apply`` changes the scheme of a model in place, ``undo`` takes it back bit for bit. A model that was trained under another
-scheme must be trained on.
+``apply`` changes the scheme of a model in place, ``undo`` takes it back bit for bit. A model that was trained
+under another scheme must be trained on.
 """
 
 import torch

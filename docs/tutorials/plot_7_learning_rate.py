@@ -2,8 +2,9 @@
 Tune the learning rate fairly
 =============================
 
-Schemes differ in their best learning rate by up to four times. A comparison at one rate compares rates. ``tune`` searches each
-scheme's own rate in half octaves, past the first minimum, with a seed that does not count.
+Schemes differ in their best learning rate by up to four times. A comparison at one rate compares rates.
+``tune`` searches each scheme's own rate in half octaves, past the first minimum, with a seed that does not
+count.
 """
 
 import geonorm
@@ -21,7 +22,7 @@ comparison = geonorm.compare(
 comparison.frame()[["scheme", "lr", "n", "val_loss_mean"]]
 
 # %%
-# Loss against learning rate, a curve for each scheme. A best rate at the edge of what was tried is a bound, not a best rate,
-# and is called so.
+# Loss against learning rate, a curve for each scheme. A best rate at the edge of what was tried is a bound,
+# not a best rate, and is called so.
 
 comparison.plot("learning_rates")

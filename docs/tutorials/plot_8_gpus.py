@@ -2,7 +2,8 @@
 Plan a run on many GPUs
 =======================
 
-``--dry-run`` says what a run needs before anything is read: memory by part, tokens a step, what to change. It needs no GPU.
+``--dry-run`` says what a run needs before anything is read: memory by part, tokens a step, what to change. It
+needs no GPU.
 """
 
 import subprocess
