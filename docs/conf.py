@@ -97,7 +97,7 @@ def command_page(command: str) -> Iterator[str]:
 def gallery() -> Iterator[str]:
     """A card for each scheme: its block diagram and its equation."""
     yield "# Schemes\n\n[Which scheme when](../schemes.md). In a diagram x is the hidden state, N a norm, + an"
-    yield "addition, ↻ a turn of the token, ⊥ what is left of the output across x; weights are those of block 4 of 12.\n"
+    yield "addition, ↻ a turn of the token, ⊥ what is left of the output across x; weights: block 4 of 12.\n"
     yield "::::{grid} 2 3 4 4\n:gutter: 3\n"
     for name in geonorm.names():
         yield f":::{{grid-item-card}} {name}\n:link: schemes/{name}\n:link-type: doc"
