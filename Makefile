@@ -88,4 +88,4 @@ $(VENV)/.docs: pyproject.toml $(PINS) | $(BIN)/python
 	touch $@
 
 clean:
-	rm -rf docs/build docs/generated $(VENV) .venv-oldest .venv-newest .venv-ways runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf docs/build docs/generated docs/tutorials/runs $(VENV) .venv-oldest .venv-newest .venv-ways runs .pytest_cache .mypy_cache .ruff_cache

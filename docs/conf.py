@@ -22,9 +22,14 @@ from geonorm.schemes.combine import Nested
 from geonorm.settings import options
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE / "playground")]
+sys.path[:0] = [str(HERE), str(HERE / "playground"), str(HERE.parent)]
 import diagrams  # noqa: E402
 import laws  # noqa: E402
+
+from evidence.claims import Evidence  # noqa: E402
+from evidence.pages import Book  # noqa: E402
+
+CLAIMS = Book(Evidence(HERE.parent))
 
 REPOSITORY = "https://example.org/geonorm"  # the one place where the project's address stands
 project, author, copyright = "geonorm", "The geonorm developers", "The geonorm developers"
@@ -114,7 +119,8 @@ DRAWN = [name for name in geonorm.names() if not isinstance(geonorm.parse(name),
 
 
 def scheme_page(name: str) -> Iterator[str]:
-    text = re.sub(r"\]\((figures/schemes|theory)", r"](../../\1", catalogue.section(name))
+    filled = "\n".join(line.text for line in CLAIMS.blocks(catalogue.section(name)))
+    text = re.sub(r"\]\((figures/|results/|theory)", r"](../../\1", filled)
     yield f"# {name}\n"
     if name in DRAWN:
         write(f"diagrams/{name}.svg", diagrams.diagram(geonorm.parse(name)))

@@ -23,7 +23,8 @@ from .pages import BLOCK, Book, Line
 def marked_pages(root: Path) -> Iterator[Path]:
     """Pages by hand in which claims stand."""
     for pattern in ("*.md", "docs/**/*.md", "experiments/**/README.md"):
-        yield from (page for page in sorted(root.glob(pattern)) if BLOCK.search(page.read_text("utf-8")))
+        pages = (page for page in sorted(root.glob(pattern)) if "generated" not in page.parts)
+        yield from (page for page in pages if BLOCK.search(page.read_text("utf-8")))
 
 
 def texts(book: Book, root: Path) -> dict[str, list[Line]]:
