@@ -36,14 +36,6 @@ def is_eager() -> bool:
     return not torch.compiler.is_compiling() and not is_transformed()
 
 
-def one_row(x: Tensor) -> bool:
-    """True for one token on a CPU without autograd, as in decoding. An operation there costs more to call than to
-    compute, and a Python number less than a tensor of one."""
-    if torch.is_grad_enabled() or type(x) is not Tensor or not is_eager():
-        return False
-    return x.numel() == x.shape[-1] and x.is_cpu
-
-
 def autocast_device(x: Tensor) -> str:
     """The type of x's device as autocast knows it: meta has none of its own and counts as the CPU."""
     return "cpu" if x.is_meta else x.device.type
@@ -87,17 +79,7 @@ class RMSNorm(Norm):
     """x / sqrt(mean(x^2) + eps), times gains (arXiv:1910.07467): radius sqrt(dim)."""
 
     def normalise(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        if one_row(x):
-            return rms_of_one(x, weight, self.eps)
         return F.rms_norm(x, (self.dim,), weight, self.eps)
-
-
-def rms_of_one(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """F.rms_norm of one token: three operations instead of eight."""
-    row = x.reshape(-1)
-    square = float(torch.dot(row, row)) / row.shape[0] + eps
-    scale = square**-0.5 if square else inf  # 0 times infinity is NaN, as there
-    return (x * scale) if weight is None else (x * weight).mul_(scale)
 
 
 class LayerNorm(Norm):

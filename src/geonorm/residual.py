@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from .errors import ConfigError
 from .norms import NormSpec, autocast_device, is_eager
-from .ops import geodesic_step, geodesic_step_read
+from .ops import fused_write, geodesic_step
 from .schemes import Parts, Scheme, Site, parse, read_at, write_at
 from .schemes.base import normalise_update
 
@@ -126,15 +127,19 @@ class Residual(nn.Module):
         self, x: Tensor, u: Tensor, p: Any, site: Site, carry: Any, then: Residual | None
     ) -> tuple[Tensor, Reading | None]:
         """The stream after the update u, and what the residual that comes next reads of it. A geodesic step takes u as
-        it is, and with a plain read behind it is one fused operation."""
+        it is; that or a weighted sum, with a plain read behind it, is one fused operation."""
         next_parts = None if then is None else then.own()
+        plain = then is not None and type(then.scheme).read is Scheme.read
+        dtype, norm = (then.compute_dtype(x), getattr(next_parts, "input", None)) if then and plain else (None, None)
         angles = self.scheme.angles(p, site)
-        if angles is not None:
-            u = normalise_update(u.to(x.dtype), p) if hasattr(p, "output") else u
-            if then is not None and type(then.scheme).read is Scheme.read:
-                norm = getattr(next_parts, "input", None)
-                x, y = geodesic_step_read(x, u, angles, then.compute_dtype(x), norm=norm)
-                return x, (y, None)
+        if angles is not None and hasattr(p, "output"):
+            u = normalise_update(u.to(x.dtype), p)
+        written = fused_write(x, u, partial(self.scheme.terms, p, site) if angles is None else angles, dtype, norm)
+        if written is not None and plain:
+            return written[0], (written[1], None)
+        if written is not None:
+            x, _ = written
+        elif angles is not None:
             x = geodesic_step(x, u, angles)
         else:
             x = write_at(self.scheme, x, u, p, site, carry=carry)

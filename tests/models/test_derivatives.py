@@ -11,8 +11,6 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, stack_module_state, vmap
 
 from geonorm import Decoder, DecoderConfig, Residual, Site, names
-from geonorm.ops import AngleMap
-from geonorm.ops.available import fusible
 from geonorm.schemes import Polar, polar
 
 from ..rows import each
@@ -77,9 +75,8 @@ def by_the_textbook(run: Callable[[], Tensor], monkeypatch: pytest.MonkeyPatch) 
         return run()
 
 
-@each("backend", ["auto", "fused"])
 @each("scheme", SCHEMES)
-def test_hessian_vector_products_of_decoders(scheme: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hessian_vector_products_of_decoders(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = decoder(scheme), torch.arange(6).view(1, 6)
     weights = list(model.parameters())
     generator = torch.Generator().manual_seed(3)
@@ -97,15 +94,7 @@ def test_hessian_vector_products_of_decoders(scheme: str, backend: str, monkeypa
     expected = by_the_textbook(product, monkeypatch)
     assert expected.norm() > 1e-3
 
-    def choose(backend: str, x: Tensor, u: Tensor, angles: AngleMap) -> str:
-        return "triton" if fusible(angles) else "closed"
-
-    with monkeypatch.context() as patch:
-        if backend == "fused":  # the operators around the kernels, on their CPU form, the norm after them included
-            patch.setattr("geonorm.ops.geodesic.choose_backend", choose)
-            patch.setattr("geonorm.ops.geodesic.DTYPES", (torch.float64,))
-            patch.setattr("geonorm.ops.launch.DTYPES", (torch.float64,))
-        torch.testing.assert_close(product(), expected, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(product(), expected, rtol=1e-6, atol=1e-9)
 
 
 @each("scheme", SCHEMES)

@@ -8,7 +8,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -17,27 +16,9 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
-from geonorm.ops.kernels import atan_quotient, line_of
+from geonorm.ops.kernels import line_of
 
-from . import norm_checks, step_checks
-
-
-@triton.jit
-def atan_kernel(z_ptr, out_ptr, SIZE: tl.constexpr):  # noqa: N803
-    at = tl.arange(0, SIZE)
-    z = tl.load(z_ptr + at)
-    tl.store(out_ptr + at, atan_quotient(z))
-
-
-def check_atan(device: str) -> None:
-    z = torch.cat([torch.logspace(-12, 12, 4096), -torch.logspace(-3, 3, 2047), torch.linspace(0.3, 4, 2049)])
-    out = torch.empty(8192, device=device)
-    atan_kernel[(1,)](z.to(device), out, 8192)
-    true = torch.atan(z.double()) / z.double()
-    exact = true.float()
-    ulp = torch.nextafter(exact, torch.tensor(inf)).double() - exact.double()
-    worst = ((out.cpu().double() - true).abs() / ulp).max().item()
-    assert worst <= 2, f"{worst:.2f} ulp"
+from . import norm_checks, step_checks, sum_checks
 
 
 @triton.jit
@@ -55,7 +36,7 @@ def check_lines_beyond_32_bits(device: str) -> None:
 Check = Callable[[str], None]
 CHECKS: dict[str, Check] = {
     name.removeprefix("check_"): value
-    for module in (vars(step_checks), vars(norm_checks), globals().copy())
+    for module in (vars(step_checks), vars(norm_checks), vars(sum_checks), globals().copy())
     for name, value in module.items()
     if name.startswith("check_")
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf, pi
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from geonorm import geodesic_update, sphere
 from geonorm.ops import AngleMap, geodesic_step
-from geonorm.ops.available import choose_backend
 
 from ..rows import each
 from . import norm_checks, step_checks
@@ -37,18 +35,11 @@ CHECKS = [check for module in (step_checks, norm_checks) for name, check in vars
 
 
 @each("check", CHECKS)
-@pytest.mark.parametrize("path", [*BACKENDS, "fused"])
+@pytest.mark.parametrize("path", BACKENDS)
 def test_a_path_does_what_the_kernels_must(path: str, check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    """fused: the operators around the kernels, in their form for a CPU."""
-    if (path != "fused" and check in FUSED) or (path == "reference" and check in FAST):
+    if check in FUSED or (path == "reference" and check in FAST):
         pytest.skip("not of this path")
-    monkeypatch.setenv("GEONORM_BACKEND", "auto" if path == "fused" else path)
-    if path == "fused":
-
-        def choose(backend: str, *rest: Any) -> str:
-            return "triton" if backend == "auto" else choose_backend(backend, *rest)
-
-        monkeypatch.setattr("geonorm.ops.geodesic.choose_backend", choose)
+    monkeypatch.setenv("GEONORM_BACKEND", path)
     check("cpu")
 
 

@@ -78,7 +78,8 @@ STAND_INS = {
     "schemes.origin": ("stored", "sources_of"),
     "schemes.grammar": ("find",),
     "schemes.registry": ("installed",),
-    "ops.geodesic": ("geodesic_step", "geodesic_step_read"),
+    "ops.geodesic": ("geodesic_step",),
+    "ops.sums": ("fused_write",),
 }
 """What hf.single_file defines in the place of definitions that would bring kernels along, or code from elsewhere."""
 LEFT_OUT = "# an import among modules"

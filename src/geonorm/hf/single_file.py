@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import ConfigError, unknown
 from ..ops.angle import AngleMap
@@ -56,10 +55,5 @@ def geodesic_step(x: Tensor, u: Tensor, angles: AngleMap, h: float | Tensor = 1.
     return closed_form(x, u, angles) if isinstance(h, float) and h == 1.0 else reference(x, u, angles, h)
 
 
-def geodesic_step_read(
-    x: Tensor, u: Tensor, angles: AngleMap, dtype: torch.dtype | None = None, norm: nn.Module | None = None
-) -> tuple[Tensor, Tensor]:
-    """The update, and what the next sub-layer reads of it, through its norm if it has one, in its dtype (default: that
-    of x)."""
-    out = geodesic_step(x, u, angles)
-    return out, (out if norm is None else norm(out)).to(x.dtype if dtype is None else dtype)
+def fused_write(*arguments: Any) -> None:
+    """No kernels: the scheme's own write follows."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
+from math import inf
 
 import torch
 from torch import Tensor
@@ -14,9 +15,8 @@ from . import launch
 from .angle import AngleMap
 
 BACKENDS = ("auto", "triton", "closed", "reference")
-"""auto: the fastest path that fits; triton: the fused kernels, of the paper's angle map, of p atan(t / p) and of one
-angle for all tokens; closed: closed-form forward and backward in PyTorch;
-reference: the textbook under autograd."""
+"""auto: the fastest path that fits; triton: the fused kernels, of the paper's angle map, of one angle for all tokens
+and of weighted sums; closed: closed-form forward and backward in PyTorch; reference: the textbook under autograd."""
 
 REMEDY = "use backend='auto' (or unset GEONORM_BACKEND)"
 
@@ -42,15 +42,15 @@ def why_not_triton(device: torch.device, dtypes: tuple[torch.dtype, ...], dim: i
     if not 0 < dim <= launch.MAX_DIM:
         return f"rows may be 1 to {launch.MAX_DIM} wide, not {dim}: {REMEDY}"
     if not fusible(angles):
-        return f"it has no learned scalars, no bias and no decay before the clamp: {REMEDY}"
+        return f"it has no learned scalars, no bias, no decay before the clamp and no p atan(t / p): {REMEDY}"
     return ""
 
 
 def fusible(angles: AngleMap) -> bool:
-    """Whether the kernels have this map: a decay that nobody learns, after the clamp of t or p atan(t / p), or of one
+    """Whether the kernels have this map: a decay that nobody learns, after the clamp of the ratio itself, or of one
     angle for all tokens."""
     learned = isinstance(angles.post, Tensor) and angles.post.requires_grad and torch.is_grad_enabled()
-    return (angles.bare or angles.levelled) and not learned
+    return ((angles.bare and angles.power == inf) or angles.levelled) and not learned
 
 
 def read_backend(backend: str) -> str:
@@ -78,3 +78,11 @@ def choose_backend(backend: str, x: Tensor, u: Tensor, angles: AngleMap) -> str:
     if not reason and x.device != u.device:
         raise ConfigError(f"x and u must be on one device, got {x.device} and {u.device}")
     return "closed" if reason else "triton"
+
+
+def kernels_add(x: Tensor, u: Tensor) -> bool:
+    """Whether the kernels compute weighted sums of these tensors: where they would turn them, but under torch.compile,
+    which fuses sums and norms itself, only if they are asked for."""
+    if torch.compiler.is_compiling() and read_backend("auto") == "auto":
+        return False
+    return choose_backend("auto", x, u, AngleMap()) == "triton"

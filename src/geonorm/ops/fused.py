@@ -1,41 +1,40 @@
 """The Triton kernels as two PyTorch operators, and the autograd function around them.
 
-    geonorm::geodesic_forward   x', y (no elements if nobody reads) and the scalars of every row
-    geonorm::geodesic_backward  dx, du and the gradients of the norm's gains and biases (no elements if nobody asks)
+    geonorm::write_forward   x', y (no elements if nobody reads) and the scalars of every row
+    geonorm::write_backward  dx, du and the gradients of a, b, c, gains and biases (no elements if nobody asks)
+
+rule is geodesic, or the norm of u (none | rms | layer) in the flat write a x + b N(u) + c. Of a geodesic step, a is
+the decay `post` where that is a tensor, and `numbers` are post, max_angle and the one angle of all tokens (0 if each
+has its own); of a flat write a, b, c are vectors (dim,), `numbers` are a and b, where those are none, and the eps of N.
 
 y is x' in the dtype of the next sub-layer or, with norm = rms | layer instead of none, N(x'); weight and shift are the
-gains and biases of N, (dim,). Raw operators with autograd outside cost a third of `custom_op` with `register_autograd`
-per call. Each knows its shapes (torch.compile, meta tensors), its CPU form (the closed form, or the kernels under
-Triton's interpreter) and how it may be sharded. `numbers` are post, max_angle, 1 / power (0 for an
-infinite one) and the one angle of all tokens (0 if each has its own); a tensor `post` replaces the first. stats is
-(3, *batch) fp32, of a norm (5, *batch).
+gains and biases of that N, (dim,). Raw operators with autograd outside cost a third of `custom_op` with
+`register_autograd` per call. Each knows its shapes (torch.compile, meta tensors); on a CPU it needs
+Triton's interpreter. stats is (3, *batch) fp32, with a norm (5, *batch).
 """
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
-from functools import cache
-from math import inf
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import ConfigError
 from ..norms import LayerNorm, RMSNorm, upcast
-from . import closed_form, launch
+from . import launch
 from .angle import AngleMap
-from .available import interpreting
 from .reference import differentiated, gradients_of, reference
 
 LIBRARY = torch.library.Library("geonorm", "DEF")
 for schema in (
-    "geodesic_forward(Tensor x, Tensor u, Tensor? post, float[] numbers, ScalarType? read, "
+    "write_forward(Tensor x, Tensor u, Tensor? a, Tensor? b, Tensor? c, str rule, float[] numbers, ScalarType? read, "
     "str norm, float eps, Tensor? weight, Tensor? shift) -> (Tensor, Tensor, Tensor)",
-    "geodesic_backward(Tensor? grad, Tensor? read_grad, Tensor x, Tensor u, Tensor stats, Tensor? post, "
-    "float[] numbers, str norm, Tensor? weight, bool dweight, bool dshift) -> (Tensor, Tensor, Tensor, Tensor)",
+    "write_backward(Tensor? grad, Tensor? read_grad, Tensor x, Tensor u, Tensor stats, Tensor? a, Tensor? b, "
+    "Tensor? c, str rule, float[] numbers, str norm, Tensor? weight, bool[] wanted) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 ):
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
 
@@ -66,21 +65,33 @@ def row_norm(norm: nn.Module | None, x: Tensor) -> RowNorm | None:
     return RowNorm("layer" if isinstance(norm, LayerNorm) else "rms", norm.eps, norm.weight, shift)
 
 
-def update(x: Tensor, u: Tensor, angles: AngleMap) -> Tensor:
-    """x' by the kernels. Arguments have been checked by the caller."""
-    out: Tensor = Fused.apply(x, u, angles.post, numbers_of(angles), None, "none", 0.0, None, None)
-    return out
+Plan = tuple[list[Tensor | None], str, list[float]]
+"""a, b and c, then rule and numbers."""
 
 
-def update_and_read(
-    x: Tensor, u: Tensor, angles: AngleMap, read: torch.dtype, norm: RowNorm | None = None
-) -> tuple[Tensor, Tensor]:
-    """x', and x' or N(x') in the dtype `read`, one tensor if both are the same; their gradients are added on chip."""
+def plan_step(angles: AngleMap) -> Plan:
+    """What the operators are told of an angle map."""
+    return [angles.post if isinstance(angles.post, Tensor) else None, None, None], "geodesic", numbers_of(angles)
+
+
+def write(
+    x: Tensor,
+    u: Tensor,
+    weights: list[Tensor | None],
+    rule: str,
+    numbers: list[float],
+    read: torch.dtype | None = None,
+    norm: RowNorm | None = None,
+) -> Any:
+    """x' by the kernels, and with `read` x' or N(x') in that dtype, one tensor if both are the same; their gradients
+    are added on chip. Arguments have been checked by the caller."""
     norm = norm or RowNorm()
+    ends = (norm.kind, norm.eps, norm.weight, norm.shift)
+    if read is None:
+        return Fused.apply(x, u, *weights, rule, numbers, None, *ends)
     # N has the dtype of its input, so a wider one would hold digits that it does not give
     narrow = read if read.itemsize <= x.dtype.itemsize else x.dtype
-    scalars = (angles.post, numbers_of(angles))
-    out, y = Fused.apply(x, u, *scalars, narrow, norm.kind, norm.eps, norm.weight, norm.shift)
+    out, y = Fused.apply(x, u, *weights, rule, numbers, narrow, *ends)
     return out, y.to(read)
 
 
@@ -90,7 +101,10 @@ class Fused(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         u: Tensor,
-        post: float | Tensor,
+        a: Tensor | None,
+        b: Tensor | None,
+        c: Tensor | None,
+        rule: str,
         numbers: list[float],
         read: torch.dtype | None,
         norm: str,
@@ -98,12 +112,10 @@ class Fused(torch.autograd.Function):
         weight: Tensor | None,
         shift: Tensor | None,
     ) -> Any:
-        tensor = post if isinstance(post, Tensor) else None
         apart = read if norm != "none" or read != x.dtype else None
-        tell_shard_rules(x)
-        out, y, stats = torch.ops.geonorm.geodesic_forward(x, u, tensor, numbers, apart, norm, eps, weight, shift)
-        ctx.save_for_backward(x, u, stats, tensor, weight, shift)
-        ctx.numbers, ctx.read, ctx.norm, ctx.eps = numbers, read, norm, eps
+        out, y, stats = torch.ops.geonorm.write_forward(x, u, a, b, c, rule, numbers, apart, norm, eps, weight, shift)
+        ctx.save_for_backward(x, u, stats, a, b, c, weight, shift)
+        ctx.options = rule, numbers, read, norm, eps
         ctx.set_materialize_grads(False)
         if read is None:
             return out
@@ -111,29 +123,49 @@ class Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, read_grad: Tensor | None = None) -> Any:
-        x, u, stats, post, weight, shift = ctx.saved_tensors
+        x, u, stats, a, b, c, weight, shift = ctx.saved_tensors
+        rule, numbers, read, norm, _ = ctx.options
+        needed = ctx.needs_input_grad
+        wanted = (*needed[:5], *needed[10:])
+        learned = (a, b, c, weight, shift)
         if differentiated(grad, read_grad):
-
-            def textbook(x: Tensor, u: Tensor, weight: Any, shift: Any) -> tuple[Tensor, ...]:
-                out = reference(x, u, angle_map(post, ctx.numbers))
-                if ctx.read is None:
-                    return (out,)
-                return out, apply_norm(upcast(out), ctx.norm, ctx.eps, weight, shift).to(ctx.read)
-
-            wanted = (*ctx.needs_input_grad[:2], *ctx.needs_input_grad[7:])
-            grads = (grad,) if ctx.read is None else (grad, read_grad)
-            dx, du, gains, biases = gradients_of(textbook, (x, u, weight, shift), wanted, grads)
+            grads = (grad,) if read is None else (grad, read_grad)
+            dx, du, *sums = gradients_of(partial(write_plainly, ctx.options), (x, u, *learned), wanted, grads)
         elif grad is None and read_grad is None:
-            dx = du = gains = biases = None
+            return (None,) * 12
         else:
-            norm = "none" if read_grad is None else ctx.norm
-            dweight, dshift = [needed and norm != "none" for needed in ctx.needs_input_grad[7:]]
-            dx, du, gains, biases = torch.ops.geonorm.geodesic_backward(
-                grad, read_grad, x, u, stats, post, ctx.numbers, norm, weight, dweight, dshift
+            norm = "none" if read_grad is None else norm
+            summed = [*wanted[2:5], *(norm != "none" and want for want in wanted[5:])]
+            dx, du, *totals = torch.ops.geonorm.write_backward(
+                grad, read_grad, x, u, stats, a, b, c, rule, numbers, norm, weight, summed
             )
-            gains = gains.to(weight.dtype) if dweight else None
-            biases = biases.to(shift.dtype) if dshift else None
-        return dx, du, None, None, None, None, None, gains, biases
+            triples = zip(totals, learned, summed, strict=True)
+            sums = [total.to(t.dtype) if want else None for total, t, want in triples]
+        return dx, du, *sums[:3], None, None, None, None, None, *sums[3:]
+
+
+def write_plainly(
+    options: tuple[Any, ...],
+    x: Tensor,
+    u: Tensor,
+    a: Tensor | None,
+    b: Tensor | None,
+    c: Tensor | None,
+    weight: Tensor | None,
+    shift: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """What the operators return, (x',) or (x', y), in plain differentiable PyTorch, for second derivatives. options:
+    from rule to eps."""
+    rule, numbers, read, norm, eps = options
+    if rule == "geodesic":
+        out = reference(x, u, angle_map(a, numbers))
+    else:
+        wide = upcast(x)
+        n = apply_norm(upcast(u).to(wide.dtype), rule, numbers[2], None, None)
+        keep, scale = (number if t is None else t.to(wide.dtype) for number, t in zip(numbers, (a, b), strict=False))
+        total = keep * wide + scale * n
+        out = (total if c is None else total + c.to(wide.dtype)).to(x.dtype)
+    return (out,) if read is None else (out, apply_norm(upcast(out), norm, eps, weight, shift).to(read))
 
 
 def apply_norm(x: Tensor, norm: str, eps: float, weight: Tensor | None, shift: Tensor | None) -> Tensor:
@@ -145,128 +177,32 @@ def apply_norm(x: Tensor, norm: str, eps: float, weight: Tensor | None, shift: T
     return F.layer_norm(x, size, gains, biases, eps) if norm == "layer" else F.rms_norm(x, size, gains, eps)
 
 
-# what the operators do on each device
-
-Forward = tuple[Tensor, Tensor, Tensor]
-Backward = tuple[Tensor, Tensor, Tensor, Tensor]
-
-
 def numbers_of(angles: AngleMap) -> list[float]:
     """An angle map as the operators take it, and back: `angle_map`."""
     rate = 0.0 if isinstance(angles.post, Tensor) else float(angles.post)
-    level = float(angles.bias) if angles.levelled else 0.0
-    return [rate, float(angles.max_angle), 0.0 if angles.power == inf else 1.0 / angles.power, level]
+    return [rate, float(angles.max_angle), float(angles.bias) if angles.levelled else 0.0]
 
 
 def angle_map(post: Tensor | None, numbers: list[float]) -> AngleMap:
-    if numbers[3]:
-        return AngleMap(post=numbers[0] if post is None else post, gain=0.0, bias=numbers[3], max_angle=numbers[1])
-    power = 1 / numbers[2] if numbers[2] else inf
-    return AngleMap(post=numbers[0] if post is None else post, max_angle=numbers[1], power=power)
+    rate, max_angle, level = numbers
+    gain = 0.0 if level else 1.0
+    return AngleMap(post=rate if post is None else post, gain=gain, bias=level, max_angle=max_angle)
 
 
-def forward_cpu(x: Tensor, u: Tensor, post: Tensor | None, numbers: list[float], *rest: Any) -> Forward:
-    if interpreting():
-        return launch.forward(x, u, post, numbers, *rest)
-    read, norm, eps, weight, shift = rest
-    out, *stats = closed_form.step(x, u, angle_map(post, numbers))
-    out = out.to(x.dtype).contiguous()
-    if norm != "none":
-        wide = upcast(out)
-        mean = wide.mean(-1, keepdim=True) if norm == "layer" else torch.zeros_like(wide[..., :1])
-        stats += [mean, torch.rsqrt((wide - mean).square().mean(-1, keepdim=True) + eps)]
-    y = out.new_empty(0) if read is None else apply_norm(upcast(out), norm, eps, weight, shift)
-    return out, y.to(read or out.dtype, copy=True).contiguous(), torch.stack([s.squeeze(-1) for s in stats])
+def forward_fake(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return launch.forward_outputs(x, rest[6], rest[7] != "none")
 
 
-def backward_cpu(grad: Tensor | None, read_grad: Tensor | None, x: Tensor, u: Tensor, *rest: Any) -> Backward:
-    if interpreting():
-        return launch.backward(grad, read_grad, x, u, *rest)
-    stats, post, numbers, norm, weight, dweight, dshift = rest
-    angles = angle_map(post, numbers)
-    xx, c, n2, *moments = stats.unsqueeze(-1).unbind(0)
-    _, _, gains, biases = launch.backward_outputs(x, u, dweight, dshift)
-    total = torch.zeros_like(upcast(x)) if grad is None else upcast(grad)
-    if read_grad is not None:
-        dy = upcast(read_grad)
-        if norm != "none":
-            mean, scale = moments
-            a, b = closed_form.rotation(xx, n2, angles)
-            wide = upcast(x)
-            y = ((a * wide + b * (upcast(u) - c * wide)).to(x.dtype).to(wide.dtype) - mean) * scale
-            gains = (dy * y).sum_to_size(dy.shape[-1]).float() if dweight else gains
-            biases = dy.sum_to_size(dy.shape[-1]).float() if dshift else biases
-            dy = dy if weight is None else dy * weight
-            along = (dy * y).mean(-1, keepdim=True) * y
-            dy = (dy - dy.mean(-1, keepdim=True) if norm == "layer" else dy) - along
-            dy = dy * scale
-        total = total + dy
-    dx, du, _ = closed_form.gradients(total, x, u, xx, c, n2, angles, learned=False)
-    return dx.to(x.dtype).contiguous(), du.to(u.dtype).contiguous(), gains, biases
+def backward_fake(
+    grad: Tensor | None, read_grad: Tensor | None, x: Tensor, u: Tensor, *rest: Any
+) -> tuple[Tensor, ...]:
+    return launch.backward_outputs(x, u, rest[-1])
 
 
-def forward_fake(x: Tensor, u: Tensor, post: Tensor | None, numbers: list[float], *rest: Any) -> Forward:
-    return launch.forward_outputs(x, rest[0], rest[1] != "none")
-
-
-def backward_fake(grad: Tensor | None, read_grad: Tensor | None, x: Tensor, u: Tensor, *rest: Any) -> Backward:
-    return launch.backward_outputs(x, u, *rest[-2:])
-
-
-for name, cuda, cpu, fake in (
-    ("geodesic_forward", launch.forward, forward_cpu, forward_fake),
-    ("geodesic_backward", launch.backward, backward_cpu, backward_fake),
+for name, run, fake in (
+    ("write_forward", launch.forward, forward_fake),
+    ("write_backward", launch.backward, backward_fake),
 ):
-    LIBRARY.impl(name, cuda, "CUDA")
-    LIBRARY.impl(name, cpu, "CPU")
+    for device in ("CUDA", "CPU"):
+        LIBRARY.impl(name, run, device)
     torch.library.register_fake(f"geonorm::{name}", fake, lib=LIBRARY)
-
-
-# how they may be sharded
-
-
-def tell_shard_rules(x: Tensor) -> None:
-    """Tells DTensor about the operators when the first one arrives, so that nobody else pays for its import."""
-    tensors = sys.modules.get("torch.distributed.tensor")
-    if tensors is not None and isinstance(x, tensors.DTensor):
-        register_shard_rules()
-
-
-@cache
-def register_shard_rules() -> None:
-    """For DTensor: rows are independent, so every dimension but the last may be sharded. What every row needs is there
-    in full, the scalar of the angle and the gains of a norm; gradients of gains and biases are partial sums."""
-    from torch.distributed.tensor import Partial, Replicate, Shard
-    from torch.distributed.tensor.experimental import register_sharding
-
-    whole = Replicate()
-
-    def shards(x: Any) -> list[tuple[Any, Any, Any]]:
-        """Placements of rows, of stats and of sums over rows."""
-        last = x.ndim - 1
-        if any(placement.is_shard(last) for placement in x.placements):
-            raise ConfigError(
-                "the fused geodesic update needs whole rows, but the last dimension of x is sharded: "
-                "shard tokens instead, or use backend='closed'"
-            )
-        return [(whole, whole, whole), *((Shard(d), Shard(d + 1), Partial()) for d in range(last))]
-
-    def place(t: Any, placement: Any = whole) -> Any:
-        return None if t is None else placement
-
-    def forward(
-        x: Any, u: Any, post: Any, numbers: Any, read: Any, norm: Any, eps: Any, weight: Any, shift: Any
-    ) -> Any:
-        ends = [place(post), None, None, None, None, place(weight), place(shift)]
-        return [([row, whole if read is None else row, stat], [row, row, *ends]) for row, stat, _ in shards(x)]
-
-    def backward(grad: Any, read_grad: Any, x: Any, u: Any, stats: Any, post: Any, numbers: Any, *rest: Any) -> Any:
-        _, weight, _, _ = rest
-        ends = [place(post), None, None, place(weight), None, None]
-        return [
-            ([row, row, total, total], [place(grad, row), place(read_grad, row), row, row, stat, *ends])
-            for row, stat, total in shards(x)
-        ]
-
-    register_sharding(torch.ops.geonorm.geodesic_forward.default)(forward)
-    register_sharding(torch.ops.geonorm.geodesic_backward.default)(backward)

@@ -71,7 +71,7 @@ def geodesic_step(x: Tensor, u: Tensor, angles: AngleMap, h: float | Tensor = 1.
     if path == "reference" or not isinstance(h, float) or h != 1.0:
         return reference(x, u, angles, h)
     if path == "triton":
-        return fused.update(x, u, angles)
+        return fused.write(x, u, *fused.plan_step(angles))
     return closed_form(x, u, angles)
 
 
@@ -100,7 +100,8 @@ def geodesic_step_read(
     if choose_backend(backend, x, u, angles) == "triton" and dtype in DTYPES:
         known = fused.row_norm(norm, x)
         if known is not None:
-            return fused.update_and_read(x, u, angles, dtype, known)
+            out, y = fused.write(x, u, *fused.plan_step(angles), dtype, known)
+            return out, y
     out = geodesic_step(x, u, angles, backend=backend)
     return out, (out if norm is None else norm(out)).to(dtype)
 

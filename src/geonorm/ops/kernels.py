@@ -1,19 +1,22 @@
-"""Triton kernels of the geodesic update for the rules that are used: the paper's angle map, the smooth ceiling
-p atan(t / p), and one angle for all tokens, with or without what the next sub-layer reads, and the norm through which
-it reads.
+"""Triton kernels of the residual: one pair, forward and backward, for two kinds of write, with or without what the
+next sub-layer reads, and the norm through which it reads.
 
-    angle = min(post * min(R(ratio), max_angle), max_angle),   R(t) = t or, SMOOTH, p atan(t / p)
-    LEVEL: angle = min(post * level * ratio / sqrt(ratio^2 + SOFTNESS^2), max_angle)
+    FLAT      x' = a x + b N(u) + c, where a, b, c are numbers or vectors of one number for each channel
+    geodesic  x' = cos(angle) x + sin(angle) |x| v/|v|, under the maps of the angle that are used:
+              angle = min(a * min(ratio, max_angle), max_angle), or LEVEL, one angle for all tokens:
+              angle = min(a * level * ratio / sqrt(ratio^2 + SOFTNESS^2), max_angle)
 
-The row maths is that of closed_form.py and slopes.py, in fp32 on chip. Forward reads x and u once and writes x' and,
-with READ, y: x' in another dtype or, NORMED, N(x'). Backward reads x, u and the gradient(s) once and writes dx and du.
-N is RMSNorm or, CENTRED, LayerNorm, of x' as it is in memory: rounded to its dtype first.
+The row maths of the second is that of closed_form.py and slopes.py, all of it in fp32 on chip. Forward reads x and u
+once and writes x' and, with READ, y: x' in another dtype or N(x'). Backward reads x, u and the gradient(s) once and
+writes dx and du. Norms (INNER of u, NORM of x') are none, rms or layer; the gains of the first are part of b and c. The
+second sees x' as it is in memory: rounded to its dtype. Every store rounds once.
 
-A program owns ROWS whole rows of DIM numbers, padded to BLOCK. `post` is a float or, POST_PTR, a pointer to one number
-(layers then share one compiled kernel). `stats` is (3, rows) fp32: <x,x>, c and |t|^2 of every row; NORMED, (5, rows):
-then the mean and the inverse deviation of x' too, which itself is made again backward, not read. Only what Triton 3.6
-and 3.7 share is used, and nothing that its interpreter lacks. This file is imported when a kernel is launched, not
-before: it needs triton.
+A program owns ROWS whole rows of DIM numbers, padded to BLOCK. a is a float or, A_PTR, a pointer: FLAT to a vector,
+else to one number (layers then share one compiled kernel); b likewise, and c is always a vector. `stats` is (5, rows)
+fp32 with a norm behind the step, else (3, rows): <x,x>, c and |t|^2 of every row of a geodesic step, or mean and
+inverse deviation of u; lines 3 and 4 are those of x', which itself is computed again backward, not read.
+Only what Triton 3.6 and 3.7 share is used, and nothing that its interpreter lacks. This file is imported when a kernel
+is launched, not before: it needs triton.
 """
 
 # ruff: noqa: N803, RET505  (compile-time arguments are upper case; Triton needs the else of a compile-time if)
@@ -24,40 +27,11 @@ import triton.language as tl
 
 from .angle import BIAS_SOFTNESS
 
-HALF_PI, HALF_PI_REST = tl.constexpr(1.57079637050628662109375), tl.constexpr(4.371139000186241e-8)
-"""pi/2 is the first, an fp32 number, less the second."""
 TINY = tl.constexpr(2.0**-126)
 """The least normal number of fp32: 1 over less may overflow."""
 SOFTNESS2 = tl.constexpr(BIAS_SOFTNESS**2)
-ATAN = tl.constexpr(
-    (
-        -0.33333277702331543,
-        0.1999807506799698,
-        -0.1426001638174057,
-        0.1093234121799469,
-        -0.08349724858999252,
-        0.05708955600857735,
-        -0.03035186417400837,
-        0.010487649589776993,
-        -0.0017011701129376888,
-    )
-)
-"""(atan(z)/z - 1) / z^2 as a polynomial in z^2 on [0, 1]: interpolated at Chebyshev points in 40 digits, error 2.8e-9;
-atan(z)/z is within 2 ulp in fp32 for all z (the tests measure it)."""
-ATAN_BEND = tl.constexpr(tuple((-1) ** (k + 1) * (2 * k + 2) / (2 * k + 3) for k in range(8)))
-"""(1/(1+s) - atan(z)/z) / s as a series in s = z^2, 1e-8 at s = 0.1."""
-
 
 # one row of numbers to its scalars
-
-
-@triton.jit
-def polynomial(s, COEFFICIENTS: tl.constexpr, LENGTH: tl.constexpr):
-    """Lowest power first."""
-    total = tl.full(s.shape, COEFFICIENTS[LENGTH - 1], tl.float32)
-    for k in tl.static_range(1, LENGTH):
-        total = total * s + COEFFICIENTS[LENGTH - 1 - k]
-    return total
 
 
 @triton.jit
@@ -66,34 +40,6 @@ def invert_rows(xx):
     `/` is not on a GPU."""
     dead = xx < TINY
     return tl.where(dead, 0.0, tl.div_rn(1.0, tl.where(dead, 1.0, xx)))
-
-
-@triton.jit
-def atan_quotient(z):
-    """atan(z) / z for z of either sign."""
-    z = tl.abs(z)
-    far = z > 1.0
-    safe = tl.where(far, z, 1.0)
-    w = tl.where(far, tl.div_rn(1.0, safe), z)
-    bend = polynomial(w * w, ATAN, 9) * (w * w)  # atan(w) = w + w bend, and atan(z) = pi/2 - atan(1/z)
-    complement = -(w + (w * bend + HALF_PI_REST)) + HALF_PI
-    return tl.where(far, tl.div_rn(complement, safe), bend + 1.0)
-
-
-@triton.jit
-def retraction(ratio, inverse_power, SMOOTH: tl.constexpr):
-    """quotient, slope and curvature of R, as `slopes.retraction_slopes`."""
-    if SMOOTH:
-        z = inverse_power * ratio
-        s = z * z
-        small = s < 0.1
-        slope = tl.div_rn(1.0, 1.0 + s)
-        quotient = atan_quotient(z)
-        bend = tl.where(small, polynomial(s, ATAN_BEND, 8), tl.div_rn(slope - quotient, tl.where(small, 1.0, s)))
-        return quotient, slope, inverse_power * inverse_power * bend
-    else:
-        flat = tl.zeros(ratio.shape, tl.float32)
-        return flat + 1.0, flat + 1.0, flat
 
 
 @triton.jit
@@ -118,13 +64,13 @@ def clamp(quotient, slope, curvature, ratio, ceiling):
 
 
 @triton.jit
-def angles_of_rows(ratio, post, max_angle, inverse_power, level, SMOOTH: tl.constexpr, LEVEL: tl.constexpr):
+def angles_of_rows(ratio, post, max_angle, level, LEVEL: tl.constexpr):
     """quotient, slope and curvature of the angle."""
     if LEVEL:
         quotient, slope, curvature = level_slopes(ratio, level)
     else:
-        quotient, slope, curvature = retraction(ratio, inverse_power, SMOOTH)
-        quotient, slope, curvature = clamp(quotient, slope, curvature, ratio, max_angle)
+        zero = tl.zeros(ratio.shape, tl.float32)
+        quotient, slope, curvature = clamp(zero + 1.0, zero + 1.0, zero, ratio, max_angle)
     return clamp(post * quotient, post * slope, post * curvature, ratio, max_angle)
 
 
@@ -152,7 +98,7 @@ def sinc_bend_of_rows(angle, cos, sinc):
 
 
 @triton.jit
-def step_rows(x, u, post, max_angle, inverse_power, level, SMOOTH: tl.constexpr, LEVEL: tl.constexpr):
+def step_rows(x, u, post, max_angle, level, LEVEL: tl.constexpr):
     """x', and <x,x>, c, |t|^2 of every row."""
     xx = tl.sum(x * x, 1)
     inverse = invert_rows(xx)
@@ -165,19 +111,19 @@ def step_rows(x, u, post, max_angle, inverse_power, level, SMOOTH: tl.constexpr,
     n2 = tl.where(n2 < 0.0, 0.0, n2)
 
     ratio = tl.sqrt_rn(n2 * inverse)
-    quotient, _, _ = angles_of_rows(ratio, post, max_angle, inverse_power, level, SMOOTH, LEVEL)
+    quotient, _, _ = angles_of_rows(ratio, post, max_angle, level, LEVEL)
     _, a, _, b = coefficients(quotient, ratio, xx)
     out = (a - b * correction)[:, None] * x + b[:, None] * t
     return out, xx, c + correction, n2
 
 
 @triton.jit
-def turn(xx, n2, post, max_angle, inverse_power, level, SMOOTH: tl.constexpr, LEVEL: tl.constexpr):
+def turn(xx, n2, post, max_angle, level, LEVEL: tl.constexpr):
     """What the backward pass knows of a row before it has seen a gradient: x' = a x + b t, 1 / <x,x>, and the slope of
     the angle and its bend."""
     inverse = invert_rows(xx)
     ratio = tl.sqrt_rn(n2 * inverse)
-    quotient, slope, curvature = angles_of_rows(ratio, post, max_angle, inverse_power, level, SMOOTH, LEVEL)
+    quotient, slope, curvature = angles_of_rows(ratio, post, max_angle, level, LEVEL)
     angle, a, sinc, b = coefficients(quotient, ratio, xx)
     # (slope cos - b) / ratio^2 without the division
     bend = slope * quotient * quotient * sinc_bend_of_rows(angle, a, sinc) + sinc * curvature
@@ -195,6 +141,45 @@ def pull_back(x, t, do, xx, c, n2, a, b, inverse, slope, bend):
     dx = (a - b * c)[:, None] * do + (c * along_x - along_t * (n2 * inverse))[:, None] * x
     dx -= (along_x + c * along_t)[:, None] * t
     return dx, du
+
+
+# norms of rows, without gains
+
+
+@triton.jit
+def normalise_rows(y, mask, eps, NORM: tl.constexpr, DIM: tl.constexpr):
+    """N(y), and mean and inverse deviation of every row."""
+    mean = tl.zeros((y.shape[0],), tl.float32)
+    inverse = mean + 1.0
+    if NORM == "layer":
+        mean = tl.sum(y, 1) * (1.0 / DIM)
+        y = tl.where(mask, y - mean[:, None], 0.0)
+    if NORM != "none":
+        inverse = tl.div_rn(1.0, tl.sqrt_rn(tl.sum(y * y, 1) * (1.0 / DIM) + eps))
+        y = y * inverse[:, None]
+    return y, mean, inverse
+
+
+@triton.jit
+def normalise_again(y, mean, inverse, NORM: tl.constexpr):
+    """N(y) from mean and inverse deviation; what lies beyond DIM is no zero."""
+    if NORM == "layer":
+        y = y - mean[:, None]
+    if NORM != "none":
+        y = y * inverse[:, None]
+    return y
+
+
+@triton.jit
+def pull_back_norm(grad, y, inverse, NORM: tl.constexpr, DIM: tl.constexpr):
+    """The gradient of what was normalised to y, where grad is 0 beyond DIM; what lies there afterwards is no zero."""
+    if NORM == "none":
+        return grad
+    else:
+        along = (tl.sum(grad * y, 1) * (1.0 / DIM))[:, None] * y
+        if NORM == "layer":
+            grad = grad - (tl.sum(grad, 1) * (1.0 / DIM))[:, None]
+        return (grad - along) * inverse[:, None]
 
 
 # memory
@@ -234,21 +219,37 @@ def load_numbers(stats_ptr, NUMBER: tl.constexpr, count, rows, inside):
 
 @triton.jit
 def load_line(base, columns, across):
-    """Gains or biases of a norm, for every row."""
+    """One number of every channel, for every row."""
     return tl.load(base + columns, mask=across, other=0.0).to(tl.float32)[None, :]
+
+
+@triton.jit
+def read_weight(value, columns, across, IS_POINTER: tl.constexpr):
+    """A number, or one of every channel."""
+    if IS_POINTER:
+        return load_line(value, columns, across)
+    else:
+        return value
+
+
+@triton.jit
+def store_sum(base, total, columns, across, WANTED: tl.constexpr, DIM: tl.constexpr):
+    """The part of this program of a sum over rows, in (programs, DIM)."""
+    if WANTED:
+        tl.store(base + tl.program_id(0).to(tl.int64) * DIM + columns, tl.sum(total, 0), mask=across)
 
 
 @triton.jit
 def forward_kernel(
     x_ptr, u_ptr, out_ptr, read_ptr, stats_ptr, weight_ptr, shift_ptr,
-    post, max_angle, inverse_power, level, eps,
+    a, b, c, max_angle, level, inner_eps, eps,
     count, x_stride, u_stride,
-    POST_PTR: tl.constexpr, SMOOTH: tl.constexpr, LEVEL: tl.constexpr, READ: tl.constexpr,
-    NORMED: tl.constexpr, CENTRED: tl.constexpr, WEIGHTED: tl.constexpr, SHIFTED: tl.constexpr,
+    FLAT: tl.constexpr, INNER: tl.constexpr, LEVEL: tl.constexpr, READ: tl.constexpr, NORM: tl.constexpr,
+    A_PTR: tl.constexpr, B_PTR: tl.constexpr, C_PTR: tl.constexpr, WEIGHTED: tl.constexpr, SHIFTED: tl.constexpr,
     DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """x' and stats; with READ also y in the dtype of read_ptr. weight_ptr and shift_ptr: (DIM,), gains and biases of
-    the norm."""
+    the norm behind the step."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     inside = rows < count
@@ -256,91 +257,109 @@ def forward_kernel(
     mask = inside[:, None] & across[None, :]
     x = load_rows(x_ptr, rows, x_stride, columns, mask)
     u = load_rows(u_ptr, rows, u_stride, columns, mask)
-    out, xx, c, n2 = step_rows(x, u, read_number(post, POST_PTR), max_angle, inverse_power, level, SMOOTH, LEVEL)
-    rounded = out.to(out_ptr.dtype.element_ty)
-    tl.store(where_in_memory(out_ptr, rows, DIM, columns), rounded, mask=mask)
-    tl.store(stats_ptr + rows, xx, mask=inside)
-    tl.store(line_of(stats_ptr, 1, count, rows), c, mask=inside)
-    tl.store(line_of(stats_ptr, 2, count, rows), n2, mask=inside)
+    if FLAT:
+        n, first, second = normalise_rows(u, mask, inner_eps, INNER, DIM)
+        third = first
+        out = read_weight(a, columns, across, A_PTR) * x + read_weight(b, columns, across, B_PTR) * n
+        if C_PTR:
+            out = out + load_line(c, columns, across)
+    else:
+        out, first, second, third = step_rows(x, u, read_number(a, A_PTR), max_angle, level, LEVEL)
+    tl.store(where_in_memory(out_ptr, rows, DIM, columns), out, mask=mask)
+    tl.store(stats_ptr + rows, first, mask=inside)
+    tl.store(line_of(stats_ptr, 1, count, rows), second, mask=inside)
+    tl.store(line_of(stats_ptr, 2, count, rows), third, mask=inside)
 
     if READ:
-        y = rounded.to(tl.float32)
-        if NORMED:
-            mean = tl.zeros(xx.shape, tl.float32)
-            if CENTRED:
-                mean = tl.sum(y, 1) * (1.0 / DIM)
-                y = tl.where(mask, y - mean[:, None], 0.0)
-            deviation = tl.sqrt_rn(tl.sum(y * y, 1) * (1.0 / DIM) + eps)
-            scale = tl.div_rn(1.0, deviation)
-            y = y * scale[:, None]
-            if WEIGHTED:
-                y = y * load_line(weight_ptr, columns, across)
-            if SHIFTED:
-                y = y + load_line(shift_ptr, columns, across)
+        y = tl.where(mask, out.to(out_ptr.dtype.element_ty).to(tl.float32), 0.0)
+        y, mean, inverse = normalise_rows(y, mask, eps, NORM, DIM)
+        if WEIGHTED:
+            y = y * load_line(weight_ptr, columns, across)
+        if SHIFTED:
+            y = y + load_line(shift_ptr, columns, across)
+        if NORM != "none":
             tl.store(line_of(stats_ptr, 3, count, rows), mean, mask=inside)
-            tl.store(line_of(stats_ptr, 4, count, rows), scale, mask=inside)
+            tl.store(line_of(stats_ptr, 4, count, rows), inverse, mask=inside)
         tl.store(where_in_memory(read_ptr, rows, DIM, columns), y, mask=mask)
 
 
 @triton.jit
 def backward_kernel(
-    grad_ptr, read_grad_ptr, x_ptr, u_ptr, stats_ptr, weight_ptr, dx_ptr, du_ptr, dweight_ptr, dshift_ptr,
-    post, max_angle, inverse_power, level,
+    grad_ptr, read_grad_ptr, x_ptr, u_ptr, stats_ptr, weight_ptr, dx_ptr, du_ptr,
+    da_ptr, db_ptr, dc_ptr, dweight_ptr, dshift_ptr,
+    a, b, c, max_angle, level,
     count, grad_stride, read_grad_stride, x_stride, u_stride,
-    POST_PTR: tl.constexpr, SMOOTH: tl.constexpr, LEVEL: tl.constexpr, STREAM: tl.constexpr, READ: tl.constexpr,
-    NORMED: tl.constexpr, CENTRED: tl.constexpr, WEIGHTED: tl.constexpr, DWEIGHT: tl.constexpr, DSHIFT: tl.constexpr,
+    FLAT: tl.constexpr, INNER: tl.constexpr, LEVEL: tl.constexpr, STREAM: tl.constexpr, READ: tl.constexpr,
+    NORM: tl.constexpr, A_PTR: tl.constexpr, B_PTR: tl.constexpr, C_PTR: tl.constexpr, WEIGHTED: tl.constexpr,
+    DA: tl.constexpr, DB: tl.constexpr, DC: tl.constexpr, DWEIGHT: tl.constexpr, DSHIFT: tl.constexpr,
     DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """dx and du from the gradients of x' (with STREAM) and of y (with READ). A program takes every so many tiles of
-    ROWS rows and leaves its part of the sums over rows, to be added up in a fixed order: of the norm's gains and biases
-    in dweight_ptr and dshift_ptr, (programs, DIM)."""
+    ROWS rows and leaves its part of the sums over rows, to be added up in a fixed order: of a, b and c of a flat write
+    and of the gains and biases of the norm behind it, (programs, DIM) each."""
     columns = tl.arange(0, BLOCK)
     across = columns < DIM
     program, programs = tl.program_id(0), tl.num_programs(0)
-    rate = read_number(post, POST_PTR)
+    if FLAT:
+        of_x, of_n = read_weight(a, columns, across, A_PTR), read_weight(b, columns, across, B_PTR)
+    else:
+        rate = read_number(a, A_PTR)
     if WEIGHTED:
         weight = load_line(weight_ptr, columns, across)
-    dweight = tl.zeros((ROWS, BLOCK), tl.float32)
-    dshift = tl.zeros((ROWS, BLOCK), tl.float32)
+    da = tl.zeros((ROWS, BLOCK), tl.float32)
+    db, dc, dweight, dshift = da, da, da, da
     for tile in range(program, tl.cdiv(count, ROWS), programs):
         rows = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)
         inside = rows < count
         mask = inside[:, None] & across[None, :]
         x = load_rows(x_ptr, rows, x_stride, columns, mask)
         u = load_rows(u_ptr, rows, u_stride, columns, mask)
-        xx = load_numbers(stats_ptr, 0, count, rows, inside)
-        c = load_numbers(stats_ptr, 1, count, rows, inside)
-        n2 = load_numbers(stats_ptr, 2, count, rows, inside)
-        a, b, inverse, slope, bend = turn(xx, n2, rate, max_angle, inverse_power, level, SMOOTH, LEVEL)
-        t = u - c[:, None] * x
+        first = load_numbers(stats_ptr, 0, count, rows, inside)
+        second = load_numbers(stats_ptr, 1, count, rows, inside)
+        third = load_numbers(stats_ptr, 2, count, rows, inside)
+        if FLAT:
+            t = normalise_again(u, first, second, INNER)
+            out = of_x * x + of_n * t
+            if C_PTR:
+                out = out + load_line(c, columns, across)
+        else:
+            cos, sine, inverse, slope, bend = turn(first, third, rate, max_angle, level, LEVEL)
+            t = u - second[:, None] * x
+            out = cos[:, None] * x + sine[:, None] * t
 
         do = tl.zeros((ROWS, BLOCK), tl.float32)
         if READ:
             do = load_rows(read_grad_ptr, rows, read_grad_stride, columns, mask)
-        if NORMED:  # back through the norm
-            y = (a[:, None] * x + b[:, None] * t).to(x_ptr.dtype.element_ty).to(tl.float32)
-            if CENTRED:
-                y = y - load_numbers(stats_ptr, 3, count, rows, inside)[:, None]
-            scale = load_numbers(stats_ptr, 4, count, rows, inside)
-            y = y * scale[:, None]
+        if NORM != "none":
+            y = out.to(x_ptr.dtype.element_ty).to(tl.float32)
+            deviation = load_numbers(stats_ptr, 4, count, rows, inside)
+            y = normalise_again(y, load_numbers(stats_ptr, 3, count, rows, inside), deviation, NORM)
             if DWEIGHT:
                 dweight += do * y
             if DSHIFT:
                 dshift += do
             if WEIGHTED:
                 do = do * weight
-            along_y = (tl.sum(do * y, 1) * (1.0 / DIM))[:, None] * y
-            if CENTRED:
-                do = do - (tl.sum(do, 1) * (1.0 / DIM))[:, None]
-            do = (do - along_y) * scale[:, None]
+            do = tl.where(mask, pull_back_norm(do, y, deviation, NORM, DIM), 0.0)
         if STREAM:
             do += load_rows(grad_ptr, rows, grad_stride, columns, mask)
 
-        dx, du = pull_back(x, t, do, xx, c, n2, a, b, inverse, slope, bend)
+        if FLAT:
+            if DA:
+                da += do * x
+            if DB:
+                db += do * t
+            if DC:
+                dc += do
+            dx = of_x * do
+            du = pull_back_norm(of_n * do, t, second, INNER, DIM)
+        else:
+            dx, du = pull_back(x, t, do, first, second, third, cos, sine, inverse, slope, bend)
         tl.store(where_in_memory(dx_ptr, rows, DIM, columns), dx, mask=mask)
         tl.store(where_in_memory(du_ptr, rows, DIM, columns), du, mask=mask)
 
-    if DWEIGHT:
-        tl.store(dweight_ptr + program.to(tl.int64) * DIM + columns, tl.sum(dweight, 0), mask=across)
-    if DSHIFT:
-        tl.store(dshift_ptr + program.to(tl.int64) * DIM + columns, tl.sum(dshift, 0), mask=across)
+    store_sum(da_ptr, da, columns, across, DA, DIM)
+    store_sum(db_ptr, db, columns, across, DB, DIM)
+    store_sum(dc_ptr, dc, columns, across, DC, DIM)
+    store_sum(dweight_ptr, dweight, columns, across, DWEIGHT, DIM)
+    store_sum(dshift_ptr, dshift, columns, across, DSHIFT, DIM)

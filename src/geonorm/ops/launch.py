@@ -41,17 +41,25 @@ def as_rows(t: Tensor) -> Tensor:
     return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
 
 
-def arguments_of(post: Tensor | None, numbers: list[float], x: Tensor) -> tuple[list[Any], dict[str, bool]]:
-    """Kernel arguments post, max_angle, inverse_power and level, and the flags that belong to them. A number in the
-    memory of the CPU is read there: nothing is copied to a GPU, which a CUDA graph would not allow."""
-    rate: Any = numbers[0]
-    if post is not None:
-        near = post.device.type != "cpu" or x.device.type == "cpu"
-        rate = post.to(x.device) if near else post.item()
-    return [rate, *numbers[1:]], {
-        "POST_PTR": isinstance(rate, Tensor),
-        "SMOOTH": numbers[2] != 0.0,
-        "LEVEL": numbers[3] != 0.0,
+def arguments_of(
+    a: Tensor | None, b: Tensor | None, c: Tensor | None, rule: str, numbers: list[float], x: Tensor
+) -> tuple[list[Any], dict[str, Any]]:
+    """Kernel arguments a, b, c, max_angle and level, and the flags that belong to them. A number in the memory of the
+    CPU is read there: nothing is copied to a GPU, which a CUDA graph would not allow."""
+    flat = rule != "geodesic"
+    if not flat and a is not None:
+        near = a.device.type != "cpu" or x.device.type == "cpu"
+        first: Any = a.to(x.device) if near else a.item()
+    else:
+        first = numbers[0] if a is None else a.contiguous()
+    second = numbers[1] if b is None else b.contiguous()
+    return [first, second, x if c is None else c.contiguous(), *numbers[1:3]], {
+        "FLAT": flat,
+        "INNER": rule if flat else "none",
+        "LEVEL": not flat and numbers[2] != 0.0,
+        "A_PTR": isinstance(first, Tensor),
+        "B_PTR": b is not None,
+        "C_PTR": c is not None,
     }
 
 
@@ -62,20 +70,21 @@ def forward_outputs(x: Tensor, read: torch.dtype | None, normed: bool) -> tuple[
     return out, y, torch.empty((5 if normed else 3, *x.shape[:-1]), dtype=torch.float32, device=x.device)
 
 
-def backward_outputs(x: Tensor, u: Tensor, dweight: bool, dshift: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Memory for dx and du, and for the gradients of the norm's gains and biases in fp32, empty if nobody asks."""
+def backward_outputs(x: Tensor, u: Tensor, wanted: list[bool]) -> tuple[Tensor, ...]:
+    """Memory for dx and du, and for the sums over rows in fp32, (dim,) or, where nobody asks, without elements."""
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     du = torch.empty(x.shape, dtype=u.dtype, device=x.device)
     dim = x.shape[-1]  # a symbol while a graph is traced: torch 2.11 cannot multiply it by True
-    sizes = (dim if dweight else 0, dim if dshift else 0)
-    gains, biases = (torch.empty(size, dtype=torch.float32, device=x.device) for size in sizes)
-    return dx, du, gains, biases
+    return dx, du, *(torch.empty(dim if summed else 0, dtype=torch.float32, device=x.device) for summed in wanted)
 
 
 def forward(
     x: Tensor,
     u: Tensor,
-    post: Tensor | None,
+    a: Tensor | None,
+    b: Tensor | None,
+    c: Tensor | None,
+    rule: str,
     numbers: list[float],
     read: torch.dtype | None,
     norm: str,
@@ -91,14 +100,13 @@ def forward(
     if count and x.shape[-1]:
         rows_x, rows_u = as_rows(x), as_rows(u)
         block, rows, warps = settings(x.shape[-1], backward=False)
-        scalars, flags = arguments_of(post, numbers, x)
+        scalars, flags = arguments_of(a, b, c, rule, numbers, x)
         with on(x):
             forward_kernel[(-(-count // rows),)](
                 rows_x, rows_u, out, y, stats,
                 out if weight is None else weight.contiguous(), out if shift is None else shift.contiguous(),
-                *scalars, eps, count, rows_x.stride(0), rows_u.stride(0),
-                **flags, READ=read is not None, NORMED=norm != "none", CENTRED=norm == "layer",
-                WEIGHTED=weight is not None, SHIFTED=shift is not None,
+                *scalars, numbers[2], eps, count, rows_x.stride(0), rows_u.stride(0),
+                **flags, READ=read is not None, NORM=norm, WEIGHTED=weight is not None, SHIFTED=shift is not None,
                 DIM=x.shape[-1], BLOCK=block, ROWS=rows, num_warps=warps,
             )  # fmt: skip
     return out, y, stats
@@ -110,39 +118,41 @@ def backward(
     x: Tensor,
     u: Tensor,
     stats: Tensor,
-    post: Tensor | None,
+    a: Tensor | None,
+    b: Tensor | None,
+    c: Tensor | None,
+    rule: str,
     numbers: list[float],
     norm: str,
     weight: Tensor | None,
-    dweight: bool,
-    dshift: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dx, du and the gradients of the norm's gains and biases, (dim,) in fp32; what nobody asks for has no elements."""
+    wanted: list[bool],
+) -> tuple[Tensor, ...]:
+    """dx, du and the gradients of a, b, c and of the norm's gains and biases, (dim,) in fp32; what nobody asks for has
+    no elements."""
     from .kernels import backward_kernel
 
-    dx, du, gains, biases = backward_outputs(x, u, dweight, dshift)
+    dx, du, *sums = backward_outputs(x, u, wanted)
     count = stats[0].numel()
     if not count or not x.shape[-1]:
-        return dx, du, gains.zero_(), biases.zero_()
-    block, rows, warps = settings(x.shape[-1], backward=True, normed=norm != "none")
+        return dx, du, *(total.zero_() for total in sums)
+    block, rows, warps = settings(x.shape[-1], backward=True, normed=norm != "none" or rule != "geodesic")
     programs = -(-count // rows)
-    if dweight or dshift:
+    if any(wanted):
         programs = programs_for(x.device, programs, warps, norm == "layer")
-    parts = [total.new_empty(programs, x.shape[-1]) if total.numel() else total for total in (gains, biases)]
+    parts = [total.new_empty(programs, x.shape[-1]) if total.numel() else total for total in sums]
     rows_x, rows_u = as_rows(x), as_rows(u)
     rows_grad, rows_read = (rows_x if g is None else as_rows(g) for g in (grad, read_grad))
-    scalars, flags = arguments_of(post, numbers, x)
+    scalars, flags = arguments_of(a, b, c, rule, numbers, x)
     with on(x):
         backward_kernel[(programs,)](
             rows_grad, rows_read, rows_x, rows_u, stats.contiguous(), stats if weight is None else weight.contiguous(),
             dx, du, *parts, *scalars, count,
             rows_grad.stride(0), rows_read.stride(0), rows_x.stride(0), rows_u.stride(0),
-            **flags, STREAM=grad is not None, READ=read_grad is not None, NORMED=norm != "none",
-            CENTRED=norm == "layer", WEIGHTED=weight is not None, DWEIGHT=dweight, DSHIFT=dshift,
+            **flags, STREAM=grad is not None, READ=read_grad is not None, NORM=norm, WEIGHTED=weight is not None,
+            **dict(zip(("DA", "DB", "DC", "DWEIGHT", "DSHIFT"), wanted, strict=True)),
             DIM=x.shape[-1], BLOCK=block, ROWS=rows, num_warps=warps,
         )  # fmt: skip
-    gains, biases = (part.sum(0) if part.dim() == 2 else part for part in parts)
-    return dx, du, gains, biases
+    return dx, du, *(part.sum(0) if part.dim() == 2 else part for part in parts)
 
 
 def on(x: Tensor) -> Any:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, unknown
 from ..norms import NormSpec
-from ..ops import AngleMap
+from ..ops import AngleMap, WeightedSum
 from ..settings import check
 from .registry import format_scheme, name_of
 
@@ -133,7 +133,8 @@ class About:
 
 @dataclass(frozen=True)
 class Scheme:
-    """Base of all schemes. A new one is a frozen dataclass with `parts` and `write`; everything else has a default.
+    """Base of all schemes. A new one is a frozen dataclass with `parts` and `write`, or `terms`; everything else has a
+    default.
 
     Shapes: x is (..., dim), or (..., streams, dim); y and u are (..., dim). `p` has the parts of the site by name.
 
@@ -166,9 +167,12 @@ class Scheme:
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)
         attributes = vars(cls)
-        order = [next(n for n, base in enumerate(cls.__mro__) if name in vars(base)) for name in ("write", "angles")]
-        if order[0] < order[1]:
-            cls.angles = Scheme.angles  # type: ignore[method-assign]  # those of a base do not fit another write
+        write, *forms = (
+            next(n for n, base in enumerate(cls.__mro__) if name in vars(base)) for name in ("write", "angles", "terms")
+        )
+        for name, place in zip(("angles", "terms"), forms, strict=True):
+            if write < place:  # those of a base do not fit another write
+                setattr(cls, name, getattr(Scheme, name))
         settings = {each.name for base in cls.__mro__[1:] if is_dataclass(base) for each in fields(base)}
         for name in sorted(settings & attributes.keys() - attributes.get("__annotations__", {}).keys()):
             raise ConfigError(
@@ -205,7 +209,15 @@ class Scheme:
     def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
         """The stream after the sub-layer proposed u, which has the dtype of x; the result is cast to it. h a tensor:
         differentiable forward and backward in h."""
-        raise NotImplementedError(f"{type(self).__name__} must define write(x, u, p, site, h)")
+        terms = self.terms(p, site, h)
+        if terms is None:
+            raise NotImplementedError(f"{type(self).__name__} must define write(x, u, p, site, h)")
+        return terms(x, u)
+
+    def terms(self, p: Any, site: Site, h: Number = 1.0) -> WeightedSum | None:
+        """The write as a weighted sum of stream and update, for a scheme whose write is one: `write` computes it, and
+        fused kernels do, with what the next site reads, in one pass. None for any other write."""
+        return None
 
     def angles(self, p: Any, site: Site) -> AngleMap | None:
         """The angle map of a `write` that is a geodesic step of u, or of p.output(u) where there is such a part: fused

@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import sphere
 from ..decay import Schedule, schedule
 from ..norms import upcast
-from ..ops import AngleMap
+from ..ops import AngleMap, WeightedSum
 from ..settings import Positive
 from .base import Number, Placement, Site, add, normalise_update
 
@@ -57,8 +57,14 @@ class Decayed(Placement):
         """From |q|/|x| to |step|/|x|."""
         return AngleMap(post=self.step(site), max_angle=float(self.max_step))
 
+    def terms(self, p: Any, site: Site, h: Number = 1.0) -> WeightedSum | None:
+        if self.max_step != "none":
+            return None
+        return WeightedSum(scale=h * self.step(site), norm=getattr(p, "output", None))
+
     def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
-        return self.add(x, self.proposal(x, u, p), site, h)
+        terms = self.terms(p, site, h)
+        return self.add(x, self.proposal(x, u, p), site, h) if terms is None else terms(x, u)
 
     def clamped(self, x: Tensor, u: Tensor, p: Any, site: Site) -> Tensor | None:
         if self.max_step == "none":

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from ..decay import schedule
+from ..decay import Schedule
 from ..norms import NormSpec
+from ..ops import WeightedSum
 from ..settings import Positive
-from .base import About, Number, Placement, Site, add
+from .base import About, Number, Placement, Site, add, require
 from .decayed import Decayed
 from .registry import register
 
@@ -72,10 +73,14 @@ class Peri(Decayed):
         scalar = {"scalar": 1.0} if self.layer_scalar == "learned" and ends_block else {}
         return {"input": "norm", "output": "norm", **scalar}
 
-    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
-        if not hasattr(p, "scalar"):
-            return super().write(x, u, p, site, h)
-        return x + h * (p.scalar * super().write(x, u, p, site) - x)
+    def check(self) -> None:
+        require("none" in (self.layer_scalar, self.max_step), f"{self}: use max_step or layer_scalar, not both")
+
+    def terms(self, p: Any, site: Site, h: Number = 1.0) -> WeightedSum | None:
+        terms = super().terms(p, site, h)
+        if terms is None or not hasattr(p, "scalar"):
+            return terms
+        return replace(terms, keep=1 - h + h * p.scalar, scale=terms.scale * p.scalar)
 
 
 @register("sandwich")
@@ -128,8 +133,8 @@ class Olmo2(Placement):
 
     parts = {"output": "norm"}
 
-    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
-        return add(x, p.output(u), 1.0, h)
+    def terms(self, p: Any, site: Site, h: Number = 1.0) -> WeightedSum:
+        return WeightedSum(scale=h, norm=p.output)
 
 
 @register("deepnorm")
@@ -219,13 +224,13 @@ class LayerNormScaling(Placement):
     def read(self, x: Tensor, p: Any, site: Site) -> Tensor:
         return p.input(x) * site.t**-0.5
 
-    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
-        return add(x, u, 1.0, h)
+    def terms(self, p: Any, site: Site, h: Number = 1.0) -> WeightedSum:
+        return WeightedSum(scale=h)
 
 
 @register("sqrt")
 @dataclass(frozen=True)
-class Sqrt(Placement):
+class Sqrt(Post):
     """Post-Norm with updates scaled by 1/sqrt(t): the "sqrt-scaling" row of the attention-dynamics paper.
 
     >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "sqrt", geonorm.Site(0, "mlp", 4), dim=8)
@@ -240,9 +245,4 @@ class Sqrt(Placement):
         checked="tables of the paper, through a formalisation of it",
         law="s = t^(1/2), r' = 0",
     )
-    final: Literal["norm", "none"] = field(default="none", kw_only=True)
-
-    parts = {"stream": "norm"}
-
-    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
-        return p.stream(add(x, u, schedule("sqrt", 1.0, site.t, site.depth), h))
+    decay: Schedule = field(default="sqrt", kw_only=True)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..decay import Schedule, schedule
 from ..norms import NormSpec, UnitNorm, upcast
+from ..ops import WeightedSum
 from ..settings import TINIEST, Range
 from .base import About, Number, Placement, Site, drawn_std
 from .registry import register
@@ -143,11 +144,11 @@ class AnGPT(Interpolated):
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
         return {"alpha": Scale((norm.dim,), self.alpha, 0.01)}
 
-    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
+    def terms(self, p: Any, site: Site, h: Number = 1.0) -> WeightedSum:
+        """In fp32: rounded factors would have one error at every site, and the stream no norm at its end."""
         step = h * upcast(p.alpha())
         factor = torch.rsqrt(step.square() + (1 - step).square())
-        # rounded factors would have one error at every site, and the stream no norm at its end that takes it back
-        return torch.addcmul(factor * (1 - step) * x, factor * step, u).to(x.dtype)
+        return WeightedSum(factor * (1 - step), factor * step)
 
     def slot(self, name: str, shape: tuple[int, ...], dim: int, site: Site) -> nn.Module | None:
         if name == "gate":

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..norms import NormSpec
+from ..ops import WeightedSum
 from ..settings import Positive
 from .base import About, Number, Placement, Site, add, drawn_std
 from .registry import register
@@ -52,8 +53,8 @@ class ReZero(Placement):
             base if self.alpha else drawn_std(self, role, base, "multiplies them by 0 at first, so that neither learns")
         )
 
-    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
-        return x + h * p.alpha() * u
+    def terms(self, p: Any, site: Site, h: Number = 1.0) -> WeightedSum:
+        return WeightedSum(scale=h * p.alpha())
 
 
 @register("layerscale")
@@ -86,8 +87,8 @@ class LayerScale(Placement):
         start = self.start if isinstance(self.start, float) else by_depth
         return {"input": "norm", "scale": Scale((norm.dim,), start)}
 
-    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
-        return x + h * p.scale() * u
+    def terms(self, p: Any, site: Site, h: Number = 1.0) -> WeightedSum:
+        return WeightedSum(scale=h * p.scale())
 
 
 @register("gpas")

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torch import Tensor
-
 from ..norms import NormSpec
-from .base import About, Number, Site
+from .base import About, Site
 from .decayed import Decayed
 from .registry import register
 
@@ -38,6 +36,3 @@ class Pre(Decayed):
 
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
         return {"input": "norm"} if self.input == "norm" else {}
-
-    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
-        return self.add(x, u, site, h)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..norms import NormSpec, upcast
-from ..ops import AngleMap
+from ..ops import AngleMap, WeightedSum
 from ..settings import Count
 from .base import About, Number, Scheme, Site
 from .combine import Nested
@@ -89,6 +89,9 @@ class ProRes(Nested):
         if inside is None:
             return None
         return inside.share(self.share(p, site, site.t.dtype if isinstance(site.t, Tensor) else torch.float64))
+
+    def terms(self, p: Any, site: Site, h: Number = 1.0) -> WeightedSum | None:
+        return self.scheme.terms(p, site, h * self.share(p, site, torch.float32))
 
     def clamped(self, x: Tensor, u: Tensor, p: Any, site: Site) -> Tensor | None:
         return self.scheme.clamped(x, u, p, site)

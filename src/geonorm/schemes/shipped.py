@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..norms import NormSpec, autocast_device, upcast
+from ..ops import WeightedSum
 from ..settings import Count, Positive
 from .base import About, Copied, Number, Placement, Site
 from .connected import Connected
@@ -43,9 +44,9 @@ class Beam(Placement):
 
     parts: ClassVar[Any] = {"input": "norm", "output": "norm"}
 
-    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
+    def terms(self, p: Any, site: Site, h: Number = 1.0) -> WeightedSum:
         share = 1 / (site.number + 2)
-        return (1 - h * h * share) ** 0.5 * x + h * share**0.5 * p.output(u)
+        return WeightedSum(keep=(1 - h * h * share) ** 0.5, scale=h * share**0.5, norm=p.output)
 
 
 @register("muse")
@@ -79,11 +80,12 @@ class Muse(Placement):
         output = ScaledInput(norm) if site.kind == "mlp" else norm(gains=False)
         return {"input": "norm", "output": output, "gate": (0.0, "dim")}
 
-    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
-        wide = upcast(x)
-        b = h * torch.sigmoid(p.gate.to(wide.dtype) / self.temperature)
+    def terms(self, p: Any, site: Site, h: Number = 1.0) -> WeightedSum:
+        b = h * torch.sigmoid(upcast(p.gate) / self.temperature)
         a = ((1 - b) * (1 + b)).clamp(min=self.floor).sqrt()
-        return a * wide + b * p.output(u.to(wide.dtype))
+        scaled = isinstance(p.output, ScaledInput)
+        norm, gain = (p.output.norm, p.output.weight) if scaled else (p.output, None)
+        return WeightedSum(a, b, norm=norm, gain=gain)
 
 
 class ScaledInput(nn.Module):
@@ -123,10 +125,10 @@ class AffineResidual(Placement):
         "update_scale": (1.0, "dim"), "update_bias": (0.0, "dim"),
     }  # fmt: skip
 
-    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
+    def terms(self, p: Any, site: Site, h: Number = 1.0) -> WeightedSum:
         """h leads from x to the layer: a stream that is scaled moves by scale - 1 without any update."""
-        moved = (x + p.bias) * p.scale + (u + p.update_bias) * p.update_scale
-        return x + h * (moved - x)
+        shift = p.bias * p.scale + p.update_bias * p.update_scale
+        return WeightedSum(1 - h + h * p.scale, h * p.update_scale, h * shift)
 
 
 @register("gated_streams")

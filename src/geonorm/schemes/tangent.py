@@ -9,8 +9,9 @@ from torch import Tensor
 
 from .. import sphere
 from ..norms import NormSpec, upcast
+from ..ops import WeightedSum
 from ..settings import Positive
-from .base import About, Number, Placement, Site, add, require
+from .base import About, Number, Placement, Site, require
 from .decayed import Decayed
 from .registry import register
 
@@ -44,6 +45,9 @@ class Orthogonal(Decayed):
 
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
         return {"input": "norm"} if self.input == "norm" else {}
+
+    def terms(self, p: Any, site: Site, h: Number = 1.0) -> None:
+        """None: what is added depends on x."""
 
     def proposal(self, x: Tensor, u: Tensor, p: Any) -> Tensor:
         """The tangential part of u, in the precision of the maths."""
@@ -80,7 +84,6 @@ class NormPreserving(Placement):
         require(self.b <= site.depth, f"b must be at most the number of blocks {site.depth}, got {self.b}")
         return {"input": "norm"}
 
-    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
+    def terms(self, p: Any, site: Site, h: Number = 1.0) -> WeightedSum:
         share = self.b / site.depth
-        rest = (1 - h * h * share) ** 0.5
-        return add(rest * x, u, share**0.5, h)
+        return WeightedSum(keep=(1 - h * h * share) ** 0.5, scale=h * share**0.5)
