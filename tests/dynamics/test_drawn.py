@@ -186,7 +186,7 @@ def test_the_gradient_of_an_output_matrix_follows_the_angle(scheme: str) -> None
             sizes[layer] += (weight.grad.norm() * weight.norm()).log().item() / draws
     turns = DrawnFlow(scheme, layers, GELU).turn_through()
     said = [
-        sin(turn.angle) * prod(later.collective for later in turns[2 * i + 2 :]) ** 0.5
+        sin(turn.angle) * prod(later.stretch(later.chi) for later in turns[2 * i + 2 :]) ** 0.5
         for i, turn in enumerate(turns[1::2])
     ]
     for layer in (0, 4):
@@ -208,7 +208,7 @@ def test_lyapunov_exponents_per_block(scheme: str, power: int, collective: Any, 
     blocks = [DrawnFlow(scheme, 12, subs).turn_block(1.0, t) for subs in (CAUSAL, GELU, SWIGLU)]
     found = [sum(log(turn.relative()) for turn in block) / 2 * t**power for block in blocks]
     assert found == pytest.approx(relative, abs=3e-4)
-    found = [sum(log(turn.collective) for turn in block) / 2 * t**power for block in blocks]
+    found = [sum(log(turn.stretch(turn.chi)) for turn in block) / 2 * t**power for block in blocks]
     assert found == pytest.approx((0.0, *collective), abs=3e-4)
 
 
@@ -218,5 +218,5 @@ def test_what_has_no_angle_is_refused() -> None:
     with pytest.raises(ConfigError, match="changes v inside attention"):
         DrawnFlow("hybrid", 4)
     still = DrawnFlow("rezero", 4).turn_through()
-    assert all(turn.angle == 0 and turn.collective == turn.relative() == 1 for turn in still)
+    assert all(turn.angle == 0 and turn.stretch(turn.chi) == turn.relative() == 1 for turn in still)
     assert exp(0) == cos(0)

@@ -28,6 +28,7 @@ def text_of(simulation: Any) -> str:
 # scheme: (kind, exponent, time that shows it), worked out by hand in docs/theory.md
 LAWS: dict[str, tuple[str, float, float]] = {
     "post": ("exponential", 2.0, 14),
+    "orthogonal": ("exponential", 2.0, 14),
     "ngpt(alpha=0.5)": ("exponential", 1.0, 25),
     "sqrt": ("stretched", 4.0, 120),
     "geonorm(decay=sqrt)": ("stretched", 4.0, 120),

@@ -50,6 +50,11 @@ TERMINAL: dict[Any, tuple[str, float | None]] = {
     "geonorm(update=unit)": ("none", None),  # meets at a finite depth
     "geonorm(index=sublayer)": ("polynomial", 1.0),
     "geonorm(retraction=cayley, decay_on=update)": ("polynomial", 2.0),
+    "orthogonal": ("exponential", 2.0),  # eps moves the radius by 1e-6 in a unit of t, when 1 - cos has fallen to e^-2
+    "orthogonal(decay=sqrt, entry=embedding)": ("stretched", 4.0),
+    "orthogonal(decay=harmonic, alpha=0.5)": ("polynomial", 1.0),
+    "orthogonal(decay=linear)": ("none", None),
+    "orthogonal(eps=0.1)": ("none", None),  # r ~ t^(1/3)
 }
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from geonorm.measure import SiteMeasure
-from geonorm.measure.metrics import effective_rank, null_directions, pool_spreads, principal
+from geonorm.measure.metrics import effective_ranks, null_directions, pool_spreads, principal
 
 from ..rows import each
 
@@ -113,13 +113,18 @@ def test_measures_that_are_not_finite_are_none_and_zero_is_fine(bad: float) -> N
     assert row["radius"] is None and row["effective_rank"] is None and not row["massive"]
 
 
-def test_effective_rank_is_that_of_the_singular_values() -> None:
+def test_effective_ranks_are_those_of_the_singular_values_and_of_their_squares() -> None:
     u = torch.linalg.qr(torch.cat((torch.ones(50, 1, dtype=torch.float64), draw(50, 4)), 1)).Q[:, 1:]
     weights = torch.tensor([5.0, 3.0, 2.0, 0.0], dtype=torch.float64)
-    share = weights[:3] / 10
-    wanted = float((-(share * share.log()).sum()).exp())
-    assert effective_rank((u * weights) @ torch.linalg.qr(draw(20, 4, seed=1)).Q.mT) == pytest.approx(wanted, rel=1e-6)
-    assert effective_rank(torch.ones(5, 3)) == 0.0
+    shares = (weights[:3] / 10, weights[:3] ** 2 / 38)
+    wanted = [float((-(share * share.log()).sum()).exp()) for share in shares]
+    rows = (u * weights) @ torch.linalg.qr(draw(20, 4, seed=1)).Q.mT
+    assert list(effective_ranks(rows).values()) == pytest.approx(wanted, rel=1e-6)
+    assert list(effective_ranks(torch.ones(5, 3)).values()) == [0.0, 0.0]
+    rows = draw(512, 64)
+    long = torch.where(torch.arange(512)[:, None] == 7, 1e3, 1.0)
+    assert min(effective_ranks(rows).values()) > 60  # isotropic; with one massive token:
+    assert list(effective_ranks(long * rows).values()) == pytest.approx([2.7, 1.006], rel=0.01)
 
 
 @each("tokens, dim", [(60, 90), (90, 60), (512, 768)])

@@ -84,8 +84,10 @@ def test_a_slider_through_frames_of_every_scheme(found: Any, tmp_path: Path) -> 
 
 
 def test_what_has_no_sphere_in_three_dimensions_is_the_simulation_itself(tmp_path: Path) -> None:
-    """Random weights: the first seed, projected, at the measurements nearest to the frames."""
-    found = geonorm.simulate(**{**SETTINGS, "schemes": ["pre"], "time": 12.0}, dim=8, weights="kaiming", init="uniform")
+    """Random weights: the first seed, projected."""
+    found = geonorm.simulate(
+        **{**SETTINGS, "schemes": ["pre"], "time": 12.0, "points": FRAMES}, dim=8, weights="kaiming", init="uniform"
+    )
     (frames,) = frames_of(page_of(found, tmp_path))
     by_time = {row["time"]: row["cos_pair"] for row in found.trace}
     assert 16 < len(frames) <= FRAMES and len(unpack(frames[0][1])) == 6

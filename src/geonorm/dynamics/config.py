@@ -109,10 +109,10 @@ class SimulateConfig(Settings):
             return self.dim / sqrt(self.dim / self.heads)
         return self.beta if self.beta is not None else 1.0 if self.weights == "identity" else sqrt(self.dim)
 
-    def times(self, count: int, log: bool) -> list[float]:
-        """So many times, 0 and the end among them, even in log(1 + time) or in time; the whole ones where layers are
-        counted."""
-        shares = [i / (count - 1) for i in range(count)]
-        times = [expm1(share * log1p(self.time)) if log else share * self.time for share in shares]
-        times[0], times[-1] = 0.0, float(self.time)
+    def times(self, end: float, count: int = 0, log: bool = False) -> list[float]:
+        """Times from 0 to `end`, `points` of them or `count`, even in log(1 + time) where `log_time` or `log` is set,
+        else in time; the whole ones where layers are counted."""
+        shares = [i / ((count or self.points) - 1) for i in range(count or self.points)]
+        times = [expm1(share * log1p(end)) if log or self.log_time else share * end for share in shares]
+        times[0], times[-1] = 0.0, float(end)
         return sorted({float(round(t)) for t in times}) if self.method == "layers" else times

@@ -139,13 +139,9 @@ class Turn:
     chi: float
 
     def stretch(self, chi: float) -> float:
-        """The factor on the square of a difference of directions."""
+        """The factor on the square of a difference of directions: with the turn's own chi of one that all tokens
+        share."""
         return cos(self.angle) ** 2 + chi * sin(self.angle) ** 2
-
-    @property
-    def collective(self) -> float:
-        """The same of one that all tokens share."""
-        return self.stretch(self.chi)
 
     def relative(self, averaged: float = SLOWEST) -> float:
         """The same of one between tokens, of whose square attention leaves the share `averaged`."""

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Sequence
-from math import log1p
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .config import SimulateConfig
 from .flow import Flow
+from .integrators import integrate
 from .laws import gap
 from .starts import uniform
 
-Move = Callable[..., Iterator[tuple[float, Tensor]]]
-"""`integrate` with the method of the simulation."""
 SNAPSHOTS = (0.0, 1.0, 3.0, 10.0, 30.0)
 """Times of the states that choose the axes of the pictures, as far as the simulation lasts."""
 FRAMES = 24
@@ -28,34 +27,21 @@ MERGED = 1e-9
 SCALE = 32767
 
 
-def nearest_times(measured: Sequence[float], wanted: Sequence[float]) -> set[float]:
-    """The measured time next to each of those that are wanted, on the scale of log(1 + time)."""
-    return {min(measured, key=lambda t: abs(log1p(t) - log1p(time))) for time in wanted}
-
-
-def take_pictures(
-    flow: Flow,
-    move: Move,
-    x: Tensor,
-    init: str,
-    alike: bool,
-    times: Sequence[float],
-    views: Sequence[tuple[float, Tensor]],
-    particles: dict[str, Any],
-) -> dict[str, Any]:
+def take_pictures(flow: Flow, config: SimulateConfig, x: Tensor, particles: dict[str, Any]) -> dict[str, Any]:
     """`particles` with the frames of one more scheme. Where all dimensions act alike, uniform tokens in d = 3 show what
-    happens, at `times`; else the first seed x, whose directions are `views`, is seen in the three dimensions in which
-    it varies. The axes are those of the first scheme for all of them: one direction is one place in every picture."""
-    snapshots = [t for t in SNAPSHOTS if t <= times[-1]]
-    run = {"tokens": x.shape[1], "dim": x.shape[2], "init": init, "seeds": 1, "time": snapshots[-1]}
-    apart = alike and x.shape[2] > 3  # the tokens of the pictures are not those of the simulation
-    if apart:
-        x = uniform(DRAWN, 3, dtype=x.dtype).to(x.device)
+    happens; else the first seed x is seen in the three dimensions in which it varies. The axes are those of the first
+    scheme for all of them: one direction is one place in every picture."""
+    snapshots = [t for t in SNAPSHOTS if t <= config.time]
+    run = {"tokens": x.shape[1], "dim": x.shape[2], "init": config.init, "seeds": 1, "time": snapshots[-1]}
+    tolerance = 1e-8
+    if config.weights == "identity" and x.shape[2] > 3:  # the tokens of the pictures are not those of the simulation
+        x, tolerance = uniform(DRAWN, 3, dtype=x.dtype).to(x.device), 1e-4
         run |= {"tokens": DRAWN, "dim": 3, "init": "uniform"}
     flow = Flow(flow.scheme, flow.sublayers, flow.depth)
 
-    def walk(times: Sequence[float], log_time: bool = False) -> Iterator[tuple[float, Tensor]]:
-        for tau, state in move(flow, flow.start(x), times, tolerance=1e-4, log_time=log_time):
+    def walk(times: list[float]) -> Iterator[tuple[float, Tensor]]:
+        path = integrate(flow, flow.start(x), times, method=config.method, tolerance=tolerance, log_time=True)
+        for tau, state in path:
             yield tau, flow.tokens(state)[0].double().cpu()
 
     if "axes" not in particles:
@@ -65,10 +51,10 @@ def take_pictures(
         particles = particles | {"run": run, "axes_of": str(flow.scheme), "axes": axes.tolist()}
     axes = torch.tensor(particles["axes"], dtype=torch.float64)
     frames = []
-    for tau, theta in walk(times, log_time=True) if apart else views:
-        points = pack(theta.double().cpu()[:DRAWN] @ axes.T)
-        frames.append({"time": tau, "cos": round(1 - gap(theta[:DRAWN].double()).item(), 6), "points": points})
-        if apart and gap(theta) < MERGED:
+    for tau, theta in walk(config.times(config.time, FRAMES, log=True)):
+        points = pack(theta[:DRAWN] @ axes.T)
+        frames.append({"time": tau, "cos": round(1 - gap(theta[:DRAWN]).item(), 6), "points": points})
+        if gap(theta) < MERGED:
             break
     return particles | {"frames": particles.get("frames", {}) | {str(flow.scheme): frames}}
 

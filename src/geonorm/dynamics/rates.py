@@ -91,8 +91,6 @@ def rates(scheme: str | Scheme, x: Tensor, u: Tensor, site: Site) -> tuple[Tenso
 
     Raises ConfigError for a scheme without such a law (several streams, or a step that leaves span{x, u}).
     """
-    if x.shape != u.shape:
-        raise ConfigError(f"x and u must be of one shape, (..., dim), got {tuple(x.shape)} and {tuple(u.shape)}")
     rule = parse(scheme).resolve(site)
     if not rule.planar:
         raise ConfigError(f"{rule} has no (rho, tau) law: its step does not stay in the plane of x and u")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from math import exp, log, log1p, nan
 from statistics import linear_regression
 from typing import Any
@@ -31,17 +30,19 @@ from .drawn import SLOWEST, DrawnAttention, DrawnFlow, DrawnMlp, Sub, shrink_gap
 from .fields import build_sublayers
 from .flow import Flow, changed_values, check_values
 from .integrators import integrate
-from .laws import clusters, collapse_time, cosine_rate, gap, order_parameter, radius_cv, terminal_law
-from .pictures import FRAMES, nearest_times, take_pictures
+from .laws import Law, clusters, collapse_time, cosine_rate, gap, order_parameter, radius_cv, terminal_law
+from .pictures import take_pictures
 from .rates import in_plane, settled_radius
 from .starts import STARTS
-from .theory import Terminal, describe_law, terminal
+from .theory import Terminal, describe_law, initial_turn, terminal
 
 Progress = Callable[[str, float], None]
 CLUSTERED = 2048
 """Most tokens among which clusters are counted, evenly spaced; 20,000 would take longer than what moves them."""
 COLLAPSED = 1e-2
 """Mean cosine of 0.99: from here on the tokens count as one."""
+WIDE = 32
+"""Dimensions from which on theory says how fast uniform tokens turn at first."""
 NARROW = 0.01
 """Opening of a cone whose tokens count as nearly one."""
 ROUNDING = {"float64": 1e-24, "float32": 1e-11}
@@ -155,24 +156,54 @@ def run_scheme(
     config: SimulateConfig, scheme: Scheme, start: Tensor, simulation: Simulation, progress: Progress
 ) -> None:
     """Simulate one scheme and add it to the simulation, when all of it is there."""
-    name, times = str(scheme), config.times(config.points, config.log_time)
-    move = partial(integrate, method=config.method)
-    picture_times = config.times(FRAMES, log=True)
-    near_pictures = nearest_times(times, picture_times)
-    alike = config.weights == "identity"  # every dimension acts as any other, and every seed
+    name, alike = str(scheme), config.weights == "identity"  # every dimension acts as any other, and every seed
     batches = [start] if alike else list(start.split(1))
     flows = [Flow(scheme, build_sublayers(config, scheme, seed, start.device), config.layers)
              for seed in range(len(batches))]  # fmt: skip
-    velocities: list[float] = []
+    pairs = list(zip(flows, batches, strict=True))
+    velocities = [rate for flow, batch in pairs for rate in cosine_rate(flow, flow.start(batch)).tolist()]
+    times = config.times(config.time)
+    for _ in range(2):
+        rows, course = follow(config, name, pairs, times, progress)
+        by_seed = [[row for row in rows if row["seed"] == seed] for seed in range(config.seeds)]
+        shared = min(map(len, by_seed))  # a seed that came together earlier ends earlier
+        by_seed = [of_seed[:shared] for of_seed in by_seed]
+        law, end = fit_law(by_seed, ROUNDING[config.dtype]), by_seed[0][-1]["time"]
+        if law.kind != "early" or not 0 < end < config.time:
+            break
+        times = config.times(end)  # tokens came together long before the end: as many measurements until then
+    particles = take_pictures(flows[0], config, start[:1], simulation.particles)
+    expected, why = predict_law(config, flows[0], start)
+    curve = predict_curve(config, scheme, by_seed, expected)
+    row = {
+        "scheme": name,
+        "law": describe_law(scheme),
+        "initial_velocity": sum(velocities) / len(velocities),
+        "initial_turn_predicted": predict_turn(config, scheme),
+        "terminal_law_predicted": None if expected is None else expected.kind,
+        "terminal_exponent_predicted": None if expected is None else expected.exponent,
+        "terminal_law_unpredicted": why,
+        **summarize_scheme(by_seed, curve, law),
+    }
+    simulation.trace.extend(rows)
+    simulation.particles.update(particles)
+    if curve:
+        simulation.theory[name] = curve
+    if course:
+        simulation.trajectories[name] = course
+    simulation.summary["schemes"].append(row)
+    simulation.summary["missing"].remove(name)
+
+
+def follow(
+    config: SimulateConfig, name: str, pairs: list[tuple[Flow, Tensor]], times: list[float], progress: Progress
+) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    """Rows of the trace at these times, until all tokens are together, and what `keep` names of every particle."""
     rows: list[dict[str, Any]] = []
-    views: list[tuple[float, Tensor]] = []
     stored: dict[str, Tensor] = {}
-    for first, (flow, batch) in enumerate(zip(flows, batches, strict=True)):
-        for index, (tau, x) in enumerate(move(flow, flow.start(batch), times, log_time=config.log_time)):
-            if index == 0:
-                velocities += cosine_rate(flow, x, tau).tolist()
-            if first == 0 and tau in near_pictures:
-                views.append((tau, flow.tokens(x)[0]))
+    for first, (flow, batch) in enumerate(pairs):
+        walk = integrate(flow, flow.start(batch), times, method=config.method, log_time=config.log_time)
+        for index, (tau, x) in enumerate(walk):
             for kind in config.keep:
                 value = flow.tokens(x) if kind == "tokens" else x
                 if kind not in stored:
@@ -181,34 +212,12 @@ def run_scheme(
             measured = measure(flow, x, tau)
             for seed, row in enumerate(measured, first):
                 rows.append({"step": index, "time": tau, "scheme": name, "seed": seed, **row})
-            progress(name, 0.9 * (first + (index + 1) / len(times)) / len(batches))  # the pictures are the rest
+            progress(name, 0.9 * (first + (index + 1) / len(times)) / len(pairs))  # the pictures are the rest
             if all(row["gap"] < TOGETHER[config.dtype] for row in measured):
                 break
-    particles = take_pictures(flows[0], move, start[:1], config.init, alike, picture_times, views, simulation.particles)
-    by_seed = [[row for row in rows if row["seed"] == seed] for seed in range(config.seeds)]
-    shared = min(map(len, by_seed))  # a seed that came together earlier ends earlier
-    by_seed = [of_seed[:shared] for of_seed in by_seed]
-    expected, why = predict_law(config, flows[0], start)
-    curve = predict_curve(config, scheme, by_seed, expected)
-    row = {
-        "scheme": name,
-        "law": describe_law(scheme),
-        "initial_velocity": sum(velocities) / len(velocities),
-        "terminal_law_predicted": None if expected is None else expected.kind,
-        "terminal_exponent_predicted": None if expected is None else expected.exponent,
-        "terminal_law_unpredicted": why,
-        **summarize_scheme(by_seed, curve, ROUNDING[config.dtype]),
-    }
-    simulation.trace.extend(rows)
-    simulation.particles.update(particles)
-    if curve:
-        simulation.theory[name] = curve
-    if stored:
-        longest = max(row["step"] for row in rows) + 1
-        course = {kind: values[:, :longest].contiguous() for kind, values in stored.items()}
-        simulation.trajectories[name] = {"time": torch.tensor(times[:longest], dtype=torch.float64), **course}
-    simulation.summary["schemes"].append(row)
-    simulation.summary["missing"].remove(name)
+    longest = max(row["step"] for row in rows) + 1
+    course = {kind: values[:, :longest].contiguous() for kind, values in stored.items()}
+    return rows, {"time": torch.tensor(times[:longest], dtype=torch.float64), **course} if course else {}
 
 
 def measure(flow: Flow, x: Tensor, tau: float) -> list[dict[str, Any]]:
@@ -280,6 +289,14 @@ def predict_law(config: SimulateConfig, flow: Flow, start: Tensor) -> tuple[Term
     return Terminal(laws[0].kind, sum(rates) / len(rates) if rates else None), laws[0].why or None
 
 
+def predict_turn(config: SimulateConfig, scheme: Scheme) -> float | None:
+    """How fast uniform tokens turn at first, where theory knows it."""
+    full = config.weights == "identity" and config.init == "uniform" and not config.causal
+    if not full or not scheme.planar or config.dim < max(WIDE, 4 * config.temperature**2):
+        return None
+    return initial_turn(scheme, config.tokens, config.dim, config.temperature, config.layers)
+
+
 def predict_curve(
     config: SimulateConfig, scheme: Scheme, by_seed: list[list[dict[str, Any]]], law: Terminal | None
 ) -> dict[str, list[float | None]]:
@@ -300,16 +317,19 @@ def predict_curve(
     return {key: [finite_or_none(v) for v in values] for key, values in asdict(curve).items()}
 
 
+def fit_law(by_seed: list[list[dict[str, Any]]], floor: float) -> Law:
+    """The terminal law of 1 - cos, geometric mean over seeds; below `floor` positions are rounding error."""
+    usable = [rows for rows in zip(*by_seed, strict=True) if all(row["gap"] > floor for row in rows)]
+    mean = [exp(sum(log(row["gap"]) for row in rows) / len(rows)) for rows in usable]
+    return terminal_law([rows[0]["time"] for rows in usable], mean, floor=floor)
+
+
 def summarize_scheme(
-    by_seed: list[list[dict[str, Any]]], curve: dict[str, list[float | None]], floor: float
+    by_seed: list[list[dict[str, Any]]], curve: dict[str, list[float | None]], law: Law
 ) -> dict[str, Any]:
-    """A scheme's columns of the summary: terminal law, speed and radius at both ends, beside theory. floor: 1 - cos
-    below which positions are rounding error."""
+    """A scheme's columns of the summary: terminal law, speed and radius at both ends, beside theory."""
     times = [row["time"] for row in by_seed[0]]
     gaps = [[row["gap"] for row in of_seed] for of_seed in by_seed]
-    usable = [i for i in range(len(times)) if all(g[i] > floor for g in gaps)]
-    mean = [exp(sum(log(g[i]) for g in gaps) / len(gaps)) for i in usable]
-    law = terminal_law([times[i] for i in usable], mean, floor=floor)
     crossings = [time for g in gaps if (time := collapse_time(times, g, COLLAPSED)) is not None]
 
     def at(key: str, place: int) -> float | None:
@@ -321,6 +341,7 @@ def summarize_scheme(
 
     return {
         "initial_velocity_predicted": predicted("velocity", 0),
+        "initial_turn": at("angle", 0),
         "terminal_law": law.kind,
         "terminal_exponent": law.rate,
         "terminal_exponent_interval": None if law.rate is None else [law.low, law.high],

@@ -31,6 +31,9 @@ LATE = 1e9
 """Depth-time at which the terminal law is read off."""
 TRIES, STEADY = 50, 1 - 1e-6
 """A radius that whole layers draw to a place of rest comes nearer by at least the share 1 - STEADY in each."""
+RESTS = 1e-6
+"""A radius that grows by less than this share of itself while 1 - cos falls by a factor e counts as at rest: by a
+thousandth, as long as 1 - cos is a number in fp64."""
 NEAR = 1e-8
 """Smallest tangential part of an update, relative to the radial one, whose step is as good as the limit."""
 
@@ -56,6 +59,7 @@ class Terminal:
 NO_LAW = Terminal("none", None, "their rate is no power of t")
 STILL = Terminal("none", None, "steps come to an end or have a finite sum, and tokens stop on the way")
 SLOW = Terminal("none", None, "the radius follows no power of t")
+SUDDEN_LAYERS = Terminal("none", None, "whole layers make near tokens equal at once, or have unequal radii")
 FAR, SUDDEN = 0.01, 5.0
 """A token turns suddenly if its speed for a tangential part of NEAR is SUDDEN times that for one of FAR or more."""
 
@@ -119,7 +123,7 @@ class Frame:
         angle = torch.tensor([0.0, 1e-4], dtype=torch.float64)
         x = radius * torch.stack((angle.cos(), angle.sin()), -1)
         before, after = (mean_gap(flow.tokens(state)).item() for state in (x, flow.layer(x, tau)))
-        return log(before / after) if after > 1e-12 * before else float("inf")
+        return log(before / after) if after > 1e-10 * before else float("inf")
 
 
 def equiangular_attention(n: int, beta: float, gap: float, m: float = 1.0) -> tuple[float, float, float]:
@@ -138,6 +142,20 @@ def initial_velocity(scheme: str | Scheme, n: int, beta: float, depth: int = 1, 
     """gamma'(0) of n orthonormal directions, read at radius `radius` before the scheme puts them on its own sphere."""
     frame = Frame(scheme, depth)
     return velocity(frame, n, beta, 0.0, frame.settle(radius, 0.0), 0.0)[0]
+
+
+@torch.no_grad()
+def initial_turn(scheme: str | Scheme, n: int, dim: int, beta: float, depth: int = 1) -> float:
+    """|theta'| at time 0, mean over n tokens that begin independent and uniform on the sphere of `dim` dimensions: to
+    first order in 1/dim and 1/sqrt(n), for beta^2 far below dim (docs/theory.md, Proposition 2d)."""
+    frame = Frame(scheme, depth)
+    radius = frame.settle(1.0, 0.0)
+    m = frame.read(radius, 0.0)
+    b = beta * m * m
+    others = (n - 1) * exp(b * b / (2 * dim))
+    total = exp(b) + others
+    radial, tangential = m * (exp(b) + others * b / dim) / total, m * sqrt(n - 1) * exp(b * b / dim) / total
+    return frame.rates(radius, 0.0, radial, tangential)[0] * tangential
 
 
 def velocity(
@@ -185,9 +203,10 @@ def terminal(
         """(lambda, r') near collapse."""
         m = frame.read(r, t - 1)
         turn, growth = frame.rates(r, t - 1, m, 0.0)
-        if unequal and abs(growth) * t <= 1e-6 * r:
-            return frame.slowest(radii, t - 1, beta, causal), growth
-        return 2 * turn * m * (0.5 if causal else 1.0), growth
+        rate = 2 * turn * m * (0.5 if causal else 1.0)
+        if abs(growth) > RESTS * r * abs(rate):
+            return rate, growth
+        return frame.slowest(radii, t - 1, beta, causal) if unequal else rate, 0.0
 
     def rate(r: float, t: float) -> float:
         return sublayers * look(r, t)[0]
@@ -210,7 +229,7 @@ def terminal(
         return Terminal("none", None, "attention grows colder faster than tokens meet, and leaves each with itself")
     if layers and law.kind == "exponential":
         whole = float("inf") if unequal else sublayers * frame.whole(r, LATE - 1, causal)
-        return Terminal(law.kind, whole) if isfinite(whole) else NO_LAW
+        return Terminal(law.kind, whole) if isfinite(whole) else SUDDEN_LAYERS
     return law
 
 

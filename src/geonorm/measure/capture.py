@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
@@ -29,15 +28,6 @@ def fit_mask(mask: Tensor | None, x: Tensor) -> Tensor | None:
     raise ConfigError(
         f"padding of shape {tuple(mask.shape)} does not fit the stream {tuple(x.shape)}; probe without padding"
     )
-
-
-def clamped_tokens(place: ModelSite, x: Tensor, u: Tensor | None) -> Tensor | None:
-    """The tokens (batch, tokens) whose update a scheme clamps; None for a sub-layer without a clamp."""
-    residual = place.residual
-    if residual is None or u is None:
-        return None
-    with torch.no_grad():
-        return residual.scheme.clamped(x, u, residual.own(), residual.site(x))
 
 
 class NormRecord:
@@ -108,9 +98,11 @@ class Capture:
             yield
 
     def see_site(self, place: ModelSite, x: Tensor, u: Tensor | None, after: Tensor) -> None:
-        self.at_clamp = True
-        clamped = clamped_tokens(place, x, u)
-        self.at_clamp = False
+        residual, clamped = place.residual, None
+        if residual is not None and u is not None:
+            self.at_clamp = True
+            clamped = residual.scheme.clamped(x, u, residual.own(), residual.site(x))
+            self.at_clamp = False
         x, after = place.seen(x), place.seen(after)
         self.records[place].update(x, after, u, fit_mask(self.masks.get(place.stack), x), clamped)
 

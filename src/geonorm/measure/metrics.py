@@ -111,20 +111,21 @@ def null_cosines(x: Tensor, radius: Tensor) -> Tensor:
     return safe_divide(x @ null_directions(x.shape[-1], x.device, x.dtype), radius[..., None]).abs()
 
 
-def effective_rank(rows: Tensor) -> float | None:
-    """exp of the entropy of the singular values of the centred rows, scaled to sum 1 (Roy and Vetterli, 2007)."""
+def effective_ranks(rows: Tensor) -> dict[str, float | None]:
+    """exp of the entropy of shares that sum to 1, of the centred rows: effective_rank of their singular values (Roy and
+    Vetterli, 2007), effective_rank_energy of the squares, which are the variances along the principal axes. The second
+    is the smaller; one row far longer than the others takes nearly all of the energy, and brings it near 1."""
     rows = rows.double()
     if not bool(torch.isfinite(rows).all()):
-        return None
+        return {"effective_rank": None, "effective_rank_energy": None}
     rows = rows - rows.mean(0)
     gram = rows @ rows.mT if rows.shape[0] < rows.shape[1] else rows.mT @ rows
-    values = torch.linalg.eigvalsh(gram)
+    energy = torch.linalg.eigvalsh(gram)
     # a Gram matrix knows singular values to the root of its precision: smaller ones are rounding
-    values = values[values > values[-1].clamp(min=1e-300) * 1e-14].sqrt()
-    if values.numel() == 0:
-        return 0.0
-    share = values / values.sum()
-    return float((-(share * share.log()).sum()).exp())
+    energy = energy[energy > energy[-1].clamp(min=1e-300) * 1e-14]
+    entropies = (torch.special.entr(values / values.sum()).sum().item() for values in (energy.sqrt(), energy))
+    ranks = (exp(entropy) if len(energy) else 0.0 for entropy in entropies)
+    return dict(zip(("effective_rank", "effective_rank_energy"), ranks, strict=True))
 
 
 def principal(rows: Tensor) -> dict[str, float | None]:
@@ -155,7 +156,7 @@ def sample_measures(rows: Tensor, largest: float) -> dict[str, Any]:
     median = rows.double().abs().median().item()
     ratio = largest / median if median > 0 and isfinite(largest) else None
     return {
-        "effective_rank": effective_rank(rows),
+        **effective_ranks(rows),
         **principal(rows),
         "sample": rows.shape[0],
         "abs_median": median if isfinite(median) else None,
