@@ -168,7 +168,7 @@ def run_scheme(
         by_seed = [[row for row in rows if row["seed"] == seed] for seed in range(config.seeds)]
         shared = min(map(len, by_seed))  # a seed that came together earlier ends earlier
         by_seed = [of_seed[:shared] for of_seed in by_seed]
-        law, end = fit_law(by_seed, ROUNDING[config.dtype]), by_seed[0][-1]["time"]
+        law, end = mean_law(by_seed, ROUNDING[config.dtype]), by_seed[0][-1]["time"]
         if law.kind != "early" or not 0 < end < config.time:
             break
         times = config.times(end)  # tokens came together long before the end: as many measurements until then
@@ -317,7 +317,7 @@ def predict_curve(
     return {key: [finite_or_none(v) for v in values] for key, values in asdict(curve).items()}
 
 
-def fit_law(by_seed: list[list[dict[str, Any]]], floor: float) -> Law:
+def mean_law(by_seed: list[list[dict[str, Any]]], floor: float) -> Law:
     """The terminal law of 1 - cos, geometric mean over seeds; below `floor` positions are rounding error."""
     usable = [rows for rows in zip(*by_seed, strict=True) if all(row["gap"] > floor for row in rows)]
     mean = [exp(sum(log(row["gap"]) for row in rows) / len(rows)) for rows in usable]
