@@ -54,6 +54,7 @@ html_theme_options = {
 }
 html_sidebars = {"index": []}
 html_show_sourcelink = False
+html_static_path, html_css_files = ["static"], ["site.css"]
 templates_path: list[str] = []
 html_math_renderer = "mathml"
 autodoc_typehints, autodoc_member_order = "description", "bysource"

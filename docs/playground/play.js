@@ -53,7 +53,7 @@ function restart() {
     sphere.text = document.createElement("small");
     const name = document.createElement("b");
     name.textContent = sphere.rule.name;
-    name.style.color = colour(sphere.rule);
+    name.style.borderLeft = `0.7em solid ${colour(sphere.rule)}`;
     caption.append(name, document.createElement("br"), sphere.text);
     figure.append(sphere.canvas, caption);
     return figure;
