@@ -11,6 +11,7 @@
 #   make test-oldest  the tests on the oldest versions that pyproject.toml allows, in an environment of its own
 #   make test-newest  the tests of transformers on the newest release that pyproject.toml allows, likewise
 #   make test-ways    recipes of other tools and trackers, with the packages that docs/ways-out.md names, likewise
+#   make stateful     an hour of random walks of a run's folder, each command judged by an oracle; ARGS="--seconds 600 --seed 7"
 #   make mutations    changes the code in 150 places, one at a time, and says which test finds each, half an hour of one core
 # PYTHON picks the interpreter (3.11 to 3.13), VENV the environment's folder, PINS the versions, ARGS is passed on.
 
@@ -24,7 +25,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS)
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help compare test test-slow test-oldest test-newest test-ways mutations check lint types docs clean
+.PHONY: help compare test test-slow test-oldest test-newest test-ways stateful mutations check lint types docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -40,6 +41,9 @@ test-slow: $(VENV)/.test
 
 mutations: $(VENV)/.test
 	$(BIN)/python tests/mutation/run.py $(ARGS)
+
+stateful: $(VENV)/.test
+	$(BIN)/python tests/stateful/walk.py --seconds 3600 $(ARGS)
 
 test-oldest:
 	$(MAKE) VENV=.venv-oldest PINS=constraints-oldest.txt EXTRAS=train,hf,test test

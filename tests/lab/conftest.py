@@ -166,17 +166,6 @@ def after() -> Callable[..., AbstractContextManager[None]]:
     return act_after
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, of 1 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True).returncode:
-        pytest.skip("cannot mount a small file system here")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
 PRELOAD = (
     "geonorm.cli.main geonorm.lab.train.loop geonorm.lab.plan torch._dynamo torch._decomp.decompositions_for_jvp "
     "torch.testing pytest yaml tyro"

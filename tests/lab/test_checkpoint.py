@@ -61,25 +61,6 @@ def test_another_model_is_named_and_nothing_changes(tmp_path: Path) -> None:
     assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
 
 
-def test_newest_are_kept(tmp_path: Path) -> None:
-    model, optimizers = trained()
-    for step in (3, 9, 10, 100):
-        save(tmp_path, step, model, optimizers, {}, keep=2)
-    assert checkpoint.saved_steps(tmp_path) == [10, 100]
-
-
-def test_a_corrupt_later_checkpoint_does_not_displace_a_good_one(tmp_path: Path) -> None:
-    model, optimizers = trained()
-    for step in (5, 10):
-        save(tmp_path, step, model, optimizers, {}, keep=2)
-    (tmp_path / "step-10" / "model.safetensors").write_bytes(b"")
-    said: list[str] = []
-    state = checkpoint.load_newest(tmp_path, model, optimizers, said.append)
-    assert state is not None and state["step"] == 5 and "step-10" in said[0]
-    save(tmp_path, 7, model, optimizers, {}, keep=1)
-    assert checkpoint.saved_steps(tmp_path) == [7]
-
-
 NO_SPACE = "No space left on device"
 
 

@@ -154,6 +154,8 @@ def folder_of(file: Path, out: Any) -> Any:
 
 def from_file(path: Path) -> dict[str, Any]:
     """The settings of a YAML file, whose names `from_dict` checks."""
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"cannot read --config {path}: it is no file")
     try:
         tree = from_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:

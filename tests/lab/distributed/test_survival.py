@@ -1,11 +1,10 @@
-"""torchrun itself, kills, full and read-only disks, deleted data, checkpoints of another model or an older version."""
+"""torchrun itself: a killed rank, a signal to stop; what is written beside the training."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import runpy
 import signal
 import subprocess
 import sys
@@ -16,23 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from geonorm.errors import CheckpointError
 from geonorm.lab import checkpoint, storage
 from geonorm.lab.runs.folder import read_rows
 from geonorm.models import Decoder
 
-from ...rows import each
-from ..test_checkpoint import SMALL, save, weights
+from ..test_checkpoint import SMALL, weights
 
 ROOT = Path(__file__).parents[3]
-
-
-def test_three_kills(tmp_path: Path) -> None:
-    """`python benchmarks/kill.py --kills 50` at a smaller size; its result is in benchmarks/results/kill.json."""
-    result = runpy.run_path(str(ROOT / "benchmarks" / "kill.py"))["kill"](3, steps=120, seed=1, folder=tmp_path)
-    assert result["kills"] == 3 and result["finished"], result
-    assert result["weights_equal"] and result["optimizer_equal"] and result["losses_equal"], result
-    assert (result["lost"], result["corrupt"], result["hung"]) == (0, 0, 0), result
 
 
 def children(process: int) -> list[int]:
@@ -88,47 +77,6 @@ def test_torchrun(tiny: list[str], train: Any, losses: Any, after: Any, tmp_path
     assert len(losses(run)) == stopped + 5
     for a, b in zip(losses(run), losses(straight), strict=True):
         assert a[:2] == b[:2] and a[2] == pytest.approx(b[2], rel=1e-4) and a[3] == b[3]
-
-
-def test_disk_filled_while_two_ranks_save(ranks: Any, tiny: list[str], call: Any, losses: Any, disk: Path) -> None:
-    """One line, both ranks end, the last good checkpoint is whole; with room again the run ends as one that never
-    stopped."""
-    run, whole = disk / "run", disk.parent / "whole"
-    options = ["--steps", 30, "--checkpoint.every", 2, "--checkpoint.keep", 30, "--batch_size", 4]
-    command = ["train", *tiny, *options, "--runtime.parallel", "fsdp", "--out"]
-    ended = ranks("run", 2, "fp32", *command, run)
-    assert [r.status for r in ended] == [2, 2] and ended[1].err == "", ended
-    assert re.search(r"cannot save checkpoint .*: .*No space left.*; step-\d+ is kept", ended[0].err)
-    assert len(ended[0].err.splitlines()) == 1 and not list((run / "checkpoints").glob(".*"))
-    newest = checkpoint.saved_steps(run / "checkpoints")[-1]
-    assert 0 < newest < 30 and call("generate", run, "--tokens", 3).status == 0
-    subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
-    ended = ranks("run", 2, "fp32", *command, run)
-    assert [r.status for r in ended] == [0, 0] and f"at step {newest} of 30" in ended[0].out, ended
-    assert [r.status for r in ranks("run", 2, "fp32", *command, whole)] == [0, 0]
-    assert losses(run) == losses(whole)
-    first, second = (weights(path / "checkpoints" / "step-30") for path in (run, whole))
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-
-@each(
-    "damage",
-    [
-        lambda state: state.update(step=7),
-        lambda state: state.update(seconds=1e9),
-        lambda state: state["sha256"].update({"../../model.safetensors": "0"}),
-        lambda state: state.pop("sha256"),
-    ],
-)
-def test_state_that_was_changed_is_refused(tmp_path: Path, damage: Any) -> None:
-    model = Decoder(SMALL)
-    save(tmp_path, 2, model, [], {"seconds": 1.0}, keep=1)
-    path = tmp_path / "step-2" / "state.json"
-    state = json.loads(path.read_text())
-    damage(state)
-    path.write_text(json.dumps(state))
-    with pytest.raises(CheckpointError, match=r"corrupt|not readable"):
-        checkpoint.load_checkpoint(tmp_path / "step-2", model)
 
 
 def test_bytes_are_written_beside_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

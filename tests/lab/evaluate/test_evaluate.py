@@ -153,11 +153,6 @@ def test_runs_and_texts_that_cannot_be_evaluated(run: Path, call: Any, text: Pat
     result = call("eval", run, "--data", text, "--out", run)
     assert result.status == 2 and "holds no evaluation" in result.err and len(result.err.splitlines()) == 1
     assert (run / "summary.json").read_bytes() == before
-    for name, message in (("tokenizer.json", "tokenizer"), ("checkpoints", "holds no checkpoint")):
-        (run / name).rename(tmp_path / "away")
-        result = call("generate", run)
-        assert result.status == 2 and message in result.err
-        (tmp_path / "away").rename(run / name)
 
 
 def test_tensorboard_reads_every_step_once(train: Any, after: Any, tmp_path: Path) -> None:
@@ -232,21 +227,6 @@ def test_a_window_leaves_room_for_the_token_before_it(first: int | None, longest
     assert use.window(opened, None) == use.window(opened, longest) == longest
     with pytest.raises(ConfigError, match=f"its context is {longest}"):
         use.window(opened, longest + 1)
-
-
-def test_a_checkpoint_at_a_step(train: Any, call: Any, text: Path, tmp_path: Path) -> None:
-    """By the name of its folder; a finished run that has lost its last one is not taken for an earlier one."""
-    run = tmp_path / "run"
-    assert train(run, "--steps", 4, "--checkpoint.every", 2, "--lr", 0.02).status == 0
-    first, last = (run / "checkpoints" / f"step-{step}" for step in (2, 4))
-    answers = [json.loads(call("eval", name, "--data", text).out)["loss"] for name in (first, last, run)]
-    assert answers[0] != answers[1] == answers[2]
-    shutil.rmtree(last)
-    for command in (["eval", run, "--data", text], ["generate", run], ["export", run, "--to", tmp_path / "to"]):
-        result = call(*command)
-        assert result.status == 2 and f"step 2: to use that, give {first}" in result.err, result.err
-    assert call("generate", first, "--tokens", 3).status == 0
-    assert "there is no run" in call("generate", last).err
 
 
 def test_a_tokenizer_with_more_ids_than_its_model(train: Any, call: Any, text: Path, tmp_path: Path) -> None:

@@ -8,16 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from geonorm.errors import CheckpointError
-from geonorm.lab.config import TrainConfig
 from geonorm.lab.data.batches import Batches
 from geonorm.lab.open import open_run
-from geonorm.lab.runs.folder import RunFolder
-from geonorm.settings import to_dict
-
-from ...rows import each
 
 METRICS = {"step", "tokens", "loss", "lr", "grad_norm", "tokens_per_second", "seconds"}
 TRACE = set(
@@ -70,27 +63,6 @@ def test_files_and_keys(train: Any, tmp_path: Path) -> None:
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"step-3", "step-4"}
 
 
-def test_stored_config_repeats_the_run(train: Any, call: Any, losses: Any, tmp_path: Path) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    options = [
-        "--scheme",
-        "geonorm(decay=sqrt, max_angle=pi/8)",
-        "--optim.betas",
-        0.8,
-        0.9,
-        "--model.tied",
-        "--seed",
-        3,
-    ]
-    assert train(first, "--steps", 4, *options).status == 0
-    result = call("train", "--config", first / "config.yaml", "--out", second)
-    assert result.status == 0, result.err
-    assert losses(first) == losses(second)
-    a, b = (yaml.safe_load((run / "config.yaml").read_text()) for run in (first, second))
-    assert {**a, "out": None} == {**b, "out": None}
-    assert a["optim"]["betas"] == [0.8, 0.9] and a["model"]["tied"] is True
-
-
 def test_the_seed_reaches_weights_and_data(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read, ids, weights = Batches.at, {}, {}
     for seed in (0, 1):
@@ -104,67 +76,3 @@ def test_the_seed_reaches_weights_and_data(train: Any, tmp_path: Path, monkeypat
         weights[seed] = list(open_run(tmp_path / f"{seed}").model.weights())
     assert not ids[0].equal(ids[1])
     assert not any(a.equal(b) for (_, a, *_), (_, b, *_) in zip(weights[0], weights[1], strict=True))
-
-
-def test_finished_run_is_not_run_again(train: Any, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    train(run, "--steps", 2)
-    before = (run / "metrics.jsonl").read_text()
-    again = train(run, "--steps", 2)
-    assert again.status == 0 and "already finished" in again.out
-    assert (run / "metrics.jsonl").read_text() == before
-    refused = train(run, "--steps", 2, "--resume", "never")
-    assert refused.status == 2 and "already holds a run" in refused.err
-
-
-@each(
-    "make, said",
-    [
-        (lambda out: out.write_text("x"), "is a file"),
-        (lambda out: (out.mkdir(), (out / "thesis.tex").write_text("x")), "is not empty and holds no run"),
-        (lambda out: (out.mkdir(), (out / "config.yaml").write_text("[1")), "is not readable YAML"),
-        (lambda out: (out.mkdir(), (out / "config.yaml").write_text("7")), "is not a mapping"),
-        (
-            lambda out: (out.mkdir(), (out / "config.yaml").write_text("steps: x")),
-            "does not hold the settings of a run",
-        ),
-        (lambda out: (out.mkdir(), (out / "config.yaml").write_text("stepz: 1")), "did you mean 'steps'"),
-    ],
-)
-def test_directories_that_are_refused(train: Any, tmp_path: Path, make: Any, said: str) -> None:
-    out = tmp_path / "out"
-    make(out)
-    before = sorted(path.name for path in out.iterdir()) if out.is_dir() else out.read_text()
-    result = train(out, "--steps", 2)
-    assert result.status == 2 and said in result.err and len(result.err.splitlines()) == 1
-    assert before == (sorted(path.name for path in out.iterdir()) if out.is_dir() else out.read_text())
-
-
-def test_other_settings_are_refused_by_name(train: Any, tmp_path: Path) -> None:
-    train(tmp_path / "run", "--steps", 2)
-    result = train(tmp_path / "run", "--steps", 3)
-    assert result.status == 2 and "holds a run with steps 2, not 3" in result.err
-    result = train(tmp_path / "run", "--steps", 2, "--optim.clip", 2)
-    assert "optim.clip 1.0, not 2.0" in result.err
-    for setting, value in (("lr", 0.001), ("seed", 3), ("scheme", "pre"), ("batch_size", 2)):
-        assert f"{setting} " in train(tmp_path / "run", "--steps", 2, f"--{setting}", value).err
-
-
-def test_directory_in_use_is_refused(train: Any, tmp_path: Path) -> None:
-    place = tmp_path / "run", to_dict(TrainConfig(out=str(tmp_path / "run")))
-    with RunFolder.open(*place):
-        result = train(tmp_path / "run")
-        assert result.status == 2 and "holds a run with" in result.err  # other settings, seen before the lock
-        with (
-            pytest.raises(CheckpointError, match="in use by another process"),
-            RunFolder.open(*place),
-        ):
-            pass
-    with RunFolder.open(*place):
-        pass
-
-
-def test_crash_before_the_first_file_is_no_obstacle(train: Any, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / ".lock").touch()
-    assert train(tmp_path / "run", "--steps", 1).status == 0

@@ -1,4 +1,4 @@
-"""Training works with every scheme: steps, precision, saving and resuming, compilation.
+"""Training works with every scheme: steps, precision, compilation. Saving and resuming: tests/stateful.
 
 Rows are every name and some variants that take other paths through the code; those with streams, slots or weights of
 their own in parallel blocks too.
@@ -6,21 +6,16 @@ their own in parallel blocks too.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from geonorm import Decoder, DecoderConfig, names
-from geonorm.lab.config import Checkpoint, Evaluation, Model, Runtime, Tokens, TrainConfig
+from geonorm.lab.config import Runtime
 from geonorm.lab.distributed import parallel
-from geonorm.lab.runs.folder import read_rows
-from geonorm.lab.train.loop import train
 from geonorm.schemes import advance
 
 from ...rows import each
@@ -41,7 +36,6 @@ VARIANTS = [
 SCHEMES = [*names(), *VARIANTS]
 PARALLEL = "geonorm deepnorm hybrid ngpt residual_dual siamese hyper mhc attnres lambdas nag".split()
 LAYOUTS = [*((scheme, "sequential") for scheme in SCHEMES), *((scheme, "parallel") for scheme in PARALLEL)]
-TRAINED = [*"ngpt residual_dual hyper attnres nag prores".split(), VARIANTS[2], VARIANTS[5]]
 SHAPE: dict[str, Any] = {"layers": 2, "width": 32, "heads": 4, "hidden": 48, "vocab_size": 257, "context": 16}
 CPU = torch.device("cpu")
 
@@ -89,54 +83,19 @@ def test_a_step_in_bf16_is_the_step_in_fp32(scheme: str) -> None:
     assert torch.cosine_similarity(gradient, turned, dim=0) > math.cos(0.1)
 
 
-def settings(scheme: str, out: Path, text: Path, compiled: bool = False) -> TrainConfig:
-    return TrainConfig(
-        scheme=scheme, out=str(out), data=str(text), steps=4, batch_size=2, lr=2e-3, model=Model(**SHAPE),
-        tokens=Tokens(tokenizer="byte"), evaluation=Evaluation(every=2, tokens=256, trace_tokens=64),
-        checkpoint=Checkpoint(every=2), runtime=Runtime(device="cpu", tensorboard=False, compile=compiled),
-    )  # fmt: skip
-
-
-def check_resumed(config: TrainConfig) -> dict[str, torch.Tensor]:
-    """From the checkpoint in the middle to the end again: weights, optimizer, losses and trace. Return the weights."""
-    whole = Path(config.out)
-    again = whole.with_name("again")
-    train(config, say=lambda line: None)
-    shutil.copytree(whole, again)
-    shutil.rmtree(again / "checkpoints" / "step-4")
-    (again / "summary.json").unlink()
-    lines: list[str] = []
-    train(dataclasses.replace(config, out=str(again)), lines.append)
-    assert any("at step 2 of 4" in line for line in lines) and same(whole, again, 4)
-    assert (whole / "trace.jsonl").read_text() == (again / "trace.jsonl").read_text()
-    losses = [[(row["step"], row["loss"]) for row in read_rows(run / "metrics.jsonl")] for run in (whole, again)]
-    assert losses[0] == losses[1] and len(losses[0]) == 4
-    start, end = (load_file(whole / "checkpoints" / f"step-{step}" / "model.safetensors") for step in (2, 4))
-    assert not [key for key in start if not key.endswith("layer") and torch.equal(start[key], end[key])], "not trained"
-    return end
-
-
-@each("scheme", TRAINED)
-def test_resumed_is_uninterrupted_bit_for_bit(scheme: str, text: Path, tmp_path: Path) -> None:
-    check_resumed(settings(scheme, tmp_path / "run", text))
-
-
-def test_dropout_goes_on_where_it_stood(text: Path, tmp_path: Path) -> None:
-    """Its draws are part of a checkpoint."""
-    plain = settings("pre", tmp_path / "plain" / "run", text)
-    dropped = settings("pre", tmp_path / "dropped" / "run", text)
-    one = check_resumed(plain)
-    other = check_resumed(dataclasses.replace(dropped, model=Model(**SHAPE, attn_dropout=0.3)))
-    assert not all(torch.equal(weight, one[name]) for name, weight in other.items())
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch silences its compiler's warnings itself
-def test_a_compiled_run_resumed_is_uninterrupted_bit_for_bit(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_compiled_run_resumed_is_uninterrupted(
+    train: Any, after: Any, losses: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
+    """Bit for bit; other runs: tests/stateful."""
     monkeypatch.setattr(parallel, "PAYS", 0)  # whole
-    check_resumed(settings("geonorm(learn=affine)", tmp_path / "run", text, compiled=True))
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    options = ["--scheme", "geonorm(learn=affine)", "--steps", 4, "--runtime.compile"]
+    with after(2):
+        assert train(again, *options).status == 130
+    assert train(again, *options).status == train(whole, *options).status == 0
+    assert same(whole, again, 4) and losses(whole) == losses(again)
 
 
 @pytest.mark.slow

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-
-from geonorm.lab.train import branch
 
 from ...rows import each
 from ..conftest import summary, without
@@ -66,59 +61,6 @@ def test_a_branch_equals_the_run_that_was_planned_so(
     assert losses(back) == losses(moved) and same(back, moved, 10)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "stopped", "options"),
-    [
-        ("wsd", None, ["--scheme", "ngpt", "--recipe", "own", "--evaluation.average", 0.3]),
-        ("wsd", 8, []),
-        ("constant", None, ["--scheme", "geonorm(learn=gain)", "--optim.name", "muon"]),
-        ("constant", 8, []),
-    ],
-)
-def test_an_extended_run_is_the_one_that_was_planned_so(
-    train: Any, losses: Any, after: Any, tmp_path: Path, schedule: str, stopped: int | None, options: list[Any]
-) -> None:
-    run, planned = tmp_path / "run", tmp_path / "planned"
-    words = [*SCHEDULES[schedule], *options]
-    with after(stopped or 99):
-        assert train(run, *words, "--steps", 10).status == (130 if stopped else 0)
-    short = losses(run)
-    longer = train(run, *words, "--steps", 20)
-    begin = 6 if schedule == "wsd" else stopped or 10
-    assert longer.status == 0 and f"resuming {run} at step {begin} of 20" in longer.out, longer
-    assert train(planned, *words, "--steps", 20).status == 0
-    assert_one_run(losses, run, planned, 20)
-    assert losses(run)[:begin] == short[:begin] and (losses(run)[: len(short)] == short) is (schedule == "constant")
-    stored = [yaml.safe_load((folder / "config.yaml").read_text()) for folder in (run, planned)]
-    assert {**stored[0], "out": None} == {**stored[1], "out": None}
-    assert "is already finished" in train(run, *words, "--steps", 20).out
-    shorter = train(run, *words, "--steps", 10)
-    assert shorter.status == 2 and "holds a run with steps 20, not 10" in shorter.err
-
-
-@pytest.mark.parametrize("moment", ["rmtree", "unlink", "write_settings"])
-def test_cut_short_at_any_moment_it_goes_on(
-    train: Any, losses: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
-    """The folder then holds the shorter run or the longer one; either goes on, and no cooled-down step is taken for one
-    of the trunk."""
-    run, planned = tmp_path / "run", tmp_path / "planned"
-    assert train(run, *WSD, "--steps", 10).status == 0
-
-    def cut(*_: Any, **__: Any) -> None:
-        raise OSError(5, "Input/output error")
-
-    places: dict[str, Any] = {"rmtree": branch.shutil, "unlink": Path, "write_settings": branch}
-    with monkeypatch.context() as patch:
-        patch.setattr(places[moment], moment, cut)
-        failed = train(run, *WSD, "--steps", 20)
-    assert failed.status == 2 and "Input/output error" in failed.err
-    assert yaml.safe_load((run / "config.yaml").read_text())["steps"] == 10
-    for folder, steps in ((run, 10), (run, 20), (planned, 20)):
-        assert train(folder, *WSD, "--steps", steps).status == 0
-    assert losses(run) == losses(planned) and same(run, planned, 20)
-
-
 SHARE = ["--optim.schedule", "wsd", "--optim.warmup", 0.2]
 
 
@@ -161,22 +103,4 @@ def test_what_cannot_be_extended_is_refused_in_a_line(
     before = contents(run)
     refused = train(run, *without(first, then), *then, "--steps", 20)
     assert refused.status == 2 and message in refused.err and refused.err.count("\n") == 1, refused
-    assert contents(run) == before
-
-
-@each("damage", ["its checkpoint", "its checkpoints", "its summary"])
-def test_what_is_left_of_a_shorter_run_stays(train: Any, losses: Any, tmp_path: Path, damage: str) -> None:
-    """Where its only checkpoint of the trunk is damaged, it has none, or it diverged."""
-    run = tmp_path / "run"
-    assert train(run, *WSD, "--checkpoint.keep", 1, "--steps", 10).status == 0
-    if damage == "its checkpoint":
-        (run / "checkpoints" / "step-6" / "model.safetensors").write_bytes(b"x")
-    elif damage == "its checkpoints":
-        shutil.rmtree(run / "checkpoints")
-    else:
-        (run / "summary.json").write_text(json.dumps({**summary(run), "status": "diverged"}))
-    before = contents(run)
-    refused = train(run, *WSD, "--steps", 20)
-    messages = {"its checkpoint": "step-6", "its checkpoints": "none of its checkpoints is of the first 6"}
-    assert refused.status == 2 and messages.get(damage, "not 20, that diverged") in refused.err
     assert contents(run) == before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,81 +14,6 @@ from geonorm.lab.data.batches import Batches
 from geonorm.lab.open import open_run
 from geonorm.lab.storage import saved_steps
 from geonorm.lab.train import loop
-
-from .saved import same
-
-
-@pytest.mark.parametrize(
-    ("scheme", "optimizer", "accumulate"),
-    [
-        ("pre", "muon", 2),
-        ("geonorm(learn=gain)", "muon", 1),
-        ("ngpt", "adamw", 2),
-    ],
-)
-def test_ten_steps_equal_five_and_five(
-    train: Any, losses: Any, after: Any, tmp_path: Path, scheme: str, optimizer: str, accumulate: int
-) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    options = ["--scheme", scheme, "--optim.name", optimizer, "--runtime.accumulate", accumulate, "--steps", 10]
-    assert train(whole, *options).status == 0
-    with after(5):
-        stopped = train(parts, *options)
-    assert stopped.status == 130
-    assert stopped.err == f"stopped at step 5 of 10; saved in {parts}; the same command goes on from there\n"
-    assert json.loads((parts / "summary.json").read_text())["status"] == "interrupted"
-    resumed = train(parts, *options)
-    assert resumed.status == 0 and f"resuming {parts} at step 5 of 10" in resumed.out
-    assert losses(whole) == losses(parts)
-    assert same(whole, parts, 10)
-    assert (whole / "trace.jsonl").read_text() == (parts / "trace.jsonl").read_text()
-
-
-def test_a_last_step_that_is_interrupted_is_the_end(train: Any, after: Any, tmp_path: Path) -> None:
-    with after(4):
-        assert train(tmp_path / "run", "--steps", 4).status == 0
-
-
-def flip(path: Path, at: int = -5) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", None])
-def test_damaged_newest_checkpoint_is_passed_over(
-    train: Any, losses: Any, after: Any, tmp_path: Path, name: str | None
-) -> None:
-    whole, run = tmp_path / "whole", tmp_path / "run"
-    options = ["--steps", 10, "--checkpoint.every", 2]
-    train(whole, *options)
-    with after(8):
-        train(run, *options)
-    damaged = run / "checkpoints" / "step-8" / (name or "model.safetensors")
-    if name is None:
-        damaged.unlink()
-    elif name == "state.json":
-        damaged.write_text(damaged.read_text().replace('"step": 8', '"step": 9'))
-    else:
-        flip(damaged)
-    resumed = train(run, *options)
-    assert resumed.status == 0, resumed.err
-    assert "step-8" in resumed.out and "falling back" in resumed.out and "at step 6 of 10" in resumed.out
-    assert losses(run) == losses(whole)
-    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-10", "step-8"]
-
-
-def test_nothing_usable_is_one_line(train: Any, call: Any, after: Any, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    with after(4):
-        train(run, "--steps", 6, "--checkpoint.every", 2)
-    for folder in (run / "checkpoints").iterdir():
-        flip(folder / "model.safetensors")
-    before = (run / "metrics.jsonl").read_text()
-    for result in (train(run, "--steps", 6, "--checkpoint.every", 2), call("generate", run, "--tokens", 2)):
-        assert result.status == 2 and "no usable checkpoint" in result.err.splitlines()[-1]
-        assert (result.out + result.err).count("falling back") == len(list((run / "checkpoints").iterdir())) - 1
-    assert (run / "metrics.jsonl").read_text() == before
 
 
 def test_a_run_that_was_copied_goes_on_in_its_own_folder(

@@ -3,7 +3,6 @@ removed folders."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -74,13 +73,3 @@ def test_lock_holds_the_number_of_its_process_and_follows_no_link(tmp_path: Path
     with pytest.raises(CheckpointError, match="cannot write to"), lock_folder(tmp_path / "linked"):
         pass
     assert (tmp_path / "mine.txt").read_text() == "mine"
-
-
-def test_rows_that_are_none_of_ours_are_dropped(train: Any, after: Any, tmp_path: Path) -> None:
-    with after(4):
-        assert train(tmp_path / "run", *STEPS).status == 130
-    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
-        file.write('{"step": "three"}\n{"loss": 1}\n{"step": 2, "loss": "low"}\n[1]\n' + "[" * 100_000 + "\n")
-    assert train(tmp_path / "run", *STEPS).status == 0
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == list(range(1, 10))

@@ -54,10 +54,11 @@ def check_writable(out: Path) -> None:
 
 
 def is_unused(folder: Path) -> bool:
-    """True if a folder is not there, or holds nothing but a lock. CheckpointError if it is a file."""
+    """True if a folder is not there, or holds nothing but what a run writes before its settings. CheckpointError if it
+    is a file."""
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder} is a file; choose another --out")
-    return not folder.exists() or all(entry.name == LOCK for entry in folder.iterdir())
+    return not folder.exists() or all(entry.name.startswith((LOCK, ".config.yaml.")) for entry in folder.iterdir())
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -86,9 +87,7 @@ def write_settings(path: Path, settings: Mapping[str, Any]) -> None:
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Rows of a JSON-lines file, none if there is no file."""
-    if path.exists():
-        with open(path, encoding="utf-8", errors="replace") as file:
-            yield from rows_of(file)
+    yield from rows_of(read_text(path).split("\n"))
 
 
 def rows_of(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
@@ -178,6 +177,8 @@ def stored_settings(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"there is no run {folder}{near_folder(str(folder))}")
     if not stored.exists():
         raise CheckpointError(f"{folder} holds no run (no config.yaml)")
+    if strange := next((path for path in folder.rglob("*") if not path.is_file() and not path.is_dir()), None):
+        raise CheckpointError(f"{strange} is no file, but a pipe, a device or a broken link: remove it")
     try:
         values = from_yaml(stored.read_text(encoding="utf-8"))
     except ValueError as error:

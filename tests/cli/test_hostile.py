@@ -1,0 +1,142 @@
+"""Files and surroundings in which a command cannot do what is asked, no two with one cause at one place. Each ends in
+one line on stderr, exit status 2, nothing on stdout, and no file changed. Folders of runs: tests/stateful."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import chdir
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from geonorm.cli.main import main
+
+from ..lab.train.test_lengths import contents
+from ..rows import each
+
+Content = str | bytes | Callable[[Path], object]
+"""Of a file; or what is done to it, given its path."""
+TINY = (
+    "--data text.txt --model.layers 1 --model.width 16 --model.heads 2 --model.hidden 16 --model.context 16 "
+    "--model.vocab-size 257 --tokens.tokenizer byte --evaluation.tokens 256 --evaluation.trace-tokens 64 "
+    "--runtime.tensorboard false --steps 2"
+)
+TRAIN = f"train {TINY} --out out"
+SIMULATE = "simulate --schemes pre --tokens 4 --dim 4 --time 2 --points 8 --seeds 1 --out"
+TEXT = "".join(f"the {word} of line {number}\n" for number in range(200) for word in ("cat", "sphere"))
+
+
+def link(target: str) -> Content:
+    return lambda path: path.symlink_to(target)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def replaced(old: str, new: str) -> Content:
+    def replace(path: Path) -> None:
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
+
+    return replace
+
+
+LAYERS = '"num_hidden_layers": 1'
+SITUATIONS: list[tuple[str, str, Mapping[str, Content], Mapping[str, str]]] = [
+    (f"{TRAIN} --scheme os:system", "not a subclass", {}, {}),
+    (f"{TRAIN} --model.positions learned --model.rotary 0.5", "model.rotary 0.5", {}, {}),
+    (f"train {TINY} --out gone", "gone", {"gone": link("/nonexistent/place")}, {}),
+    (f"train {TINY} --out /proc/self/new", "cannot write", {}, {}),
+    (TRAIN, "is a file", {"out": "x"}, {}),
+    (TRAIN, "is not empty and holds no run", {"out/thesis.tex": "x"}, {}),
+    (TRAIN, "is not readable YAML", {"out/config.yaml": "[1"}, {}),
+    (TRAIN, "is not a mapping", {"out/config.yaml": "7"}, {}),
+    (TRAIN, "does not hold the settings of a run", {"out/config.yaml": "steps: x"}, {}),
+    (TRAIN, "did you mean 'steps'", {"out/config.yaml": "stepz: 1"}, {}),
+    (TRAIN, "config.yaml", {"out/config.yaml": "!!python/object/apply:os.system ['true']\n"}, {}),
+    (TRAIN, "not empty", {"out/config.yaml": link("nowhere.yaml")}, {}),
+    (TRAIN, "no file, but a pipe", {"out/config.yaml": os.mkfifo}, {}),
+    (f"{TRAIN} --config c.yaml", "it is no file", {"c.yaml": os.mkfifo}, {}),
+    (f"{TRAIN} --config c.yaml", "--seed", {"c.yaml": "seed: 2026-01-01\n"}, {}),
+    (f"{TRAIN} --config c.yaml", "--batch-size", {"c.yaml": "batch_size: true\n"}, {}),
+    ("data prepare tiny.txt --tokenizer byte", "tiny", {"tiny.txt": "x"}, {}),
+    (f"train {TINY} --data d", "given twice", {"d/train.txt": TEXT, "d/validation.txt": ""}, {}),
+    ("export run --to new", "environment.json", {"run/environment.json": Path.unlink}, {}),
+    ("compare --schemes pre --out run", "holds no comparison", {}, {}),
+    (f"compare {TINY} --schemes pre --out out", "not empty", {"out/runs/a.txt": "mine"}, {}),
+    ("generate text.txt", "text.txt", {}, {}),
+    ("generate 'no\nsuch\nrun'", "there is no run", {}, {}),
+    ("generate model", "no causal language model", {"model/model.safetensors": Path.unlink}, {}),
+    ("generate model", "model", {"model/model.safetensors": cut}, {}),
+    ("generate model", "scheme", {"model/config.json": replaced('"scheme": "pre"', '"scheme": "nothing"')}, {}),
+    ("generate model", "another model", {"model/config.json": replaced('"hidden_size": 16', '"hidden_size": 32')}, {}),
+    ("generate model", "holds no model.blocks.", {"model/config.json": replaced(LAYERS, LAYERS + "0")}, {}),
+    ("generate model", "tokenizer", {"model/tokenizer.json": cut}, {}),
+    ("generate model", "tokenizer", {"model/tokenizer.json": Path.unlink}, {}),
+    ("generate model", "tokenizer", {"model/tokenizer_config.json": "["}, {}),
+    ("eval run --tasks q.jsonl", "q.jsonl", {"q.jsonl": '{"question": 3}\n'}, {}),
+    ("export run --to model2", "model2 is not empty", {"model2/mine": "x"}, {}),
+    ("export run --to new --layout gpt2", "gpt2", {}, {}),
+    ("probe run --data text.txt --out text.txt", "is a file", {}, {}),
+    (f"{SIMULATE} sim --causal", "causal False, not True", {}, {}),
+    (f"{SIMULATE} sim", "config.yaml", {"sim/config.yaml": "%"}, {}),
+    (f"{SIMULATE} run", "run", {}, {}),
+    ("report empty", "no run directory in empty", {"empty": Path.mkdir}, {}),
+    ("report run --out text.txt/page.html", "text.txt", {}, {}),
+    (TRAIN, "$RANK", {}, {"RANK": "5", "WORLD_SIZE": "2", "MASTER_PORT": "29511"}),
+    (TRAIN, "$MASTER_PORT", {}, {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "99999"}),
+    (TRAIN, "$MASTER_ADDR", {}, {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "29511"}),
+    (TRAIN, "GEONORM_CACHE", {}, {"GEONORM_CACHE": "text.txt"}),
+    (TRAIN, "GEONORM_BACKEND", {}, {"GEONORM_BACKEND": "fast"}),
+    (f"{TRAIN} --runtime.device cuda", "no GPU", {}, {"CUDA_VISIBLE_DEVICES": ""}),
+]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a finished run, its export and a simulation, to be copied."""
+    root = tmp_path_factory.mktemp("hostile")
+    (root / "text.txt").write_text(TEXT)
+    with chdir(root):
+        for line in (f"train {TINY} --out run --scheme pre", "export run --to model", f"{SIMULATE} sim"):
+            assert main(shlex.split(line)) == 0, line
+        yield root
+
+
+@each("line, words, files, surroundings", SITUATIONS)
+def test_a_situation_ends_in_one_right_line(
+    line: str, words: str, files: Any, surroundings: Any, prepared: Path, tmp_path: Path, monkeypatch: Any, capfd: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(prepared / "text.txt", tmp_path)
+    for name in {"run", "model", "sim"} & {Path(word).parts[0] for word in [*line.split(), *files]}:
+        shutil.copytree(prepared / name, tmp_path / name)
+    for name, content in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if callable(content):
+            content(path)
+        else:
+            path.write_text(content)
+    if "RANK" in surroundings:
+        surroundings = {"LOCAL_RANK": "0", "MASTER_ADDR": "not a host", **surroundings}
+    for name, value in surroundings.items():
+        monkeypatch.setenv(name, value)
+    before = contents(tmp_path)
+    signal.alarm(60)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        status = main(shlex.split(line))
+    signal.alarm(0)
+    out, err = capfd.readouterr()
+    assert (status, out) == (2, "") and contents(tmp_path) == before, err
+    assert words in err and err.removesuffix("\n").isprintable() and len(err) < 600, (
+        err
+    )  # a line break is not printable
