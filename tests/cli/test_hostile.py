@@ -28,7 +28,6 @@ TINY = (
     "--runtime.tensorboard false --steps 2"
 )
 TRAIN = f"train {TINY} --out out"
-SIMULATE = "simulate --schemes pre --tokens 4 --dim 4 --time 2 --points 8 --seeds 1 --out"
 TEXT = "".join(f"the {word} of line {number}\n" for number in range(200) for word in ("cat", "sphere"))
 
 
@@ -56,17 +55,13 @@ SITUATIONS: list[tuple[str, str, Mapping[str, Content], Mapping[str, str]]] = [
     (f"train {TINY} --out /proc/self/new", "cannot write", {}, {}),
     (TRAIN, "is a file", {"out": "x"}, {}),
     (TRAIN, "is not empty and holds no run", {"out/thesis.tex": "x"}, {}),
-    (TRAIN, "is not readable YAML", {"out/config.yaml": "[1"}, {}),
-    (TRAIN, "is not a mapping", {"out/config.yaml": "7"}, {}),
     (TRAIN, "does not hold the settings of a run", {"out/config.yaml": "steps: x"}, {}),
-    (TRAIN, "did you mean 'steps'", {"out/config.yaml": "stepz: 1"}, {}),
     (TRAIN, "config.yaml", {"out/config.yaml": "!!python/object/apply:os.system ['true']\n"}, {}),
     (TRAIN, "not empty", {"out/config.yaml": link("nowhere.yaml")}, {}),
     (TRAIN, "no file, but a pipe", {"out/config.yaml": os.mkfifo}, {}),
     (f"{TRAIN} --config c.yaml", "it is no file", {"c.yaml": os.mkfifo}, {}),
     (f"{TRAIN} --config c.yaml", "--seed", {"c.yaml": "seed: 2026-01-01\n"}, {}),
     (f"{TRAIN} --config c.yaml", "--batch-size", {"c.yaml": "batch_size: true\n"}, {}),
-    ("data prepare tiny.txt --tokenizer byte", "tiny", {"tiny.txt": "x"}, {}),
     (f"train {TINY} --data d", "given twice", {"d/train.txt": TEXT, "d/validation.txt": ""}, {}),
     ("export run --to new", "environment.json", {"run/environment.json": Path.unlink}, {}),
     ("compare --schemes pre --out run", "holds no comparison", {}, {}),
@@ -80,14 +75,9 @@ SITUATIONS: list[tuple[str, str, Mapping[str, Content], Mapping[str, str]]] = [
     ("generate model", "holds no model.blocks.", {"model/config.json": replaced(LAYERS, LAYERS + "0")}, {}),
     ("generate model", "tokenizer", {"model/tokenizer.json": cut}, {}),
     ("generate model", "tokenizer", {"model/tokenizer.json": Path.unlink}, {}),
-    ("generate model", "tokenizer", {"model/tokenizer_config.json": "["}, {}),
-    ("eval run --tasks q.jsonl", "q.jsonl", {"q.jsonl": '{"question": 3}\n'}, {}),
     ("export run --to model2", "model2 is not empty", {"model2/mine": "x"}, {}),
     ("export run --to new --layout gpt2", "gpt2", {}, {}),
     ("probe run --data text.txt --out text.txt", "is a file", {}, {}),
-    (f"{SIMULATE} sim --causal", "causal False, not True", {}, {}),
-    (f"{SIMULATE} sim", "config.yaml", {"sim/config.yaml": "%"}, {}),
-    (f"{SIMULATE} run", "run", {}, {}),
     ("report empty", "no run directory in empty", {"empty": Path.mkdir}, {}),
     ("report run --out text.txt/page.html", "text.txt", {}, {}),
     (TRAIN, "$RANK", {}, {"RANK": "5", "WORLD_SIZE": "2", "MASTER_PORT": "29511"}),
@@ -101,11 +91,10 @@ SITUATIONS: list[tuple[str, str, Mapping[str, Content], Mapping[str, str]]] = [
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with a finished run, its export and a simulation, to be copied."""
+    """A folder with a finished run and its export, to be copied."""
     root = tmp_path_factory.mktemp("hostile")
     (root / "text.txt").write_text(TEXT)
     with chdir(root):
-        for line in (f"train {TINY} --out run --scheme pre", "export run --to model", f"{SIMULATE} sim"):
             assert main(shlex.split(line)) == 0, line
         yield root
 
@@ -116,7 +105,7 @@ def test_a_situation_ends_in_one_right_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copy(prepared / "text.txt", tmp_path)
-    for name in {"run", "model", "sim"} & {Path(word).parts[0] for word in [*line.split(), *files]}:
+    for name in {"run", "model"} & {Path(word).parts[0] for word in [*line.split(), *files]}:
         shutil.copytree(prepared / name, tmp_path / name)
     for name, content in files.items():
         path = tmp_path / name
