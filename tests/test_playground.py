@@ -53,21 +53,13 @@ def test_it_shows_what_the_simulator_computes(javascript: Callable[[str], Any], 
 
 def test_one_step_is_the_scheme(javascript: Callable[[str], Any]) -> None:
     x, u = torch.tensor([[0.8, 0.6]]).double(), torch.tensor([[-0.3, 1.1]]).double()
+    says = torch.nn.Linear(2, 2).double()
+    torch.nn.init.zeros_(says.weight)
+    says.bias.data = u[0]
     for name in ("pre", "post", "peri", "geonorm"):
-        layer = geonorm.Residual(Fixed(u), name, geonorm.Site(0, "attn", 1), dim=2, norm="unit", gains=False, eps=0.0)
+        layer = geonorm.Residual(says, name, geonorm.Site(0, "attn", 1), dim=2, norm="unit", gains=False, eps=0.0)
         expected = javascript(f"STEPS.{name}({x[0].tolist()}, {u[0].tolist()})")
         np.testing.assert_allclose(layer(x)[0].tolist(), expected, atol=1e-12, err_msg=name)
-
-
-class Fixed(torch.nn.Module):
-    """A sub-layer whose output is known."""
-
-    def __init__(self, u: torch.Tensor) -> None:
-        super().__init__()
-        self.u = u
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.u.to(x)
 
 
 @pytest.mark.parametrize(
