@@ -22,6 +22,7 @@ from .made import ROOT, plan_of, summary
 RUNS = {
     "007-clamp": 96, "008-parts": 84, "009-tokens": 168, "010-size": 30, "011-rate": 96, "016-streams": 75,
     "018-norms": 144, "019-again": 54, "020-fields": 80, "100-paper-125m": 18,
+    "101-width-768": 6,
 }  # fmt: skip
 """How many runs a plan asks for first; the others follow the results on record."""
 PLANS = sorted(file.parent.name for file in ROOT.glob("*/runs.py"))
