@@ -151,6 +151,8 @@ def link(app: Sphinx, page: str, source: list[str]) -> None:
 
     def address(match: re.Match[str]) -> str:
         target = match[1].partition("#")[0]
+        if "tutorials/plot_" in target:
+            return f"](/generated/tutorials/{Path(target).stem}.rst)"
         path = (here / target).resolve()
         if not target or "://" in target or not path.is_relative_to(HERE.parent):
             return match[0]
