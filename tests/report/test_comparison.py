@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -256,3 +257,21 @@ def test_crosses_are_spikes_of_the_runs_that_the_table_counts(make_run: MakeRun,
     make_run("pre", 1, phase="final", parts={"trace": False})
     (chart,) = charts.gradient_course(load_comparison(tmp_path))
     assert len(labels(chart, "fail")) == 1
+
+
+def test_several_settings_are_pooled(make_run: MakeRun) -> None:
+    """Planted: −0.02 at one width, −0.04 at the other, each with a scatter of 0.001 over seeds."""
+    folders = []
+    for width, gap in ((64, -0.02), (128, -0.04)):
+        for scheme, seed in product(("pre", "geonorm"), range(3)):
+            loss = 3.0 + 0.1 * seed + (scheme == "geonorm") * (gap + 0.001 * (seed - 1))
+            folders.append(make_run(scheme, seed, val_loss=loss, parts=BARE))
+            config = folders[-1] / "config.yaml"
+            config.write_text(config.read_text().replace("width: 128", f"width: {width}"))
+    study = load_comparison(folders)
+    ((scheme, settings, pooled, _, verdict_),) = study.tables()["Over settings"][1]
+    assert (scheme, settings, pooled[:6], verdict_) == ("geonorm", "2", "−0.030", "not resolved")
+    (chart,) = charts.by_setting(study, study.settings)
+    assert set(chart.drawn) == {"geonorm: model.width 128", "geonorm: model.width 64"}
+    assert "Over settings" in [section.title for section in study.sections({})]
+    assert "Over settings" not in load_comparison(folders[:6]).tables()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from html import escape
 from os import PathLike
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 from ..lab.load import is_run, list_runs, listed, read_run
 from ..lab.runs.folder import flatten, read_object
-from ..lab.runs.records import ComparisonRow
+from ..lab.runs.records import ComparisonRow, Summary
 from ..lab.statistics.comparison import SEED_CAP, aggregate, significant
 from . import checks, comparison_charts as draw
 from .charts import Chart
@@ -29,6 +30,7 @@ from .tables import (
     decimals,
     interval,
     markdown_lines,
+    pool_table,
     spread,
     unfinished,
 )
@@ -89,8 +91,21 @@ class SavedComparison(ComparedRuns):
     def limits(self) -> list[str]:
         return [sentence for check in checks.CHECKS for sentence in check(self)]
 
+    @cached_property
+    def settings(self) -> dict[str, list[ComparisonRow]]:
+        """The rows of each setting, by what tells it from the others; its runs differ in scheme, rate and seed."""
+        configs = [flatten(run.config) for run in self.runs]
+        keys = sorted({key for config in configs for key in config} - set(checks.WITHOUT_EFFECT))
+        apart = [key for key in keys if len({str(config.get(key)) for config in configs}) > 1]
+        groups: dict[str, list[Summary]] = {}
+        for run, config in zip(self.runs, configs, strict=True):
+            name = ", ".join(f"{key} {plain_text(config.get(key))}" for key in apart)
+            groups.setdefault(name, []).append(run.summary)
+        return {name: aggregate(runs, self.baseline, absent=True) for name, runs in groups.items()}
+
     def tables(self) -> dict[str, Table]:
-        return {"Table": tabulate(self.rows)}
+        pooled = pool_table(self.names, [row for rows in self.settings.values() for row in rows], "setting")
+        return {"Table": tabulate(self.rows)} | ({"Over settings": pooled} if pooled[1] else {})
 
     def text_tables(self, width: int) -> list[Table]:
         """A narrow terminal leaves out a column that the page has."""
@@ -106,10 +121,16 @@ class SavedComparison(ComparedRuns):
     def sections(self, place: Mapping[str, int]) -> list[Section]:
         noise = [*draw.final_loss(self), *draw.differences(self)]
         training = [*draw.losses(self), *draw.gaps(self), *draw.learning_rates(self)]
-        table = html_table(*tabulate(self.rows), place)
+        tables = {title: html_table(*table, place) for title, table in self.tables().items()}
+        pooled = [
+            Section("Over settings", [draw.by_setting(self, self.settings), each])
+            for title, each in tables.items()
+            if title != "Table"
+        ]
         return [
             Section("Noise and differences", [noise or f"<p>{NO_LOSS}</p>"], "wide"),
-            Section("Table", [table, TABLE_NOTE.format(family=self.all_rows[0].family)]),
+            *pooled,
+            Section("Table", [tables["Table"], TABLE_NOTE.format(family=self.all_rows[0].family)]),
             Section("Training", [training or f"<p>{NO_METRICS}</p>"]),
             Section("Geometry of the stream", [draw.geometry(self) or f"<p>{NO_TRACE}</p>"]),
             Section("Stability", [SPIKE_NOTE, draw.gradient_course(self) or f"<p>{NO_METRICS}</p>"]),

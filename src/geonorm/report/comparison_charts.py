@@ -60,6 +60,15 @@ def differences(comparison: ComparedRuns) -> list[Chart]:
     return [strip_chart("Paired differences", unit, strips, comparison.looks, note, rule=0.0)]
 
 
+def by_setting(comparison: ComparedRuns, settings: Mapping[str, Sequence[ComparisonRow]]) -> list[Chart]:
+    """The difference of each scheme in each setting."""
+    known = {f"{row.scheme}: {name}": row for name, rows in settings.items() for row in rows if row.difference_std}
+    strips = [difference_strip(row, [])._replace(series=name) for name, row in sorted(known.items())]
+    looks = {name: comparison.looks[row.scheme] for name, row in known.items()}
+    unit = f"difference to {comparison.baseline}, nats per token (left of 0 is better)"
+    return [strip_chart("Differences by setting", unit, strips, looks, rule=0.0)]
+
+
 def difference_strip(row: ComparisonRow, dots: Sequence[tuple[float, str]]) -> Strip:
     """The paired difference of a scheme, with a dot a seed."""
     ends = (row.difference, row.difference_low, row.difference_high)

@@ -14,8 +14,6 @@ from ..lab.load import Ladder
 from ..lab.runs.folder import read_object
 from ..lab.runs.ladder_records import LadderPoint, LawFit, SpeedupRow, TrendRow
 from ..lab.statistics.comparison import significant
-from ..lab.statistics.moderated import Estimate
-from ..lab.statistics.synthesis import judge, pool
 from .charts import RATE, Axis, Chart, Point, Strip, strip_chart
 from .checks import (
     SEEDS_FOR_A_CLAIM,
@@ -32,9 +30,9 @@ from .tables import (
     chances,
     count,
     count_seeds,
-    interval,
     learning_rate,
     paired_difference,
+    pool_table,
     spread,
     with_interval,
 )
@@ -176,11 +174,11 @@ class SavedLadder(Study):
              f"rms {row.rms:.4f}"]
             for row in self.rows("fits")
         ]  # fmt: skip
+        known = [row for row in sorted(self.rows("points"), key=lambda row: row.tokens) if row.difference_std]
         tables: dict[str, Table] = {
             "Speed-up": (["scheme", "parameters", "tokens", "along", "n", "speed-up (95 %)", "p, Holm", "wall time"],
                          speed),
-            "Over sizes": (["scheme", "sizes", "pooled difference (95 %)", "in one more size", "verdict"],
-                           list(pool_sizes(self))),
+            "Over sizes": pool_table(self.names, list({(row.scheme, row.size): row for row in known}.values()), "size"),
             "Slope of the difference": (["scheme", "along", "size", "n", "nats per decade (95 %)", "p, Holm"], slopes),
             "Points": (["scheme", "parameters", "tokens", "per parameter", "FLOP", "n", "val loss",
                         "difference (95 %)", "p, Holm", "lr"], points),
@@ -213,17 +211,6 @@ class SavedLadder(Study):
         ends = {(row.scheme, row.size, row.tokens): row.row() for row in self.rows("speedups")}
         points = [(row, ends.get((row.scheme, row.size, row.tokens), {})) for row in self.rows("points")]
         return [{**end, "speedup_n": end.get("n"), **row.row()} for row, end in points]
-
-
-def pool_sizes(ladder: SavedLadder) -> Iterator[list[str]]:
-    """Each scheme's difference to the baseline at the largest budget of every size, as a random-effects mean."""
-    for scheme in ladder.names:
-        points = sorted((row for row in ladder.rows("points") if row.scheme == scheme), key=lambda row: row.tokens)
-        ends = {row.size: row for row in points if row.difference_std}.values()
-        pooled = pool([Estimate(row.difference, row.difference_std**2 / row.pairs, row.pairs - 1) for row in ends])
-        if pooled:
-            mean = with_interval(*pooled.mean[:3])
-            yield [scheme, str(pooled.n), mean, interval(pooled.low, pooled.high), judge(pooled.mean)]
 
 
 def describe_speedup(row: SpeedupRow) -> str:

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from ..lab.runs.records import ComparisonRow
 from ..lab.statistics.comparison import significant
+from ..lab.statistics.moderated import Estimate
+from ..lab.statistics.synthesis import judge, pool
 from .style import memory, rate, si, signed
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
@@ -134,6 +136,22 @@ def paired_difference(row: ComparisonRow) -> str:
 def moderated_difference(row: ComparisonRow) -> str:
     """The difference of the means under variances moderated by the spreads of all schemes."""
     return with_interval(row.moderated_difference, row.moderated_low, row.moderated_high)
+
+
+def pool_table(names: Sequence[str], rows: Sequence[ComparisonRow], setting: str) -> Table:
+    """Each scheme's difference to the baseline as a random-effects mean over the rows that have an interval."""
+    lines = []
+    for scheme in names:
+        if pooled := pool(
+            [
+                Estimate(row.difference or 0.0, row.difference_std**2 / row.pairs, row.pairs - 1)
+                for row in rows
+                if row.scheme == scheme and row.difference_std
+            ]
+        ):
+            ends = with_interval(*pooled.mean[:3]), interval(pooled.low, pooled.high)
+            lines.append([scheme, str(pooled.n), *ends, judge(pooled.mean)])
+    return ["scheme", f"{setting}s", "pooled difference (95 %)", f"in one more {setting}", "verdict"], lines
 
 
 def verdict(row: ComparisonRow) -> str:

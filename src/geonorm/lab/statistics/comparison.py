@@ -58,11 +58,9 @@ def paired_interval(differences: ArrayLike) -> Interval:
     """Student-t interval of the mean of paired per-seed differences (or of any independent values)."""
     values = np.asarray(differences, dtype=float)
     n = values.size
-    if n == 0:
-        return Interval(math.nan, None, None, None, 0)
-    mean = float(values.mean())
-    if n == 1:
-        return Interval(mean, None, None, None, 1)
+    mean = float(values.mean()) if n else math.nan
+    if n < 2:
+        return Interval(mean, None, None, None, n)
     std = float(values.std(ddof=1))
     error = std / math.sqrt(n)
     half = float(stdtrit(n - 1, (1 + LEVEL) / 2)) * error
@@ -180,8 +178,7 @@ def _longest(runs: list[Summary]) -> list[Summary]:
 
 
 def _mean_loss(runs: Sequence[Summary], lr: float | None) -> float | None:
-    losses = losses_of([run for run in runs if usable(run) and run.lr == lr])
-    return float(np.mean(losses)) if losses else None
+    return float(np.mean(own)) if (own := losses_of([run for run in runs if usable(run) and run.lr == lr])) else None
 
 
 def _level_losses(summaries: Sequence[Summary]) -> dict[float | None, float]:
@@ -385,10 +382,8 @@ def _by_seed(runs: Sequence[Summary]) -> dict[int | None, float]:
 
 
 def _finite(runs: Sequence[Summary], column: str) -> list[float]:
-    values = [run.get(column) for run in runs]
-    return [value for value in values if value is not None]
+    return [value for run in runs if (value := run.get(column)) is not None]
 
 
 def _largest(runs: Sequence[Summary], column: str) -> int | None:
-    values = _finite(runs, column)
-    return int(max(values)) if values else None
+    return int(max(values)) if (values := _finite(runs, column)) else None

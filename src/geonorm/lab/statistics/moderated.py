@@ -11,7 +11,6 @@ their standard deviation, three seeds and eight schemes, its 95 % intervals hold
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
@@ -65,16 +64,13 @@ def fit_prior(variances: ArrayLike, dofs: ArrayLike, baselines: Sequence[Hashabl
     """
     s2, df = np.asarray(variances, dtype=float), np.asarray(dofs, dtype=float)
     known = df > 0
-    shared = None if baselines is None else [name for name, use in zip(baselines, known, strict=True) if use]
+    names = [name for name, use in zip(baselines or range(known.size), known, strict=True) if use]
     s2, df = s2[known], df[known]
     if s2.size < 2 or not s2.max() > 0:
         return None
     logs = np.log(np.maximum(s2, 1e-5 * np.median(s2[s2 > 0]))) - digamma(df / 2) + np.log(df / 2)
     excess = float(logs.var(ddof=1) - np.mean(polygamma(1, df / 2)))
-    weights = np.ones_like(df)
-    if shared is not None:
-        count = Counter(shared)
-        weights = 1 / (1 + (np.array([count[name] for name in shared]) - 1) / 4)
+    weights = 1 / (1 + (np.array([names.count(name) for name in names]) - 1) / 4)
     total = float((df * weights).sum())
     if excess <= 0:
         return Prior(math.inf, float(np.average(s2, weights=df)), total)

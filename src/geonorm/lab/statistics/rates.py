@@ -86,9 +86,8 @@ def find_minimum(curve: Parabola, variance: float | None = None, df: float | Non
     lr = curve.centre * 2**z
     at = np.array([1.0, z, z * z])  # the slope is 0 there, so that the loss moves with the coefficients alone
     along = np.array([0.0, -1.0, -2 * z]) / (2 * c)
-    problem = None
-    if curve.misfit is not None and curve.misfit < 1 - LEVEL:
-        problem = f"the losses do not lie on a parabola (p = {curve.misfit:.2g})"
+    bent = curve.misfit is not None and curve.misfit < 1 - LEVEL
+    problem = f"the losses do not lie on a parabola (p = {curve.misfit:.2g})" if bent else None
     loss = float(curve.coefficients @ at)
     if not df:
         return Minimum(lr, None, None, None, Estimate(loss, math.nan, 0.0), problem)

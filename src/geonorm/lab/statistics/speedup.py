@@ -25,14 +25,12 @@ from ..runs.ladder_records import LadderPoint, LawFit, SpeedupRow, TrendRow
 from ..runs.records import Record, Summary
 from .comparison import aggregate, choose, paired_interval, significant
 from .moderated import Contrast, Estimate, contrast, find_wider, fit_prior, holm, moderate
+from .synthesis import ZERO
 
 POINTS = 4
 """Different budgets that a fit of E + A x^-a needs: one more than it has unknowns."""
 GRID = 256
 """Places between neighbouring points of a curve at which it is looked up."""
-ZERO = Estimate(0.0, 0.0, 1.0)
-
-
 EXPONENTS = (0.02, 2.0)
 """Limits of a; a fit that ends at one of them has not found it."""
 
@@ -81,9 +79,8 @@ def read_speedup(base: Course, other: Course, at: float) -> Reading | None:
     reached = other.find(float(base.loss[base.x == at][0]))
     if math.isfinite(reached):
         return Reading(at - reached)
-    if needed > 0:  # the baseline never gets there
-        return Reading(float(max(base.x[-1] - at, at - other.x[0])), ">")
-    return Reading(float(min(base.x[0] - at, at - other.x[-1])), "<")
+    most, least = max(base.x[-1] - at, at - other.x[0]), min(base.x[0] - at, at - other.x[-1])
+    return Reading(float(most), ">") if needed > 0 else Reading(float(least), "<")  # > 0: the baseline never gets there
 
 
 def fit_law(x: Sequence[float], losses: Sequence[float]) -> dict[str, Any]:
@@ -303,12 +300,10 @@ def read_slopes(pairs: Sequence[tuple[Course, Course]]) -> list[float]:
     shared = [np.intersect1d(base.x, other.x) for base, other in pairs]
     most = max((len(places) for places in shared), default=0)
     return [
-        slope_per_decade(*both, places) for both, places in zip(pairs, shared, strict=True) if len(places) == most > 1
+        float(np.polyfit(places / math.log(10), differences_at(*both, places), 1)[0])
+        for both, places in zip(pairs, shared, strict=True)
+        if len(places) == most > 1
     ]
-
-
-def slope_per_decade(base: Course, other: Course, shared: np.ndarray[Any, Any]) -> float:
-    return float(np.polyfit(shared / math.log(10), differences_at(base, other, shared), 1)[0])
 
 
 def differences_at(base: Course, other: Course, shared: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -344,8 +339,7 @@ class SeedEstimate(NamedTuple):
 
     def columns(self, name: str) -> dict[str, Any]:
         """By the names of a row's columns."""
-        ends = {f"{name}_{end}": getattr(self, end) for end in ("low", "high", "p", "scatter", "p_holm")}
-        return {name: self.value, **ends}
+        return {name if key == "value" else f"{name}_{key}": value for key, value in self._asdict().items()}
 
 
 def estimate(

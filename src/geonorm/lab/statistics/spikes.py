@@ -36,12 +36,10 @@ class SpikeWatch:
             recent = np.fromiter(self.recent, dtype=float)
             mean = float(recent.mean())
             spike = value > mean + self.sigmas * float(recent.std()) + 1e-9 * abs(mean)
+        self.streak = self.streak + 1 if spike else 0
         if not spike:
             self.recent.append(value)
-            self.streak = 0
-        elif self.streak + 1 < self.window:
-            self.streak += 1
-        else:
+        elif self.streak >= self.window:
             self.recent.clear()
             self.streak = 0
         return spike
@@ -69,21 +67,16 @@ def count_apart(runs: Sequence[Summary], among: Sequence[Summary], kind: str) ->
     in `among` with this seed, of those that came so far, have one at the same step: strange text raises every loss.
     None where a run does not say at which steps its spikes are, or has no other beside it.
     """
-
-    def steps_of(run: Summary) -> list[int] | None:
-        return run.spike_steps if kind == "spikes" else run.grad_spike_steps
-
-    known = [(run, steps) for run in among if (steps := steps_of(run)) is not None]
+    known = [(run, steps) for run in among if (steps := run.get(STEPS[kind])) is not None]
     spiked = Counter((run.seed, step) for run, steps in known for step in steps)
     lengths: dict[Any, list[int]] = {}
     for run, _ in known:
         lengths.setdefault(run.seed, []).append(run.steps or 0)
     apart = 0
     for run in runs:
-        steps = steps_of(run)
+        steps = run.get(STEPS[kind])
         if steps is None or len(lengths.get(run.seed, ())) < 2:
             return None
         for step in steps:
-            others = sum(length >= step for length in lengths[run.seed]) - 1
-            apart += 2 * (spiked[run.seed, step] - 1) <= others
+            apart += 2 * (spiked[run.seed, step] - 1) < sum(length >= step for length in lengths[run.seed])
     return apart if runs else None
