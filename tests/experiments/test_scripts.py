@@ -140,20 +140,6 @@ def test_wrong_words_are_answered_in_a_line(
     assert not out.exists() and {path.name for path in planned.iterdir()} == {"README.md", "runs.py"}
 
 
-def test_a_run_that_cannot_be_probed_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    run = tmp_path / "out" / "a-lr1-seed0"
-    (run / "checkpoints" / "step-2").mkdir(parents=True)
-    (run / "summary.json").write_text(json.dumps({"status": "finished", "scheme": "pre", "val_loss": 1.0}))
-    (tmp_path / "runs.py").write_text("")
-    monkeypatch.setattr("sys.argv", ["probed.py", str(tmp_path), str(tmp_path / "out")])
-    with pytest.raises(SystemExit) as left:
-        runpy.run_path(str(ROOT / "probed.py"), run_name="__main__")
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert left.value.code == 2 and "config.yaml" in said and not (tmp_path / "probes.csv").exists()
-
-
 def test_scripts_of_experiments_import_what_there_is() -> None:
     """Most of them run for hours and are read by no other test."""
     names = [

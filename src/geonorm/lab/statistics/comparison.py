@@ -178,7 +178,7 @@ def _longest(runs: list[Summary]) -> list[Summary]:
 
 
 def _mean_loss(runs: Sequence[Summary], lr: float | None) -> float | None:
-    return float(np.mean(own)) if (own := losses_of([run for run in runs if usable(run) and run.lr == lr])) else None
+    return float(np.mean(ends)) if (ends := losses_of([run for run in runs if usable(run) and run.lr == lr])) else None
 
 
 def _level_losses(summaries: Sequence[Summary]) -> dict[float | None, float]:
