@@ -104,21 +104,6 @@ def test_latex_is_split_by_work(tmp_path: Path) -> None:
     assert len(works["validation"]) == 2
 
 
-def test_the_tasks_of_018_can_be_predicted_in_part(tmp_path: Path) -> None:
-    own = runpy.run_path(str(ROOT / "018-norms" / "tasks.py"))
-    own["LINES"].update(train=(2, 50), validation=(1, 20))
-    own["main"](tmp_path)
-    for task in own["TASKS"]:
-        parts = [open_source(str(tmp_path / task)).documents(part) for part in ("train", "validation")]
-        (first, second), (held,) = map(list, parts)
-        lines = (first + second + held).splitlines()
-        assert len(lines) == 120 and first != second
-        if task == "copy":
-            assert all(word == again and len(word) == 15 for word, again in (line.split(">") for line in lines))
-        else:
-            assert all((int(line[:2]) + int(line[3:5]) - int(line[6:])) % 97 == 0 for line in lines)
-
-
 def test_013_tries_its_candidate_with_seeds_that_chose_nothing() -> None:
     """Seven schemes at three rates; then ten fresh seeds at each best, and of the candidate ten at equal time. Which
     rate is best is not for the fresh seeds to say."""
