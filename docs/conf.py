@@ -7,10 +7,12 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import MISSING
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
+from pandas import DataFrame
 from sphinx.application import Sphinx
 from sphinx_gallery.sorting import FileNameSortKey
 
@@ -25,7 +27,6 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE / "playground"), str(HERE.parent)]
 import diagrams  # noqa: E402
 import laws  # noqa: E402
-
 from evidence.claims import Evidence  # noqa: E402
 from evidence.pages import Book  # noqa: E402
 
@@ -52,7 +53,7 @@ html_theme_options = {
     "navigation_with_keys": False,
     "secondary_sidebar_items": ["page-toc"],
 }
-html_sidebars = {"index": []}
+html_sidebars: dict[str, list[str]] = {"index": [], "playground": [], "start": [], "project": []}
 html_show_sourcelink = False
 html_static_path, html_css_files = ["static"], ["site.css"]
 templates_path: list[str] = []
@@ -74,6 +75,7 @@ sphinx_gallery_conf = {
     "download_all_examples": False,
 }
 Figure._repr_html_ = Figure._repr_svg_  # type: ignore[attr-defined]
+DataFrame._repr_html_ = partialmethod(DataFrame.to_html, index=False, border=0)
 
 
 def write(name: str, text: str) -> None:
@@ -94,7 +96,7 @@ def command_page(command: str) -> Iterator[str]:
     yield f"# geonorm {command}\n\n{' '.join((kind.__doc__ or '').split())}\n"
     if kind.examples:
         yield "```\n" + "\n".join(kind.examples) + "\n```\n"
-    yield "| option | default | |\n| --- | --- | --- |"
+    yield "| option | default | meaning |\n| --- | --- | --- |"
     for option in options(kind).values():
         default = "must be given" if option.default is MISSING else f"`{cell(option.default)}`"
         yield f"| `{option.flag}` | {default} | {cell(option.text)} |"

@@ -229,7 +229,7 @@ def section(name: str) -> str:
     lines += ["", f"![How {name} moves a token](figures/schemes/{name}.svg)"]
     lines += [line for title, text in paragraphs.items() if text for line in ("", f"{title} {text}")]
     if about["fields"]:
-        lines += ["", "| field | default | values | |", "|---|---|---|---|"]
+        lines += ["", "| field | default | values | meaning |", "|---|---|---|---|"]
         for key, detail in about["fields"].items():
             choices = cell(detail["values"])
             lines.append(f"| `{key}` | {cell(str(detail['default']))} | {choices} | {cell(detail['meaning'])} |")
