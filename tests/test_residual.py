@@ -16,7 +16,7 @@ from torch.nn.utils import prune
 
 from geonorm import Residual, Site, names
 from geonorm.errors import ConfigError
-from geonorm.schemes import GeoNorm, Polar, polar
+from geonorm.schemes import GeoNorm, Peri, Polar, polar
 
 from .rows import each
 
@@ -283,6 +283,8 @@ def test_a_write_that_is_mixed_in_is_the_one_that_trains() -> None:
     x = torch.randn(2, DIM)
     still = Residual(nn.Tanh(), Mixed(), Site(0, "attn", 1), DIM)
     assert torch.equal(still(x), x) and still.scheme.angles(still.own(), still.place()) is None
+    other = type("StillPeri", (Still, Peri), {})()
+    assert other.offer(None, still.place()) is None and Peri().offer(None, still.place()) is not None
 
 
 def test_a_norm_of_the_update_sees_it_in_the_precision_of_the_stream() -> None:

@@ -26,7 +26,8 @@ class Residual(nn.Module):
         self.attention = Residual(Attention(...), "geonorm", Site(layer, "attn", depth), dim)
         x = self.attention(x, mask=mask)
 
-    branch: any module from (..., dim) to (..., dim); keyword arguments of the forward pass go to it. If it returns a
+    branch: any module from (..., dim) to (..., dim), of three such inputs under `attnres(queries=qkv)`; keyword
+    arguments of the forward pass go to it. If it returns a
     tuple, its first entry is the update and the rest is handed back beside the new stream. x is the residual stream,
     (..., dim), or (..., streams, dim) for schemes with several; it keeps its dtype. The branch reads the dtype of its
     own parameters. norm, gains, eps, norm_bias say what N is (see norms.py). Raises ConfigError for an unknown scheme
@@ -113,7 +114,9 @@ class Residual(nn.Module):
             )
         p, site = self.own(), self.site(x)
         y, carry = read_at(self.scheme, x, p, site) if reading is None else reading
-        out = self.branch(y.to(self.compute_dtype(y)), **kwargs)
+        inputs = y if isinstance(y, tuple) else (y,)
+        y = inputs[0]
+        out = self.branch(*(each.to(self.compute_dtype(y)) for each in inputs), **kwargs)
         u, rest = (out[0], out[1:]) if isinstance(out, tuple) else (out, ())
         if not isinstance(u, Tensor) or u.shape != y.shape:
             got = tuple(u.shape) if isinstance(u, Tensor) else type(u).__name__
@@ -134,7 +137,7 @@ class Residual(nn.Module):
         angles = self.scheme.angles(p, site)
         if angles is not None and hasattr(p, "output"):
             u = normalise_update(u.to(x.dtype), p)
-        written = fused_write(x, u, partial(self.scheme.terms, p, site) if angles is None else angles, dtype, norm)
+        written = fused_write(x, u, partial(self.scheme.offer, p, site) if angles is None else angles, dtype, norm)
         if written is not None and plain:
             return written[0], (written[1], None)
         if written is not None:

@@ -87,12 +87,7 @@ def test_backends_say_what_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert backends("cuda")["auto"] == backends()["auto"] == "triton"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert backends("cuda") == {
-        "auto": "closed",
-        "reason": "closed form in PyTorch; no fused kernels: no CUDA device is visible",
-    }
-    monkeypatch.setattr(available, "HAS_TRITON", False)
-    assert "pip install" in backends("cuda")["reason"]
+    assert backends("cuda")["auto"] == "closed" and "no CUDA device" in backends("cuda")["reason"]
     monkeypatch.setenv("GEONORM_BACKEND", "triton")
     assert backends("cpu")["auto"] == "triton" and "cannot run" in backends("cpu")["reason"]
     monkeypatch.setenv("GEONORM_BACKEND", "reference")

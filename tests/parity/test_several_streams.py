@@ -33,7 +33,8 @@ class Returns(nn.Module):
         self.toy, self.rest = toy, rest
 
     def forward(self, *args: Tensor, **given: Any) -> Any:
-        u = self.toy(args[0] if args else given["hidden_states"])
+        others = [given[name] for name in ("key_hidden_states", "value_hidden_states") if name in given]
+        u = self.toy(args[0] if args else given["hidden_states"], *others)
         return (u, *self.rest) if self.rest else u
 
 
@@ -81,8 +82,9 @@ class Inkling(Family):
         super().__init__("inkling2", "Inkling2")
         self.norm, self.final_input = self.their("RMSNorm", DIM, EPS), self.recall()
 
-    def recall(self) -> nn.Module:
-        return self.their("BlockAttentionResidual", SimpleNamespace(hidden_size=DIM, _attn_implementation="eager"))
+    def recall(self, **rest: int) -> nn.Module:
+        config = SimpleNamespace(hidden_size=DIM, _attn_implementation="eager")
+        return self.their("BlockAttentionResidual", config, **rest)
 
     def layer(self, n: int) -> nn.Module:
         layer = super().layer(n)
@@ -101,6 +103,32 @@ class Inkling(Family):
                 states = torch.cat((states, x.unsqueeze(-2)), -2)
             x = after
         return self.norm(self.final_input(states, x)[0])
+
+
+class ThreeMixers(Mixer):
+    """A toy whose three inputs differ in what they do."""
+
+    def forward(self, y: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        return super().forward(y) * torch.sigmoid(keys.cumsum(-2)) + 0.3 * torch.tanh(values)
+
+
+class InklingFull(Inkling):
+    """Its layers of full attention, which read for queries, keys and values apart."""
+
+    kind, scheme = "FullDecoderLayer", "attnres(blocks=2, values=norm, queries=qkv, entry=embedding)"
+    three: ClassVar = {
+        "input.weight": "q_input_layernorm.weight", "key.weight": "k_input_layernorm.weight",
+        "value.weight": "v_input_layernorm.weight",
+    }  # fmt: skip
+    weights: ClassVar = Inkling.weights | {"attn": {"recall.query": "attention_input.query", **three}}
+
+    def layer(self, n: int) -> nn.Module:
+        layer = super().layer(n)
+        layer.attention_input = self.recall(num_queries=3) if n else None
+        for path in self.three.values():
+            setattr(layer, path.removesuffix(".weight"), self.their("RMSNorm", DIM, EPS))
+        layer.self_attn = Returns(ThreeMixers(20.0 + n), self.rest)
+        return layer
 
 
 def transposed(rows: Tensor) -> Tensor:
@@ -243,7 +271,7 @@ def matched(family: Callable[[], Family]) -> tuple[Family, Ours, Pairs]:
     return theirs, ours, pairs
 
 
-@each("family", [Inkling, Hyper, Mean, Identity, Gated])
+@each("family", [Inkling, InklingFull, Hyper, Mean, Identity, Gated])
 def test_the_model_of_transformers(family: Callable[[], Family], agree: Callable[..., None], stay_wide: None) -> None:
     theirs, ours, pairs = matched(family)
     toys = [p for site in ours.sites for p in site.branch.parameters()]

@@ -149,11 +149,15 @@ class SelfAttention(nn.Module):
             y = rotate(y, positions)
         return self.slots[name](y.transpose(1, 2)).transpose(1, 2) if name in self.slotted else y
 
-    def forward(self, y: Tensor, positions: Rope | None, values: Tensor | None = None, **context: Any) -> Any:
-        """The update; behind it, in the first block where later ones mix its values with theirs, those values."""
+    def forward(
+        self, y: Tensor, *others: Tensor, positions: Rope | None, values: Tensor | None = None, **context: Any
+    ) -> Any:
+        """The update; behind it, in the first block where later ones mix its values with theirs, those values. Keys and
+        values are of `others` where the scheme reads apart for them."""
+        for_k, for_v = others or (y, y)
         q = self.turn("q_rope", self.split("q", self.q(y)), positions)
-        k = self.turn("k_rope", self.split("k", self.k(y)), positions)
-        v = self.split("v", self.v(y))
+        k = self.turn("k_rope", self.split("k", self.k(for_k)), positions)
+        v = self.split("v", self.v(for_v))
         if self.mix is not None:
             v = self.mix(v, values, y)
         result = self.update(y, q, k, v.transpose(1, 2), **context)

@@ -160,6 +160,8 @@ class Scheme:
     carries: ClassVar[bool] = False
     """True: `read` returns (y, carry), and `write` takes the carry as its last argument."""
     streams = 1
+    adds: ClassVar[bool] = False
+    """Whether `terms` are those of `write`: noted of every class when it is defined."""
     depth_init: ClassVar[bool] = False
     """Whether its own initial values fall with depth, or ask for ones that do not: what `init` itself takes off output
     matrices for depth (gpt2, neox) is left out then, so that depth counts once."""
@@ -167,12 +169,12 @@ class Scheme:
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)
         attributes = vars(cls)
-        write, *forms = (
+        write, angles, terms = (
             next(n for n, base in enumerate(cls.__mro__) if name in vars(base)) for name in ("write", "angles", "terms")
         )
-        for name, place in zip(("angles", "terms"), forms, strict=True):
-            if write < place:  # those of a base do not fit another write
-                setattr(cls, name, getattr(Scheme, name))
+        if write < angles:
+            cls.angles = Scheme.angles  # type: ignore[method-assign]  # those of a base do not fit another write
+        cls.adds = terms <= write
         settings = {each.name for base in cls.__mro__[1:] if is_dataclass(base) for each in fields(base)}
         for name in sorted(settings & attributes.keys() - attributes.get("__annotations__", {}).keys()):
             raise ConfigError(
@@ -218,6 +220,10 @@ class Scheme:
         """The write as a weighted sum of stream and update, for a scheme whose write is one: `write` computes it, and
         fused kernels do, with what the next site reads, in one pass. None for any other write."""
         return None
+
+    def offer(self, p: Any, site: Site, h: Number = 1.0) -> WeightedSum | None:
+        """The weighted sum for the kernels; None where a class below has another write."""
+        return self.terms(p, site, h) if self.adds else None
 
     def angles(self, p: Any, site: Site) -> AngleMap | None:
         """The angle map of a `write` that is a geodesic step of u, or of p.output(u) where there is such a part: fused

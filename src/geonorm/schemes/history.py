@@ -24,8 +24,8 @@ class AttentionResiduals(Placement):
     Slot 0 of the stream is the embedding, slot n the sum of what block n wrote so far; a sub-layer sees the slots
     before its block's, and its block's too unless it is the first of it. The head sees all. Attention and MLP count
     apart. With as many blocks as sub-layers, or more, each writes to a slot of its own: the full form. Inkling-2 weighs
-    normalised slots (`values=norm`), six layers a block; the three queries of its full-attention layers, by which q, k
-    and v read differently, are not built.
+    normalised slots (`values=norm`), six layers a block; in its layers of full attention queries, keys and values read
+    by queries of their own (`queries=qkv`).
 
     >>> geonorm.schemes.AttentionResiduals(blocks=2).streams
     3
@@ -38,8 +38,8 @@ class AttentionResiduals(Placement):
         "for one (erogol/BlaGPT).",
         checked="its Eq. 2 to 6 in fp64, full and in blocks; the step of reading: a third party's code run "
         "(fla-org/flash-linear-attention bc3b101, naive), to rounding; no official code is published; "
-        "values=norm: transformers (Inkling-2, one query), to rounding",
-        shipped="Inkling-2, with values=norm, and three queries in layers of full attention",
+        "values=norm, one query and queries=qkv: transformers (Inkling-2), to rounding",
+        shipped="Inkling-2, with values=norm, and queries=qkv in layers of full attention",
         lawless="a sub-layer reads its way through the history, not one stream",
     )
 
@@ -54,10 +54,16 @@ class AttentionResiduals(Placement):
     def streams(self) -> int:  # type: ignore[override]
         return self.blocks + 1
 
+    queries: Literal["one", "qkv"] = field(default="one", kw_only=True)
+    """qkv: attention reads three times, by queries and norms of their own, and the branch takes what is for queries,
+    keys and values; a parallel block reads once."""
+
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
+        thrice = self.queries == "qkv" and site.kind == "attn"
+        norms = dict.fromkeys(("input", "key", "value") if thrice else ("input",), "norm")
         if self.place(site) == (1, 0):  # there is the embedding alone to read; within the layer, what it has written
-            return {"input": "norm"}
-        return {"input": "norm", "recall": Recall(norm, self.values)}
+            return norms
+        return {**norms, "recall": Recall(norm, self.values, len(norms))}
 
     def end_parts(self, site: Site, norm: NormSpec) -> Mapping[str, Any]:
         parts = super().end_parts(site, norm)
@@ -68,11 +74,14 @@ class AttentionResiduals(Placement):
         return torch.cat((start, start.new_zeros(*x.shape[:-1], self.blocks, x.shape[-1])), dim=-2)
 
     def exit(self, x: Tensor, p: Any, site: Site) -> Tensor:
-        return super().exit(p.recall(x, 1 + min(self.blocks, site.sublayers * site.depth)), p, site)
+        return super().exit(p.recall(x, 1 + min(self.blocks, site.sublayers * site.depth))[0], p, site)
 
-    def read(self, x: Tensor, p: Any, site: Site) -> Tensor:
+    def read(self, x: Tensor, p: Any, site: Site) -> Tensor | tuple[Tensor, ...]:
         block, begun = self.place(site)
-        return p.input(p.recall(x, block + begun) if hasattr(p, "recall") else x.sum(-2))
+        seen = p.recall(x, block + begun) if hasattr(p, "recall") else (x.sum(-2),) * 3
+        if not hasattr(p, "key"):
+            return p.input(seen[0])
+        return tuple(norm(each) for norm, each in zip((p.input, p.key, p.value), seen, strict=True))
 
     def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
         block, _ = self.place(site)
@@ -92,22 +101,23 @@ class AttentionResiduals(Placement):
 
 
 class Recall(nn.Module):
-    """The first slots of x (..., streams, dim) to their mean (..., dim) by softmax of <query, K(slot)>, in the dtype
-    of x; values=norm: to the mean of their keys by softmax of <query, K(slot)> / sqrt(dim). The query starts at 0."""
+    """The first slots of x (..., streams, dim) to their mean (..., dim) by softmax of <query, K(slot)>, one for each
+    query, in the dtype of x; values=norm: to the mean of their keys by softmax of <query, K(slot)> / sqrt(dim). Queries
+    start at 0."""
 
-    def __init__(self, norm: NormSpec, values: str) -> None:
+    def __init__(self, norm: NormSpec, values: str, queries: int = 1) -> None:
         super().__init__()
         self.values = values
         self.key = norm() if values == "raw" else norm(gains=False)
-        self.query = nn.Parameter(torch.zeros(norm.dim))
+        self.query = nn.Parameter(torch.zeros(*([queries] if queries > 1 else []), norm.dim))
 
-    def forward(self, x: Tensor, slots: Any) -> Tensor:
+    def forward(self, x: Tensor, slots: Any) -> tuple[Tensor, ...]:
         wide = upcast(x)
         with torch.autocast(autocast_device(x), enabled=False):  # one number per slot stays wide
             keys = self.key(wide)
-            scores = keys @ self.query.to(wide.dtype)
+            scores = torch.atleast_2d(self.query.to(wide.dtype)) @ keys.mT
             if self.values == "norm":
                 wide, scores = keys, scores * keys.shape[-1] ** -0.5
             unwritten = torch.arange(x.shape[-2], device=x.device) >= slots
             shares = torch.softmax(scores.masked_fill(unwritten, -torch.inf), -1)
-            return (shares.unsqueeze(-2) @ wide).squeeze(-2).to(x.dtype)
+            return (shares @ wide).to(x.dtype).unbind(-2)

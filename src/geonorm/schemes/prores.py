@@ -91,7 +91,7 @@ class ProRes(Nested):
         return inside.share(self.share(p, site, site.t.dtype if isinstance(site.t, Tensor) else torch.float64))
 
     def terms(self, p: Any, site: Site, h: Number = 1.0) -> WeightedSum | None:
-        return self.scheme.terms(p, site, h * self.share(p, site, torch.float32))
+        return self.scheme.offer(p, site, h * self.share(p, site, torch.float32))
 
     def clamped(self, x: Tensor, u: Tensor, p: Any, site: Site) -> Tensor | None:
         return self.scheme.clamped(x, u, p, site)
