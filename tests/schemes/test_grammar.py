@@ -132,47 +132,30 @@ def test_a_scheme_passes_through_and_strings_become_schemes() -> None:
         ("geonrom", "unknown scheme 'geonrom': did you mean 'geonorm'"),
         ("geonorm(decays=sqrt)", "unknown field of geonorm 'decays': did you mean 'decay'"),
         ("geonorm(decay=sqr)", "unknown decay 'sqr': did you mean 'sqrt'"),
-        ("geonorm(decay=sqrt(entry=embedding))", "unknown decay"),
         ("geonorm(decay=pre)", "unknown decay 'pre'"),
-        ("geonorm(decay=true)", "decay must be harmonic"),
         ("geonorm(alpha=fast)", "alpha must be a number, got 'fast'"),
         ("geonorm(alpha=inf)", "alpha must be a finite number"),
-        ("geonorm(alpha=1e300)", "alpha must be a finite number of at most 1e+30, got 1e+300"),
         (f"geonorm(alpha={'1' * 400}*pi)", "alpha must be a finite number"),
         (f"geonorm(alpha={'1' * 5000})", "cannot read scheme"),
         ("geonorm(alpha=0)", "alpha must be positive"),
         ("geonorm(max_angle=-pi/4)", "max_angle must lie in"),
         ("geonorm(max_angle=pi/0)", "divides by zero"),
         ("geonorm(max_angle=pi/x)", "x is not a number"),
-        ("geonorm(retraction=0)", "retraction p must be at least 1e-6"),
         ("pre(decay=-400)", "decay must lie in [-16, 16], as a power of depth, got -400"),
-        ("geonorm(retraction=caley)", "did you mean 'cayley'"),
         ("geonorm(alpha=1, alpha=2)", "sets 'alpha' twice"),
         ("mix(post, a=pre)", "multiple values for argument 'a'"),
-        ("mix(a=post, pre)", "positional argument follows keyword argument"),
         ("mix(post, pre, 0.5, embedding)", "scheme 'mix': too many positional arguments"),
-        ("geonorm(sqrt)", "too many positional arguments"),
         ("mix(share=1.5)", "share must lie in"),
         ("mix(a=residual_dual)", "cannot combine residual_dual (2 streams of ResidualDual) with pre (one stream)"),
         ("per_kind(mlp=polar)", "polar (direction and log-radius)"),
         ("per_kind(hyper(n=2), hyper(n=3))", "(2 streams of Hyper) with hyper(n=3) (3 streams of Hyper)"),
-        ("first(blocks=1.5)", "blocks must be a whole number, got 1.5"),
-        ("hyper(n=1)", "n must be at least 2"),
         ("geonorm(decay=inf)", "decay must be a finite number"),
         ("mix(a=3)", "a must be Scheme"),
-        ("ngpt(alpha=2)", "alpha must lie in"),
         ("geonorm(", "'(' was never closed"),
-        ("geonorm(alpha=1 beta=2)", "cannot read scheme"),
-        ("geonorm)", "unmatched ')'"),
-        ("geonorm(,)", "cannot read scheme"),
-        ("pre post", "cannot read scheme"),
         ("pre, post", "is not a name; several schemes are separated by spaces"),
-        ("mix(**pre)", "sets None twice"),
         ("mix(a='pre'(alpha=1))", "'pre' is not a name"),
         ("3", "is not a name"),
-        ("geonorm(decay='sqrt)", "cannot read scheme"),
         ("", "a scheme is a string"),
-        (3, "a scheme is a string"),
     ],
 )
 def test_errors_are_one_line_that_says_what_to_do(text: Any, says: str) -> None:
@@ -182,26 +165,17 @@ def test_errors_are_one_line_that_says_what_to_do(text: Any, says: str) -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("build", [lambda: schemes.Post(entry="sphre"), lambda: schemes.GeoNorm(alpha=0)])
-def test_constructors_check_as_the_parser_does(build: Any) -> None:
-    with pytest.raises(ConfigError):
-        build()
-
-
 @each(
     "text",
     [
         "__import__('os').system('touch {0}')",
         "__import__('os')",
-        "geonorm(alpha=__import__('os'))",
         "geonorm(alpha=open('{0}', 'w'))",
         "geonorm(decay=exec('open(chr(120))'))",
         "os:system",
         "os:system('touch {0}')",
-        "builtins:eval('1')",
         "mix(a=builtins:dict)",
         "(lambda: 0)()",
-        "geonorm(alpha=1 if True else 2)",
         "geonorm(alpha=2**8)",
     ],
 )
@@ -303,10 +277,6 @@ def test_entry_points(elsewhere: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         parse("broken")
     with pytest.raises(ConfigError, match="did you mean 'elsewhere'"):
         parse("elswhere")
-
-
-def test_installed_reads_the_entry_point_group() -> None:
-    assert registry.installed() == {}  # nothing is installed here
 
 
 def test_a_name_is_registered_once() -> None:

@@ -83,6 +83,5 @@ def choose_backend(backend: str, x: Tensor, u: Tensor, angles: AngleMap) -> str:
 def kernels_add(x: Tensor, u: Tensor) -> bool:
     """Whether the kernels compute weighted sums of these tensors: where they would turn them, but under torch.compile,
     which fuses sums and norms itself, only if they are asked for."""
-    if torch.compiler.is_compiling() and read_backend("auto") == "auto":
-        return False
-    return choose_backend("auto", x, u, AngleMap()) == "triton"
+    wanted = read_backend("auto") == "triton" or not torch.compiler.is_compiling()
+    return wanted and choose_backend("auto", x, u, AngleMap()) == "triton"

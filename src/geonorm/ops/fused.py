@@ -70,8 +70,10 @@ Plan = tuple[list[Tensor | None], str, list[float]]
 
 
 def plan_step(angles: AngleMap) -> Plan:
-    """What the operators are told of an angle map."""
-    return [angles.post if isinstance(angles.post, Tensor) else None, None, None], "geodesic", numbers_of(angles)
+    """What the operators are told of an angle map, and back: `angle_map`."""
+    post = angles.post if isinstance(angles.post, Tensor) else None
+    level = float(angles.bias) if angles.levelled else 0.0
+    return [post, None, None], "geodesic", [1.0 if post is not None else float(angles.post), angles.max_angle, level]
 
 
 def write(
@@ -175,12 +177,6 @@ def apply_norm(x: Tensor, norm: str, eps: float, weight: Tensor | None, shift: T
     if norm == "none":
         return x
     return F.layer_norm(x, size, gains, biases, eps) if norm == "layer" else F.rms_norm(x, size, gains, eps)
-
-
-def numbers_of(angles: AngleMap) -> list[float]:
-    """An angle map as the operators take it, and back: `angle_map`."""
-    rate = 0.0 if isinstance(angles.post, Tensor) else float(angles.post)
-    return [rate, float(angles.max_angle), float(angles.bias) if angles.levelled else 0.0]
 
 
 def angle_map(post: Tensor | None, numbers: list[float]) -> AngleMap:

@@ -100,8 +100,7 @@ def geodesic_step_read(
     if choose_backend(backend, x, u, angles) == "triton" and dtype in DTYPES:
         known = fused.row_norm(norm, x)
         if known is not None:
-            out, y = fused.write(x, u, *fused.plan_step(angles), dtype, known)
-            return out, y
+            return fused.write(x, u, *fused.plan_step(angles), dtype, known)
     out = geodesic_step(x, u, angles, backend=backend)
     return out, (out if norm is None else norm(out)).to(dtype)
 

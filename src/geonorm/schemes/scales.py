@@ -44,9 +44,6 @@ class Times(nn.Module):
     def forward(self, y: Tensor) -> Tensor:
         return y * self.factor
 
-    def extra_repr(self) -> str:
-        return f"{self.factor:.6g}"
-
 
 class UnitQuery(nn.Module):
     """s^2 N(q) head_dim: the paper scales queries and keys by one shared s and divides the softmax by 1/sqrt(head_dim);
