@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import MISSING
 from functools import partialmethod
@@ -32,7 +33,7 @@ from evidence.pages import Book  # noqa: E402
 
 CLAIMS = Book(Evidence(HERE.parent))
 
-REPOSITORY = "https://example.org/geonorm"  # the one place where the project's address stands
+REPOSITORY = tomllib.loads((HERE.parent / "pyproject.toml").read_text("utf-8"))["project"]["urls"]["Repository"]
 project, author, copyright = "geonorm", "The geonorm developers", "The geonorm developers"
 version = release = geonorm.__version__
 extensions = [
