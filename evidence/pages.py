@@ -15,8 +15,8 @@ from geonorm.report.tables import with_interval
 from .claims import Claim, Evidence, Side, Values
 
 CLAUSES = {
-    "better": "ends lower",
-    "worse": "ends higher",
+    "better": "ends with a lower loss",
+    "worse": "ends with a higher loss",
     "not resolved": "is neither clearly better nor worse",
     "one run": "has one run",
 }
@@ -263,13 +263,13 @@ class Book:
         yield from (Line("# Results"), Line(""), Line(BUILT), Line(""))
         for key, words in self.words["questions"].items():
             answer, grade = self.fill(words["answer"][0]), self.certainty(words).partition(" (")[0]
-            yield Line(f"**[{words['title']}](results/{key}.md)** (certainty: {grade})", answer.claims)
-            yield from (Line(answer.text, answer.claims), Line(""))
+            text = f"- **[{words['title']}](results/{key}.md)** {answer.text} *(certainty: {grade})*"
+            yield Line(text, answer.claims)
         rows = list(self.outcomes())
         missed, open_ = (sum(f"| {word} |" in row.text for row in rows) for word in ("missed", "open"))
         names = tuple(name for row in rows for name in row.claims)
-        yield Line("**[What was predicted wrongly?](results/predictions.md)**", names)
-        yield Line(f"{missed} of {len(rows) - open_} registered predictions were missed.", names)
+        text = f"{missed} of {len(rows) - open_} registered predictions were missed."
+        yield Line(f"- **[What was predicted wrongly?](results/predictions.md)** {text}", names)
         yield from (Line(""), *map(self.fill, self.words["leaderboard"]["text"].splitlines()))
         yield from (Line(""), Line(MARK), Line(""))
         yield from self.leaderboard()
@@ -316,7 +316,11 @@ class Book:
     def predictions(self) -> Iterator[Line]:
         yield from (Line("# Predictions, kept and missed"), Line(""), Line(BUILT), Line(""))
         yield from map(self.fill, self.words["predictions_text"].splitlines())
-        yield from (Line(""), *table_head(("experiment", "predicted", "outcome", "measured")), *self.outcomes())
+        rows = list(self.outcomes())
+        for outcome in ("missed", "kept", "open"):
+            chosen = [row for row in rows if f"| {outcome} |" in row.text]
+            yield from (Line(""), Line(f"## {outcome.capitalize()}: {len(chosen)}"), Line(""))
+            yield from (*table_head(("experiment", "predicted", "outcome", "measured")), *chosen)
         yield from (Line(""), Line("[All questions](../results.md)"))
 
     def negative(self) -> Iterator[Line]:
