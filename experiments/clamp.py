@@ -92,7 +92,7 @@ def draw_ratio(rows: Sequence[Mapping[str, str]], run: Summary, y: Axis) -> Char
     hard = not math.isnan(clamp)
     chart = Chart(
         f"{rate(run.lr)} {name_row(run)}", x, y, sites,
-        "Median over tokens" + ("; clamped above the dashed line." if hard else "."), legend=True,
+        "Median over tokens" + ("; clamped above the dashed line." if hard else "."),
     )  # fmt: skip
     if hard:
         chart.rule(y=clamp)

@@ -52,17 +52,18 @@ class Result(ABC):
             raise GeonormError("frame() needs pandas: pip install 'geonorm[train]'") from None
         return pandas.DataFrame(list(tables[name]))
 
-    def plot(self, figure: str | None = None) -> Any:
-        """A figure of the report (`report.charts.Figure`: shown by notebooks, .save("name.pdf")), the first if none is
-        named. Raises GeonormError for a figure that is not there, or without what draws it."""
+    def plot(
+        self, figure: str | None = None, *, labels: Mapping[str, str] | None = None, size: Sequence[float] = ()
+    ) -> Any:
+        """A figure or a single panel of the report (`report.charts.Figure`: shown by notebooks, .save("name.pdf")), the
+        first if none is named. labels: by series, the name to write; size: width and height inside the axes, in mm;
+        with either it has neither title nor text, for papers. Raises GeonormError for a figure that is not there, or
+        without what draws it."""
         with self.folder() as place:
             try:
-                drawn = import_module("geonorm.report").draw(place)
+                drawn = import_module("geonorm.report").draw(place, [figure] if figure else (), labels, size)
             except ModuleNotFoundError as error:
                 raise GeonormError(f"plot() needs {error.name}: pip install 'geonorm[train]'") from None
         if not drawn:
             raise GeonormError("there is nothing to draw yet")
-        name = next(iter(drawn)) if figure is None else figure
-        if name not in drawn:
-            raise GeonormError(unknown("figure", name, drawn))
-        return drawn[name]
+        return next(iter(drawn.values()))

@@ -79,7 +79,7 @@ def test_surface_is_frozen() -> None:
         "run", "prompt", "tokens", "temperature", "top_k", "seed", "device", "scheme"
     }, CHANGED  # fmt: skip
     assert set(options(ExportConfig)) == {"run", "to", "layout", "remote_code", "scheme"}, CHANGED
-    assert set(options(ReportConfig)) == {"dirs", "out", "format", "schemes", "figures"}, CHANGED
+    assert set(options(ReportConfig)) == set("dirs out format schemes figures panels labels size".split()), CHANGED
     assert set(options(OpsBench)) == set("shapes dtypes modes only pairs threads device out".split()), CHANGED
     assert set(options(TrainBench)) == set(
         "schemes baseline preset batch_size context modes dtype pairs threads device out".split()

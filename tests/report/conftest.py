@@ -47,8 +47,6 @@ def metrics_rows(summary: dict[str, Any], steps: int = STEPS) -> list[dict[str, 
             "step": step, "tokens": step * TOKENS_PER_STEP, "loss": clean + noise.normal(0, 0.04) - 0.02,
             "lr": summary["lr"], "grad_norm": 0.4 + 2 / math.sqrt(step) + abs(noise.normal(0, 0.03))
             + 0.05 * (len(summary["scheme"]) % 4),
-            "tokens_per_second": summary["tokens_per_second"],
-            "seconds": step * TOKENS_PER_STEP / summary["tokens_per_second"],
         }  # fmt: skip
         if step == 251 and summary["seed"] == 1:
             row["grad_norm"] = 4.0
@@ -73,8 +71,7 @@ def trace_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
             "step": step, "scheme": scheme, "layer": layer, "kind": kind, "t": layer + 1, "radius": 11.3 * grown,
             "angle": angle * (1 + noise.normal(0, 0.03)), "off_plane": None, "radius_after": 11.5 * grown,
             "clamped": 0.4 * learned / (1 + layer) if scheme.startswith("geonorm") else None,
-            "law_radius": 11.4 * grown, "law_angle": angle, "law_start": 0.0,
-            "speed": None if scheme == "peri" else 11.3 * grown,
+            "law_angle": angle,
             "cos_pair": 0.1 + 0.1 * power * depth, "grad_norm": 0.2 * first / (1 + depth) ** power,
         })  # fmt: skip
     return rows

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from itertools import pairwise
 
 from hypothesis import given, strategies as st
 
-from geonorm.report.charts import Axis, Chart, Point, figure
+from geonorm.report.charts import LINE, Axis, Chart, Point, spread_apart
 from geonorm.report.curves import spans_decades
 from geonorm.report.paths import draw_paths
-from geonorm.report.style import COLOURS, Look, looks
+from geonorm.report.style import COLOURED, COLOURS, HUES, looks
 from geonorm.report.tables import cut_apart
 
 OUT = [(1.0, 0.0), (1.5, 0.5)]
 
 
-def test_looks_are_distinct_and_stay_with_their_scheme() -> None:
-    names = ["pre", "geonorm", *(f"x{i}" for i in range(20))]
-    found = looks(names)
-    assert Counter(look.light for look in found.values())[found["pre"].light] == 1
-    assert found["pre"].light == COLOURS["ink"][0] and len({look.light for look in list(found.values())[:8]}) == 8
-    assert len({(look.light, look.dash) for look in found.values()}) == len(names)
-    assert looks(["geonorm", "pre"])["geonorm"].light == found["geonorm"].light
+def test_colour_is_the_base_scheme_and_a_variant_a_dash() -> None:
+    """In whatever order: other schemes are grey, and so is what follows six series with a hue."""
+    names = ["own", "geonorm(decay=sqrt)", "pre", "geonorm", "pre(entry=embedding)"]
+    styles = looks(names)
+    hues = [COLOURS[hue][0] for hue in ("grey", "vermilion", "ink", "vermilion", "ink")]
+    assert [look.light for look in styles.values()] == hues
+    assert [bool(look.dash) for look in styles.values()] == [look.hollow for look in styles.values()]
+    assert [look.hollow for look in styles.values()] == [False, False, False, True, True]
+    assert [look.light for look in looks([*HUES, "own"]).values()].count(COLOURS["grey"][0]) == len(HUES) - COLOURED + 1
+    assert looks(["gpt2"], {"gpt2": "pre"})["gpt2"].light == COLOURS["ink"][0]
 
 
 def test_axes_hold_their_values() -> None:
@@ -46,24 +49,12 @@ def test_lines_break_where_a_value_is_missing_and_marks_outside_are_left_out() -
     assert [row["y"] for row in logarithmic.rows["line"]] == [5.0]
     chart.curve("pre", [Point(1, 0.5), Point(2, 0.6, 0.5, 0.7)])
     assert len(chart.rows["band"]) == 1 and len(chart.rows["mark"]) == 2
-    chart.outline("ring", OUT, "ring")
-    assert chart.drawn == ["pre"]  # the rim of a sphere is no series
 
 
-def test_a_series_looks_the_same_in_all_charts_of_a_figure_and_like_no_other() -> None:
-    """Vega has one scale of colours for all charts, that of the first: a series that is not in it took another's."""
-    charts = []
-    for names in (["pre", "a"], ["b", "a"]):
-        chart = Chart("", Axis(0, 1), Axis(0, 1), looks(names))
-        for name in names:
-            chart.line(name, [(0.0, 0.0), (1.0, 1.0)])
-        charts.append(chart)
-    scales = [part["layer"][0]["encoding"]["color"]["scale"] for part in figure(charts)["concat"]]
-    assert scales[0] == scales[1] and scales[0]["domain"] == ["pre", "a", "b"]
-    other = Chart("", Axis(0, 1), Axis(0, 1), {"c": Look("#123456", "#123456", "", "circle")})
-    alone = figure([charts[0], other])["concat"][0]["layer"][0]["encoding"]["color"]["scale"]
-    assert alone["range"][:2] == [look.light for look in charts[0].looks.values()]  # looks that differ stay
-    assert len(set(scales[0]["range"])) == 3 and looks(["pre", "a"])["a"].light == looks(["b", "a"])["b"].light
+def test_labels_beside_lines_stand_apart_in_the_order_of_the_lines() -> None:
+    at = spread_apart({"a": 50.0, "b": 51.0, "c": 49.0, "d": 99.0, "e": 100.0}, 100.0)
+    assert list(at) == ["c", "a", "b", "d", "e"] and max(at.values()) <= 100
+    assert all(b - a >= LINE for a, b in pairwise(at.values()))
 
 
 @given(st.lists(st.text("ab(", max_size=60), unique=True, max_size=9), st.integers(6, 40))
@@ -76,9 +67,11 @@ def test_names_stay_apart_within_their_room(names: list[str], room: int) -> None
 def test_both_axes_of_a_picture_have_one_scale_and_a_clamped_token_is_hollow() -> None:
     far = [(1.0, 0.0), (-1.0, 3.0)]
     spec = draw_paths("own", "", {1: [(1.0, OUT, False), (2.0, far, True)]}, 1.0)
-    for layer in spec["layer"]:
+    (part,) = spec["concat"]
+    layers = [layer for layer in part["layer"] if "x" in layer["encoding"]]
+    for layer in layers:
         low, high = layer["encoding"]["x"]["scale"]["domain"]
         assert layer["encoding"]["y"]["scale"]["domain"] == [low, high] and low < -1 and high > 3
-    assert spec["width"] == spec["height"]
-    filled = {layer["mark"]["filled"]: layer["data"]["values"] for layer in spec["layer"] if "filled" in layer["mark"]}
+    assert part["width"] == part["height"]
+    filled = {layer["mark"]["filled"]: layer["data"]["values"] for layer in layers if "filled" in layer["mark"]}
     assert [row["s"] for row in filled[False]] == ["|u| = 2 |x|"]

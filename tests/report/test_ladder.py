@@ -40,12 +40,7 @@ def write(folder: Path, sizes: dict[str, int], budgets: list[int], seeds: int = 
                     name = {"run": f"{size}-{tokens}-{scheme}-{seed}", "scheme": scheme, "seed": seed}
                     runs.append({**about, **ended, **name, "val_loss": loss, "tokens_per_second": 1e4 / speed})
     folder.mkdir()
-    found = {
-        "command": ["geonorm", "ladder"],
-        "data": "books",
-        "runs": runs,
-        **judge_ladder(list(map(Summary.read, runs)), "pre"),
-    }
+    found = {"command": ["geonorm", "ladder"], "data": "books", "runs": runs, **judge(runs)}
     (folder / "results.json").write_text(json.dumps(found, allow_nan=False))
     (folder / "config.yaml").write_text(yaml.safe_dump({"schemes": ["pre"], "depth": ["3"], "budgets": ["20"]}))
     return folder
@@ -88,7 +83,8 @@ def test_one_size_is_drawn_over_tokens_and_fits_are_dotted(tmp_path: Path) -> No
     drawn = report.draw(folder)
     loss = json.dumps(drawn["loss"].spec)
     assert '"title": "tokens"' in loss and '"strokeDash": [1.5, 2.5]' in loss
-    bands = [row for layer in drawn["difference"].spec["layer"] for row in layer["data"]["values"] if "y2" in row]
+    (part,) = drawn["difference"].spec["concat"]
+    bands = [row for layer in part["layer"] for row in layer["data"]["values"] if "y2" in row]
     assert all(row["y"] <= row["y2"] for row in bands) and any(row["y"] < row["y2"] for row in bands)
     assert "a 0.15" in json.dumps(SavedLadder.load(folder).tables()["Fits of E + A x^-a"])
 
@@ -106,23 +102,11 @@ def test_other_forms_and_an_order_of_ones_own(saved: Path, tmp_path: Path) -> No
     assert report.build([saved], tmp_path / "a.pdf", format="pdf").read_bytes().startswith(b"%PDF")
 
 
-def results_of(folder: Path) -> dict[str, Any]:
-    results: dict[str, Any] = json.loads((folder / "results.json").read_text())
-    return results
-
-
-def test_one_seed_one_point_and_an_interrupted_extension_are_stated(tmp_path: Path) -> None:
+def test_one_seed_and_one_point_are_stated(tmp_path: Path) -> None:
     folder = write(tmp_path / "alone", {"d4w64": 330_000}, [20], seeds=1)
     text = " ".join(" ".join(report.summarize(folder)).split())
     assert "is not resolved: one size and one budget are no curve" in text and "1 seed at the least" in text
     report.build([folder], tmp_path / "page.html")
-    known = results_of(folder)["runs"][0]["run"]
-    for name in (known, "new"):
-        (folder / "runs" / name).mkdir(parents=True)
-        (folder / "runs" / name / "config.yaml").touch()
-    (folder / "runs" / known / "summary.json").write_text('{"status": "finished"}')
-    limits = SavedLadder.load(folder).limits()
-    assert "Not counted: 1 run that began or ended after results.json was written." in limits
     seeds = write(tmp_path / "seeds", {"d4w64": 330_000}, [10, 20, 40], seeds=1)
     assert "one seed gives no interval" in " ".join(" ".join(report.summarize(seeds)).split())
     for damage in ("{", "{}", '{"points": 3}'):
@@ -134,7 +118,7 @@ def test_one_seed_one_point_and_an_interrupted_extension_are_stated(tmp_path: Pa
 def test_sizes_are_ordered_and_compared_by_parameters(saved: Path, tmp_path: Path) -> None:
     """A small model may have the longer runs. Compute is the baseline's: twice the matrices cost nothing there."""
     folder = write(tmp_path / "sizes", {"d2w32": 50_000, "d4w64": 330_000}, [20])
-    results = results_of(folder)
+    results = json.loads((folder / "results.json").read_text())
     for row in results["points"]:
         row["tokens"] = 2_000_000 if row["size"] == "d2w32" else 1_000_000
     ladder = SavedLadder(folder, Ladder(folder, results), chosen=["pre", "geonorm"])
@@ -150,7 +134,7 @@ def test_sizes_are_ordered_and_compared_by_parameters(saved: Path, tmp_path: Pat
 def test_limits_of_a_ladder_are_those_of_runs_too(tmp_path: Path) -> None:
     """Seeds that scatter, losses that were null, steps that were skipped, runs that diverged, which are no seeds."""
     folder = write(tmp_path / "mine", {"d4w64": 330_000}, [10, 20, 40], seeds=5)
-    results = results_of(folder)
+    results = json.loads((folder / "results.json").read_text())
     for run in results["runs"]:
         if run["scheme"] == "geonorm":
             run["val_loss"] += 0.02 * (-1) ** run["seed"]
@@ -161,10 +145,10 @@ def test_limits_of_a_ladder_are_those_of_runs_too(tmp_path: Path) -> None:
     limits = ladder.limits()
     assert any(limit.startswith("geonorm at 330k: its speed-ups scatter ") for limit in limits)
     assert "1 run with a training loss that was not finite at some step: d4w64-3300000-pre-0." in limits
-    skipped = (
-        "1 run with steps skipped or rewound, so that other data were seen than by the pair: d4w64-13200000-far-4."
-    )
-    assert skipped in limits and skipped not in replace(ladder, chosen=["geonorm"]).limits()
+    (skipped,) = [
+        limit for limit in limits if "skipped or rewound" in limit and limit.endswith(": d4w64-13200000-far-4.")
+    ]
+    assert skipped not in replace(ladder, chosen=["geonorm"]).limits()
     assert not any("scatter" in limit for limit in replace(ladder, chosen=["far"]).limits())
     for run in results["runs"]:
         if run["scheme"] == "far":

@@ -230,7 +230,12 @@ def run_report(options: ReportConfig) -> int:
     from ..report.formats import ENDINGS
 
     out = options.out or f"report{ENDINGS[options.format]}"
-    print(build(options.dirs, out, options.figures, format=options.format, schemes=options.schemes))
+    if wrong := [label for label in options.labels if "=" not in label]:
+        raise GeonormError(f"--labels {wrong[0]} is not NAME=LABEL")
+    labels = dict(label.rsplit("=", 1) for label in options.labels)
+    page = build(options.dirs, out, options.figures, format=options.format, schemes=options.schemes,
+                 panels=options.panels, labels=labels, size=options.size)  # fmt: skip
+    print(page)
     return 0
 
 

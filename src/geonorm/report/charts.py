@@ -10,16 +10,15 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from html import escape, unescape
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, NamedTuple
 
 from ..errors import GeonormError, unknown
-from .style import COLOURS, GREYS, Look, looks
+from .style import GREYS, Look, dark_rules
 from .tables import cut_apart
 
 Spec = dict[str, Any]
@@ -44,15 +43,23 @@ MARKS: dict[str, Spec] = {
              "shape": "M-.5,-.5L.5,.5M-.5,.5L.5,-.5"},
 }  # fmt: skip
 """How each kind of layer looks, in the order in which layers lie above one another."""
+LABEL: Spec = {"type": "text", "align": "left", "baseline": "middle", "fontSize": 12, "color": TEXT}
+FIELDS: dict[str, tuple[str, Spec]] = {
+    "part": ("detail", {"field": "part"}),
+    "order": ("order", {"field": "order", "type": "quantitative"}),
+    "o": ("opacity", {"field": "o", "type": "quantitative", "scale": None, "legend": None}),
+    "x2": ("x2", {"field": "x2"}),
+    "y2": ("y2", {"field": "y2"}),
+}
+"""By what the rows of a layer may hold beside x and y, its channel."""
 CONFIG: Spec = {
     "font": "sans-serif",
     "background": PAPER,
     "view": {"stroke": None},
     "axis": {"gridColor": GRID, "domainColor": SOFT, "tickColor": SOFT, "labelColor": SOFT, "titleColor": SOFT,
-             "labelFontSize": 11, "titleFontSize": 11.5, "titleFontWeight": "normal", "ticks": False,
+             "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "ticks": False,
              "labelPadding": 5},
-    "legend": {"labelColor": TEXT, "labelFontSize": 11, "labelLimit": 0, "symbolSize": 60, "symbolStrokeWidth": 1.8},
-    "title": {"color": TEXT, "anchor": "start", "fontSize": 13, "subtitleColor": SOFT, "subtitleFontSize": 10.5,
+    "title": {"color": TEXT, "anchor": "start", "fontSize": 14, "subtitleColor": SOFT, "subtitleFontSize": 12,
               "offset": 10},
 }  # fmt: skip
 
@@ -92,6 +99,11 @@ class Axis:
     def holds(self, value: float) -> bool:
         return self.low <= value <= self.high
 
+    def share(self, value: float) -> float:
+        """Where a value lies on the axis: 0 at the low end, 1 at the high one."""
+        low, at, high = map(math.log, (self.low, value, self.high)) if self.log else (self.low, value, self.high)
+        return (at - low) / (high - low)
+
     def decades(self) -> list[float] | None:
         """About five round values along a logarithmic axis of a decade or more; None for Vega's own."""
         exponents = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
@@ -112,8 +124,12 @@ class Axis:
         return {"field": name, "type": "quantitative", "scale": scale, "axis": axis if self.visible else None}
 
 
-ROW = 62
+ROW = 46
 """Letters of a row's name and text together, at the usual width of a chart."""
+NAME = 15
+"""Letters of the label beside a line."""
+LINE = 15
+"""Pixels from one label to the next."""
 
 
 class Point(NamedTuple):
@@ -143,17 +159,27 @@ class Chart:
     """A titled frame with two axes that collects layers. With `y` None each series has a row of its own, with text."""
 
     title: str
+    """What the chart says, as a sentence."""
     x: Axis
     y: Axis | None
     looks: Mapping[str, Look]
     note: str = ""
-    width: int = 420
-    height: int = 230
-    legend: bool = False
-    """True if its series are not those of the page, so that it always has a legend of its own."""
+    """How to read it."""
+    width: int = 330
+    height: int = 210
+    name: str = ""
+    """The name of its panel, in files, anchors and options."""
+    meaning: str = ""
+    """What follows from it for a reader."""
+    view: str = ""
+    """Its name among the views of the same thing."""
+    views: list[Chart] = field(default_factory=list)
+    """The same on other axes, or closer."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """By series, the name to write where it is not its own."""
     rows: dict[str, list[Spec]] = field(default_factory=dict)
     """Data of each kind of layer."""
-    texts: list[Spec] = field(default_factory=list)
+    strips: list[Strip] = field(default_factory=list)
     rules: list[Spec] = field(default_factory=list)
 
     def curve(self, series: str, points: Sequence[Point]) -> None:
@@ -168,18 +194,13 @@ class Chart:
         self.rows.setdefault(kind, []).append({"s": series, "d": f"{series}{BETWEEN}{label}", **short})
 
     def line(self, series: str, points: Iterable[tuple[float, float]], kind: str = "line") -> None:
-        """A line through the points that are finite; it breaks where one is not."""
+        """A line through the points that are finite, in the order given; it breaks where one is not."""
         part = len(self.rows.get(kind, ()))
-        for x, y in points:
+        for order, (x, y) in enumerate(points):
             if math.isfinite(x) and math.isfinite(y) and (y > 0 or self.y is None or not self.y.log):
-                self._add(kind, series, x=x, y=y, part=f"{series} {part}")
+                self._add(kind, series, x=x, y=y, part=f"{series} {part}", order=order)
             else:
                 part += 1
-
-    def outline(self, series: str, points: Iterable[tuple[float, float]], part: str, kind: str = "outline") -> None:
-        """A line through points in the order given, whichever way they go."""
-        for order, (x, y) in enumerate(points):
-            self._add(kind, series, x=x, y=y, part=part, order=order)
 
     def band(self, series: str, ends: Iterable[tuple[float, float, float]]) -> None:
         """The area between two lines: x, low, high."""
@@ -192,11 +213,8 @@ class Chart:
             self._add(kind, series, label, x=x, y=y, **others)
 
     def strip(self, row: Strip) -> None:
-        """Name and text of a row, a mark per dot, mean and interval."""
-        room = max(30, ROW * self.width // Chart.width - len(row.text))
-        name = cut_apart(self.looks, room)[row.series]  # cut among all names, so that no two are the same
-        for place, text, align in ((0, name, "left"), ("w", row.text, "right")):
-            self.texts.append({"s": row.series, "d": row.series + BETWEEN, "text": text, "align": align, "at": place})
+        """A row: its name and text, a mark per dot, mean and interval."""
+        self.strips.append(row)
         if row.low is not None and row.high is not None:
             self._add("bar", row.series, x=row.low, x2=row.high)
         for x, label in row.dots:
@@ -208,72 +226,104 @@ class Chart:
         """A dashed reference line: upright at x, or level at y."""
         self.rules.append({"x": x} if y is None else {"y": y})
 
-    @property
-    def drawn(self) -> list[str]:
-        """The series with data; an outline alone is none."""
-        present = {row["s"] for kind, rows in self.rows.items() if kind != "outline" for row in rows}
-        return [series for series in self.looks if series in present]
+    def table(self) -> list[Spec]:
+        """What is drawn, as rows of numbers."""
+        return [
+            {"series": row["s"], "kind": kind, "label": row["d"].partition(BETWEEN)[2],
+             **{key: row[key] for key in ("x", "x2", "y", "y2") if key in row}}
+            for kind, each in self.rows.items() for row in each
+        ]  # fmt: skip
 
-    def spec(self, legend: bool = True, beside: Collection[str] = ()) -> Spec:
-        """The chart in Vega-Lite, without title and theme. beside: series of other charts that share its legend."""
-        listed = [series for series in self.looks if series in beside or series in self.drawn]
+    def spec(self) -> Spec:
+        """The chart in Vega-Lite, without title and theme."""
+        place = self._place()
         dashed = {"type": "rule", "color": SOFT, "strokeDash": [4, 3], "strokeWidth": 1.2}
         layers: list[Spec] = []
         for rule in self.rules:
-            places = {name: channel for name, channel in self._place().items() if name in rule}
-            layers.append({"data": {"values": [rule]}, "mark": dashed, "encoding": places})
-        listed = listed if legend or self.legend else []
-        layers += [self._layer(kind, self.rows[kind], listed) for kind in MARKS if kind in self.rows]
-        layers += [self._text(row) for row in self.texts]
-        height: Any = {"step": 46} if self.y is None else self.height
-        return {"width": self.width, "height": height, "layer": layers}
+            axes = {name: channel for name, channel in place.items() if name in rule}
+            layers.append({"data": {"values": [rule]}, "mark": dashed, "encoding": axes})
+        for kind in MARKS:
+            for series in self.looks:
+                if rows := [row for row in self.rows.get(kind, ()) if row["s"] == series]:
+                    layers.append(self._layer(kind, rows, self.looks[series], place))
+        layers += self._line_labels() if self.y else self._row_labels(place)
+        return {"width": self.width, "height": self.height if self.y else {"step": 46}, "layer": layers}
 
-    def _layer(self, kind: str, rows: list[Spec], listed: Sequence[str]) -> Spec:
-        names = list(self.looks)
-        key: Any = {"title": None, "values": listed, "symbolOpacity": 1} if listed and self.y else None
-
-        def scale(values: Sequence[Any]) -> Spec:
-            return {"field": "s", "type": "nominal", "scale": {"domain": names, "range": list(values)}, "legend": key}
-
-        looks = list(self.looks.values())
-        encoding = self._place() | {"color": scale([look.light for look in looks]), "description": {"field": "d"}}
-        if kind in ("line", "thin") and any(look.dash for look in looks):
-            encoding["strokeDash"] = scale([look.dashes for look in looks])
+    def _layer(self, kind: str, rows: list[Spec], look: Look, place: Spec) -> Spec:
+        """What one series has of a kind."""
+        mark = {**MARKS["hollow" if kind == "mark" and look.hollow else kind], "color": look.light}
+        if kind in ("line", "thin", "path"):
+            mark["strokeDash"] = [float(part) for part in look.dash.split()] or [1, 0]
         if kind in ("mark", "hollow", "best"):
-            encoding["shape"] = scale([look.marker for look in looks])
-        if "part" in rows[0]:
-            encoding["detail"] = {"field": "part"}
-        if "order" in rows[0]:
-            encoding["order"] = {"field": "order", "type": "quantitative"}
-        if "o" in rows[0]:
-            encoding["opacity"] = {"field": "o", "type": "quantitative", "scale": None, "legend": None}
-        encoding |= {end: {"field": end} for end in ("x2", "y2") if end in rows[0]}
-        return {"data": {"values": rows}, "mark": MARKS[kind], "encoding": encoding}
+            mark["shape"] = look.marker
+        encoding = place | {"description": {"field": "d"}}
+        encoding |= {channel: how for name, (channel, how) in FIELDS.items() if name in rows[0]}
+        return {"data": {"values": rows}, "mark": mark, "encoding": encoding}
 
     def _place(self) -> Spec:
         """The encodings of the axes; without a y axis, a row for each series."""
-        names = [name for name in self.looks if any(text["s"] == name for text in self.texts)]
+        names = [row.series for row in self.strips]
         rows = {"field": "s", "type": "nominal", "scale": {"domain": names}, "axis": None}
         return {"x": self.x.channel("x"), "y": self.y.channel("y") if self.y else rows}
 
-    def _text(self, row: Spec) -> Spec:
-        bold = row["align"] == "left"
-        mark = {"type": "text", "align": row["align"], "baseline": "middle", "fontSize": 12, "dy": -17,
-                "color": self.looks[row["s"]].light if bold else TEXT, "fontWeight": "bold" if bold else "normal",
-                }  # fmt: skip
-        place = self._place() | {"x": {"value": "width" if row["at"] == "w" else 0}}
-        encoding = place | {"text": {"field": "text"}, "description": {"field": "d"}}
-        return {"data": {"values": [row]}, "mark": mark, "encoding": encoding}
+    def _row_labels(self, place: Spec) -> list[Spec]:
+        """Name and text above each row; names are cut among all, so that no two are the same."""
+        layers = []
+        for row in self.strips:
+            room = max(18, ROW * self.width // Chart.width - len(row.text))
+            names = cut_apart([self.labels.get(each, each) for each in self.looks], room)
+            name = LABEL | {"text": names[self.labels.get(row.series, row.series)], "x": 0, "fontWeight": "bold"}
+            text = LABEL | {"text": row.text, "x": self.width, "align": "right"}
+            layers += [label(row.series, mark | {"dy": -17}, y=place["y"]) for mark in (name, text)]
+        return layers
+
+    def _line_labels(self) -> list[Spec]:
+        """Marker and name of each series beside the end of its line, moved apart where lines end together."""
+        if self.y is None or not self.y.visible or len(self.looks) < 2:
+            return []
+        ends: dict[str, float] = {}
+        for kind in ("line", "path", "mark", "best", "dotted", "thin"):
+            ends = {row["s"]: row["y"] for row in self.rows.get(kind, ())} | ends
+        places = {series: self.height * (1 - min(1.0, max(0.0, self.y.share(y)))) for series, y in ends.items()}
+        names = cut_apart([self.labels.get(series, series) for series in ends], NAME)
+        layers = []
+        for series, y in spread_apart(places, self.height).items():
+            look, text = self.looks[series], names[self.labels.get(series, series)]
+            marker = MARKS["hollow" if look.hollow else "mark"] | {"color": look.light, "shape": look.marker}
+            layers += [label(series, marker | {"x": self.width + 10, "y": y}),
+                       label(series, LABEL | {"text": text, "x": self.width + 18, "y": y})]  # fmt: skip
+        return layers
+
+
+def label(series: str, mark: Spec, **channels: Spec) -> Spec:
+    """A layer of one mark that belongs to a series."""
+    data = {"values": [{"s": series, "d": series + BETWEEN}]}
+    return {"data": data, "mark": mark, "encoding": {"description": {"field": "d"}, **channels}}
+
+
+def spread_apart(places: Mapping[str, float], room: float) -> dict[str, float]:
+    """Places of labels along an axis of so many pixels, moved so that each has its line.
+
+    >>> spread_apart({"a": 100.0, "b": 98.0}, 100.0)
+    {'b': 85.0, 'a': 100.0}
+    """
+    at: list[float] = []
+    order = sorted(places, key=lambda name: places[name])
+    for name in order:
+        at.append(max(places[name], at[-1] + LINE if at else 0.0))
+    for index in reversed(range(len(at))):
+        at[index] = min(at[index], room - LINE * (len(at) - 1 - index))
+    return dict(zip(order, at, strict=True))
 
 
 def strip_chart(
     title: str, unit: str, rows: Sequence[Strip], looks: Mapping[str, Look], note: str = "",
-    rule: float | None = None, axis: Axis | None = None, width: int = Chart.width,
+    rule: float | None = None, axis: Axis | None = None, width: int = Chart.width, name: str = "",
 ) -> Chart:  # fmt: skip
     """Rows of intervals over one axis, with a reference line at `rule`. axis: in place of one that holds everything."""
     ends = [end for row in rows for end in (row.mean, row.low, row.high, rule) if end is not None]
     axis = axis or Axis.around([*ends, *(x for row in rows for x, _ in row.dots)], title=unit)
-    chart = Chart(title, axis, None, looks, note, width)
+    chart = Chart(title, axis, None, looks, note, width, name=name)
     if rule is not None:
         chart.rule(x=rule)
     for row in rows:
@@ -282,28 +332,17 @@ def strip_chart(
 
 
 def figure(charts: Sequence[Chart], caption: str = "", columns: int = 2) -> Spec:
-    """Charts side by side as one figure for print: titles, one legend, the caption and what one sees below it."""
-    parts, beside = [], {series for chart in charts if chart.y for series in chart.drawn}
-    shared = share_looks([chart.looks for chart in charts])
+    """Charts side by side as one figure for print: the title of each says what it shows, the caption the setting."""
+    parts = []
     for chart in charts:
-        chart = replace(chart, looks=shared)
-        words = wrap(chart.note, 78 if len(charts) > 1 else 96) if len(charts) < 5 else []
-        parts.append(chart.spec(beside=beside) | {"title": {"text": chart.title, "subtitle": words}})
-    whole: Spec = {"concat": parts, "columns": min(columns, len(parts)), "spacing": 28} if len(parts) > 1 else parts[0]
-    if caption and len(parts) > 1:
-        whole["title"] = {"text": caption, "fontSize": 11}
-    elif caption:
-        whole["title"]["subtitle"] = [*wrap(caption, 96), *whole["title"]["subtitle"]]
+        letters = max(36, chart.width // 5)
+        words = wrap(chart.note, letters) if len(charts) < 5 else []
+        title = {"text": wrap(chart.title, letters * 6 // 7), "subtitle": words}
+        parts.append(chart.spec() | ({"title": title} if chart.title else {}))
+    whole: Spec = {"concat": parts, "columns": min(columns, len(parts)), "spacing": 28}
+    if caption:
+        whole["title"] = {"text": wrap(caption, 80 * min(columns, len(parts))), "fontSize": 12, "fontWeight": "normal"}
     return whole | {"config": CONFIG}
-
-
-def share_looks(each: Sequence[Mapping[str, Look]]) -> Mapping[str, Look]:
-    """One look for each series of all charts: theirs, or new ones if two series would look alike. The charts of a
-    figure have one scale of colours, which would else be that of the first chart."""
-    joined = {series: look for one in reversed(each) for series, look in one.items()}
-    joined = {series: joined[series] for one in each for series in one}
-    distinct = len({(look.light, look.dash) for look in joined.values()}) == len(joined)
-    return joined if distinct or all(one == joined for one in each) else looks(list(joined))
 
 
 @dataclass(frozen=True, repr=False)
@@ -311,9 +350,6 @@ class Figure:
     """A figure that notebooks show. `spec` is its definition in Vega-Lite."""
 
     spec: Spec
-
-    def __repr__(self) -> str:
-        return "Figure(save('name.png'), .svg or .pdf; notebooks show it)"
 
     def _repr_svg_(self) -> str:
         return svg(self.spec)
@@ -328,9 +364,10 @@ class Figure:
         return target
 
 
+DARK = f"@media (prefers-color-scheme:dark){{{dark_rules()}}}"
 RENDER: dict[str, Callable[[str], bytes]] = {
     "png": lambda drawn: bytes(import_module("vl_convert").svg_to_png(drawn, scale=2)),
-    "svg": str.encode,
+    "svg": lambda drawn: drawn.replace(">", f"><style>{DARK}</style>", 1).encode(),
     "pdf": lambda drawn: bytes(import_module("vl_convert").svg_to_pdf(drawn)),
 }
 """Files of a figure from its SVG, by their ending."""
@@ -357,24 +394,3 @@ def svg(spec: Spec) -> str:
     # Vega counts on from the last figure
     text = re.sub(r"\bclip\d+\b", lambda match: clips.get(match[0], match[0]), text)
     return re.sub(r"\bclip(\d+)\b", rf"clip{zlib.crc32(text.encode()):x}-\1", text) if clips else text
-
-
-def inline(chart: Chart, place: Mapping[str, int]) -> str:
-    """The chart as an element of the page: colours follow the page's theme, each mark says its label when pointed at
-    (`data-tip`) and to which entry of the page's legend its series belongs (`data-s`, from `place`), which hides it."""
-    text = svg(chart.spec(legend=False) | {"config": CONFIG | {"background": "transparent"}})
-
-    def mark(match: re.Match[str]) -> str:
-        name, between, label = unescape(match[1]).partition(BETWEEN)
-        if not between:
-            return ""
-        index = f' data-s="{place[name]}"' if name in place and not chart.legend else ""
-        return index + (f' data-tip="{escape(label)}"' if label else "")
-
-    text = re.sub(r' aria-label="([^"]*)"', mark, text)
-    text = re.sub(r' (?:aria-\w+|role|class)="[^"]*"', "", text)
-    for light in (*(pair[0] for pair in COLOURS.values()), *(light for light, _ in GREYS)):
-        text = text.replace(f'"{light}"', f'"var(--{light[1:]})"')
-    size = re.search(r'viewBox="[^"]*"', text)
-    role = f'role="img" tabindex="0" aria-label="{escape(chart.title)}"'
-    return re.sub(r"^<svg[^>]*>", f'<svg class="chart" {size[0] if size else ""} {role}>', text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..lab.load import Run
@@ -32,18 +32,17 @@ NAMED = 3
 """Settings that a sentence names."""
 
 
-def _seeds(comparison: ComparedRuns) -> Iterator[str]:
+def _seeds(comparison: ComparedRuns) -> list[str]:
     least = min((row.n for row in comparison.judged if row.n), default=SEEDS_FOR_A_CLAIM)
-    if least < SEEDS_FOR_A_CLAIM:
-        spread = " One seed shows no spread, hence no interval." if least == 1 else ""
-        yield f"{count(least, 'seed').capitalize()}: a claim needs at least {SEEDS_FOR_A_CLAIM}.{spread}"
+    spread = " One seed shows no spread, hence no interval." if least == 1 else ""
+    claim = f"{count(least, 'seed').capitalize()}: a claim needs at least {SEEDS_FOR_A_CLAIM}.{spread}"
+    return [claim] if least < SEEDS_FOR_A_CLAIM else []
 
 
-def _spreads(comparison: ComparedRuns) -> Iterator[str]:
+def _spreads(comparison: ComparedRuns) -> list[str]:
     judged = [row.scheme for row in comparison.judged]
-    for scheme, times, p in find_scattered(comparison.all_rows):
-        if scheme in judged:
-            yield f"{scheme}: its seeds {describe_scatter(times, f'as those of the others (p = {p:.2g})')}"
+    return [f"{scheme}: its seeds {describe_scatter(times, f'as those of the others (p = {p:.2g})')}"
+            for scheme, times, p in find_scattered(comparison.all_rows) if scheme in judged]  # fmt: skip
 
 
 def describe_scatter(times: float, others: str) -> str:
@@ -54,18 +53,17 @@ def describe_scatter(times: float, others: str) -> str:
     )
 
 
-def _unfinished(comparison: ComparedRuns) -> Iterator[str]:
+def _unfinished(comparison: ComparedRuns) -> list[str]:
     """Lost runs beside the counted ones flatter a mean; at another learning rate they only end the grid."""
+    sentences = []
     for row in comparison.judged:
         lost = [run for run in comparison.runs_of(row.scheme) if row.n and not usable(run.summary)]
         beside = [run for run in lost if run.summary.lr == row.lr]
         elsewhere = [run for run in lost if run not in beside]
-        if beside:
-            yield (
-                f"{row.scheme}: the mean leaves out {_ended(beside)} at the same learning rate, which may flatter it."
-            )
-        if elsewhere:
-            yield f"{row.scheme}: {_ended(elsewhere)} at another learning rate."
+        left = f"{row.scheme}: the mean leaves out {_ended(beside)} at the same learning rate, which may flatter it."
+        sentences += [left] if beside else []
+        sentences += [f"{row.scheme}: {_ended(elsewhere)} at another learning rate."] if elsewhere else []
+    return sentences
 
 
 def _ended(runs: Sequence[Run]) -> str:
@@ -74,68 +72,59 @@ def _ended(runs: Sequence[Run]) -> str:
     return " and ".join(count(n, f"{status} run") for status, n in statuses.items())
 
 
-def _rates(comparison: ComparedRuns) -> Iterator[str]:
-    for row in comparison.judged:
-        if row.lr is not None and row.lr_interior is False:
-            yield (
-                f"{row.scheme}: the best learning rate, {rate(row.lr)}, is an edge of the grid "
-                "that was tried; a better one may lie outside."
-            )
-    untuned = [row.scheme for row in comparison.judged if row.n and row.lr_interior is None]
-    if untuned:
-        yield f"The learning rate was not tuned for {', '.join(untuned)}: only one was tried."
-    tuned = max((run.summary.tokens or 0 for run in comparison.runs if run.summary.phase == "tune"),
-                default=0)  # fmt: skip
-    longest = max((row.tokens or 0 for row in comparison.judged if row.n), default=0)
-    if 0 < tuned < longest:
-        yield (
-            f"Learning rates were tuned on {si(tuned)} of {si(longest)} tokens: the best rate falls with length, "
-            "so these may be too high, for some schemes more than for others."
-        )
-    if tuned > longest > 0:
-        yield (
-            f"Learning rates were tuned on {si(tuned)} tokens, more than the {si(longest)} that are compared: the best "
-            "rate falls with length, so these may be too low."
-        )
+def _rates(comparison: ComparedRuns) -> list[str]:
+    judged = comparison.judged
+    sentences = [
+        f"{row.scheme}: the best learning rate, {rate(row.lr)}, is an edge of the grid that was tried; a better one "
+        "may lie outside."
+        for row in judged if row.lr is not None and row.lr_interior is False
+    ]  # fmt: skip
+    if untuned := [row.scheme for row in judged if row.n and row.lr_interior is None]:
+        sentences.append(f"The learning rate was not tuned for {', '.join(untuned)}: only one was tried.")
+    tuned = max((run.summary.tokens or 0 for run in comparison.runs if run.summary.phase == "tune"), default=0)
+    longest = max((row.tokens or 0 for row in judged if row.n), default=0)
+    if tuned and longest and tuned != longest:
+        side = f"the best rate falls with length, so these may be too {'high' if tuned < longest else 'low'}."
+        sentences.append(f"Learning rates were tuned on {si(tuned)} tokens, and {si(longest)} are compared: {side}")
+    return sentences
 
 
-def _length(comparison: ComparedRuns) -> Iterator[str]:
+def _length(comparison: ComparedRuns) -> list[str]:
     """That a comparison is too short to tell how schemes end."""
     shares = [row.tokens / row.parameters for row in comparison.judged if row.n and row.tokens and row.parameters]
-    if shares and min(shares) < TOKENS_PER_PARAMETER:
-        yield (
-            f"{min(shares):.2g} tokens per parameter: below {TOKENS_PER_PARAMETER} this is a ranking of early training."
-        )
+    least = min(shares, default=TOKENS_PER_PARAMETER)
+    early = f"{least:.2g} tokens per parameter: below {TOKENS_PER_PARAMETER} this is a ranking of early training."
+    return [early] if least < TOKENS_PER_PARAMETER else []
 
 
-def _pairs(comparison: ComparedRuns) -> Iterator[str]:
-    for row in comparison.judged:
-        if row.scheme != comparison.baseline and row.pairs < row.n:
-            seeds = count(row.n, "seed")
-            yield f"{row.scheme}: only {row.pairs} of {seeds} have a partner in {comparison.baseline}."
+def _pairs(comparison: ComparedRuns) -> list[str]:
+    return [f"{row.scheme}: only {row.pairs} of {count(row.n, 'seed')} have a partner in {comparison.baseline}."
+            for row in comparison.judged if row.scheme != comparison.baseline and row.pairs < row.n]  # fmt: skip
 
 
-def _budget(comparison: ComparedRuns) -> Iterator[str]:
+def _budget(comparison: ComparedRuns) -> list[str]:
     tokens = sorted({row.tokens for row in comparison.judged if row.n and row.tokens})
+    sentences = []
     if len(tokens) > 1:
-        yield f"The budgets differ, from {si(tokens[0])} to {si(tokens[-1])} tokens: these are not one comparison."
+        ends = f"from {si(tokens[0])} to {si(tokens[-1])} tokens"
+        sentences.append(f"The budgets differ, {ends}: these are not one comparison.")
     for row in comparison.judged:
         final = [run.summary for run in comparison.runs_of(row.scheme) if run.summary.phase != "tune"]
-        shorter = [run for run in final if usable(run) and (run.tokens or 0) < (row.tokens or 0)]
-        if shorter:
-            yield f"{row.scheme}: {count(len(shorter), 'shorter run')} left out, for lengths do not mix in a mean."
+        if shorter := [run for run in final if usable(run) and (run.tokens or 0) < (row.tokens or 0)]:
+            left = f"{count(len(shorter), 'shorter run')} left out, for lengths do not mix in a mean."
+            sentences.append(f"{row.scheme}: {left}")
+    return sentences
 
 
-def _settings(comparison: ComparedRuns) -> Iterator[str]:
+def _settings(comparison: ComparedRuns) -> list[str]:
     """Counted runs that were not trained alike, within a scheme, where its mean mixes them, and between schemes."""
     schemes = [row.scheme for row in comparison.judged]
     flat = {scheme: [flatten(run.config) for run in comparison.counted(scheme)] for scheme in schemes}
-    for scheme, configs in flat.items():
-        if mixed := _differing(configs):
-            yield f"{scheme}: its mean is over runs that differ in {mixed}: report them separately."
-    ones = [configs[0] for configs in flat.values() if configs and not _differing(configs)]
-    if between := _differing(ones):
-        yield f"The schemes were not trained alike: they differ in {between}."
+    mixed = {scheme: _differing(configs) for scheme, configs in flat.items()}
+    between = _differing([configs[0] for scheme, configs in flat.items() if configs and not mixed[scheme]])
+    sentences = [f"{scheme}: its mean is over runs that differ in {what}: report them separately."
+                 for scheme, what in mixed.items() if what]  # fmt: skip
+    return sentences + ([f"The schemes were not trained alike: they differ in {between}."] if between else [])
 
 
 def _differing(configs: Sequence[dict[str, Any]]) -> str:
@@ -153,49 +142,48 @@ def name_some(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED]) + more
 
 
-def _parameters(comparison: ComparedRuns) -> Iterator[str]:
+def _parameters(comparison: ComparedRuns) -> list[str]:
     counted = [run.summary for row in comparison.judged for run in comparison.counted(row.scheme)]
+    sentences = []
     for key in ("matmul_parameters", "parameters"):
-        sizes = [size for run in counted if (size := getattr(run, key))]
-        if sizes and max(sizes) > min(sizes) * (1 + PARAMETER_TOLERANCE):
-            gap, words = 100 * (max(sizes) / min(sizes) - 1), key.replace("_", " ")
-            yield f"The numbers of {words} differ by {gap:.3g} % ({si(min(sizes))} to {si(max(sizes))})."
+        sizes = [size for run in counted if (size := getattr(run, key))] or [1]
+        if max(sizes) > min(sizes) * (1 + PARAMETER_TOLERANCE):
+            ends = f"{100 * (max(sizes) / min(sizes) - 1):.3g} % ({si(min(sizes))} to {si(max(sizes))})"
+            sentences.append(f"The numbers of {key.replace('_', ' ')} differ by {ends}.")
+    return sentences
 
 
-def _data(comparison: ComparedRuns) -> Iterator[str]:
-    hashes = set()
-    for run in comparison.runs:
-        settings = [pair for part in run.environment for pair in flatten(part).items()]
-        hashes.add(frozenset(str(value) for key, value in settings if key.endswith("data_sha256")))
-    if len(hashes - {frozenset()}) > 1:
-        yield "The runs did not all see the same data: their sha256 differ."
+def _data(comparison: ComparedRuns) -> list[str]:
+    hashes = {
+        frozenset(str(value) for part in run.environment for key, value in flatten(part).items()
+                  if key.endswith("data_sha256"))
+        for run in comparison.runs
+    }  # fmt: skip
+    different = len(hashes - {frozenset()}) > 1
+    return ["The runs did not all see the same data: their sha256 differ."] if different else []
 
 
-def _losses(comparison: ComparedRuns) -> Iterator[str]:
+def _losses(comparison: ComparedRuns) -> list[str]:
     """A finished run whose training loss is not finite somewhere (null on record), or that passed over batches, so that
     it saw other data than its pair."""
     finished = [run for run in comparison.runs if run.summary.status == "finished"]
     bad = [run.label for run in finished if any(math.isnan(row.loss) for row in run.metrics)]
-    if bad:
-        yield f"The training loss was not finite at some step of {', '.join(bad)}."
-    for run in finished:
-        if events := run.summary.events:
-            yield f"{run.label}: {count(len(events), 'step')} skipped or rewound, so it saw other data than its pair."
+    return [f"The training loss was not finite at some step of {label}." for label in bad] + [
+        f"{run.label}: {count(len(events), 'step')} skipped or rewound, so it saw other data than its pair."
+        for run in finished if (events := run.summary.events)
+    ]  # fmt: skip
 
 
-def list_irregular_runs(runs: Sequence[Summary]) -> Iterator[str]:
+def list_irregular_runs(runs: Sequence[Summary]) -> list[str]:
     """The same of the runs of a ladder, as far as their summaries say it."""
-    finished = [run for run in runs if run.status == "finished"]
-    for key, what in (
-        ("null_losses", "with a training loss that was not finite at some step"),
-        ("events", "with steps skipped or rewound, so that other data were seen than by the pair"),
-    ):
-        names = [str(run.run) for run in finished if getattr(run, key)]
-        if names:
-            yield f"{count(len(names), 'run')} {what}: {name_some(names)}."
+    kinds = {"null_losses": "with a training loss that was not finite at some step",
+             "events": "with steps skipped or rewound, so that other data were seen than by the pair"}  # fmt: skip
+    irregular = {what: [str(run.run) for run in runs if run.status == "finished" and getattr(run, key)]
+                 for key, what in kinds.items()}  # fmt: skip
+    return [f"{count(len(each), 'run')} {what}: {name_some(each)}." for what, each in irregular.items() if each]
 
 
-def list_other_sizes(sizes: Iterable[tuple[str, int, int]], whom: str) -> Iterator[str]:
+def list_other_sizes(sizes: Iterable[tuple[str, int, int]], whom: str) -> list[str]:
     """Schemes whose models have other numbers of parameters than those they are compared with, by the largest gap.
 
     sizes: of each model its scheme, its parameters and those of the other. whom: the other, in words.
@@ -203,17 +191,15 @@ def list_other_sizes(sizes: Iterable[tuple[str, int, int]], whom: str) -> Iterat
     gaps: dict[str, float] = {}
     for scheme, parameters, other in sizes:
         gaps[scheme] = max(gaps.get(scheme, 0.0), parameters / other - 1, key=abs)
-    for scheme, gap in gaps.items():
-        if abs(gap) > PARAMETER_TOLERANCE:
-            yield f"{scheme} has up to {100 * abs(gap):.3g} % {'more' if gap > 0 else 'fewer'} parameters than {whom}."
+    return [f"{scheme} has up to {100 * abs(gap):.3g} % {'more' if gap > 0 else 'fewer'} parameters than {whom}."
+            for scheme, gap in gaps.items() if abs(gap) > PARAMETER_TOLERANCE]  # fmt: skip
 
 
-def _damage(comparison: ComparedRuns) -> Iterator[str]:
-    damaged = [run.path.name for run in comparison.runs if run.damaged]
-    if damaged:
-        yield f"Unreadable lines or files were skipped in {', '.join(damaged)}."
+def _damage(comparison: ComparedRuns) -> list[str]:
+    damaged = ", ".join(run.path.name for run in comparison.runs if run.damaged)
+    return [f"Unreadable lines or files were skipped in {damaged}."] if damaged else []
 
 
-CHECKS: Sequence[Callable[[ComparedRuns], Iterator[str]]] = (
+CHECKS: Sequence[Callable[[ComparedRuns], list[str]]] = (
     _seeds, _spreads, _unfinished, _rates, _pairs, _length, _budget, _settings, _parameters, _data, _losses, _damage,
 )  # fmt: skip

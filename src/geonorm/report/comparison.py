@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from html import escape
 from os import PathLike
@@ -17,42 +16,26 @@ from ..lab.runs.records import ComparisonRow, Summary
 from ..lab.statistics.comparison import SEED_CAP, aggregate, significant
 from . import checks, comparison_charts as draw
 from .charts import Chart
-from .page import bullets, details, html_table, pairs, plain_text
+from .page import details, html_table, pairs, plain_text
 from .runs import AnyPath, ComparedRuns
 from .study import Section
 from .style import si, signed
 from .tables import (
     COLUMNS,
+    SECONDARY,
     WIDTH,
     Table,
     count,
     count_seeds,
     decimals,
     interval,
-    markdown_lines,
     pool_table,
     spread,
     unfinished,
 )
 
 STATUS = ("scheme", "seed", "lr", "phase", "status", "val_loss")
-NO_LOSS = "No run finished with a validation loss, so there is nothing to compare yet."
 NO_METRICS = "No metrics were recorded in these runs."
-NO_TRACE = "No trace was recorded in these runs, so the geometry of the stream cannot be shown."
-TABLE_NOTE = (
-    "<p>Mean ± standard deviation over seeds. Differences are paired by seed, with their 95 % interval; p of each by "
-    "itself, and by Holm for all {family}. Moderated: the difference of the means, each variance drawn towards that of "
-    "all schemes (too narrow for a scheme that scatters far more than they do). Fitted minimum: of a parabola in log "
-    "rate through all full runs, ± standard error, which is too small where a seed is lucky at every rate. Spikes (of "
-    "the loss / of the gradient norm) are summed over the n runs, in brackets those that most other runs do not have "
-    "at the same batch. Speeds are not compared: the runs shared a machine (geonorm bench train measures them in "
-    "turns).</p>"
-)
-SPIKE_NOTE = (
-    "<p>A spike is a value more than 6 standard deviations above the mean of the 100 steps before it. Runs of one seed "
-    "see the same batches: a spike that more than half of the others have at the same step comes from the batch, any "
-    "other from the run.</p>"
-)
 
 
 class SavedComparison(ComparedRuns):
@@ -67,22 +50,24 @@ class SavedComparison(ComparedRuns):
 
     @property
     def title(self) -> str:
-        one = len(self.names) == 1
-        return f"{self.folders}: {self.names[0] if one else f'{len(self.names)} residual schemes compared'}"
+        return f"{self.folders}: {count(len(self.names), 'residual scheme')}"
+
+    def headline(self) -> str:
+        return draw.describe_verdicts(self)
 
     def caption(self) -> str:
-        rows, data = self.rows, self.runs[0].config.get("data")
+        data, rows = self.runs[0].config.get("data"), self.rows
         sizes = [row.parameters for row in rows if row.parameters]
         tokens = [row.tokens for row in rows if row.tokens and row.n]
+        masked = any(row.val_accuracy_mean is not None for row in rows)
         parts = [
             f"{si(max(sizes))} parameters" if sizes else "size unknown",
             count(self.depth, "layer") if self.depth else "depth unknown",
             f"{si(max(tokens))} tokens per run" if tokens else "tokens unknown",
             count_seeds(rows),
             "data not named" if data is None else f"data {Path(str(data)).name or data}",
+            *(["losses of masked tokens"] if masked else []),
         ]
-        if any(row.val_accuracy_mean is not None for row in rows):
-            parts.append("losses of masked tokens")
         return " · ".join(parts)
 
     def findings(self) -> list[tuple[str, str]]:
@@ -109,60 +94,38 @@ class SavedComparison(ComparedRuns):
 
     def text_tables(self, width: int) -> list[Table]:
         """A narrow terminal leaves out a column that the page has."""
-        columns = [column for column in COLUMNS if column.terminal and (width >= WIDTH or column.title != "p, Holm")]
-        return [([column.title for column in columns], [[c.cell(row) for c in columns] for row in self.rows])]
+        left = {*SECONDARY, "verdict", *(["p, Holm"] if width < WIDTH else [])}
+        return [tabulate(self.rows, left)]
 
     def charts(self) -> dict[str, list[Chart]]:
-        return {name: chart(self) for name, chart in draw.FIGURES.items()}
+        return {name: [chart for draw_charts in each for chart in draw_charts(self)]
+                for name, each in draw.FIGURES.items()}  # fmt: skip
 
     def records(self) -> list[dict[str, Any]]:
         return [row.row() for row in self.rows]
 
     def sections(self, place: Mapping[str, int]) -> list[Section]:
-        noise = [*draw.final_loss(self), *draw.differences(self)]
-        training = [*draw.losses(self), *draw.gaps(self), *draw.learning_rates(self)]
-        tables = {title: html_table(*table, place) for title, table in self.tables().items()}
+        charts = self.charts()
+        training = [*charts["loss_curves"], *charts["learning_rates"]]
+        tables = {title: html_table(*table, place, SECONDARY) for title, table in self.tables().items()}
         pooled = [
-            Section("Over settings", [draw.by_setting(self, self.settings), each])
-            for title, each in tables.items()
+            Section(title, [draw.by_setting(self, self.settings), table], "wide")
+            for title, table in tables.items()
             if title != "Table"
         ]
         return [
-            Section("Noise and differences", [noise or f"<p>{NO_LOSS}</p>"], "wide"),
+            Section(
+                "Noise and differences",
+                [charts["final_loss"] or "<p>No run finished: there is nothing to compare yet.</p>"],
+                "wide",
+            ),
             *pooled,
-            Section("Table", [tables["Table"], TABLE_NOTE.format(family=self.all_rows[0].family)]),
+            Section("Table", [tables["Table"]]),
             Section("Training", [training or f"<p>{NO_METRICS}</p>"]),
-            Section("Geometry of the stream", [draw.geometry(self) or f"<p>{NO_TRACE}</p>"]),
-            Section("Stability", [SPIKE_NOTE, draw.gradient_course(self) or f"<p>{NO_METRICS}</p>"]),
-            Section("Recipe", [self._recipe()]),
+            Section("Geometry of the stream", [charts["geometry"] or "<p>No trace was recorded in these runs.</p>"]),
+            Section("Stability", [draw.gradient_course(self) or f"<p>{NO_METRICS}</p>"]),
             Section("Repeat it", [self._repeat()]),
         ]
-
-    def _recipe(self) -> str:
-        """Settings that all runs share, where each scheme departs from them, and what its paper asks for."""
-        if not any(run.config for run in self.runs):
-            return "<p>No configuration was stored with these runs.</p>"
-        flat = {id(run): flatten(run.config) for run in self.runs}
-        first, *others = flat.values()
-        keys = dict.fromkeys(key for config in flat.values() for key in config if key not in checks.PER_RUN)
-        shared = {key: first.get(key) for key in keys if all(config.get(key) == first.get(key) for config in others)}
-        parts = [details(f"Shared by all runs: {count(len(shared), 'setting')}", pairs(shared.items()))]
-        if differing := [key for key in keys if key not in shared]:
-            configs = [[flat[id(run)] for run in self.runs_of(scheme)] for scheme in self.names]
-            values = [[dict.fromkeys(plain_text(c.get(key)) for c in each) for each in configs] for key in differing]
-            rows = [[key, *map(", ".join, cells)] for key, cells in zip(differing, values, strict=True)]
-            parts.append("<p>Where the runs differ, besides scheme, seed and learning rate:</p>")
-            parts.append(html_table(["setting", *self.names], rows))
-        else:
-            parts.append("<p>The runs differ in nothing but scheme, seed and learning rate.</p>")
-        recipes = []
-        for scheme in self.names:
-            summary = self.runs_of(scheme)[0].summary
-            if recipe := summary.paper_recipe:
-                settings = ", ".join(f"{key} {plain_text(value)}" for key, value in recipe.items())
-                used = "applied here" if summary.own_recipe else "not applied here"
-                recipes.append(f"{scheme}: its paper asks for {settings} ({used}).")
-        return "".join(parts) + (bullets(recipes) if recipes else "")
 
     def _repeat(self) -> str:
         """Commands for the directory that the runs were started in: the data that they name is relative to it."""
@@ -174,28 +137,23 @@ class SavedComparison(ComparedRuns):
         again = shlex.join(["geonorm", "train", "--config", str(config), "--out", "NEW"])
         parts.append(f"<p>One run, from what is stored in its directory:</p><pre>{escape(again)}</pre>")
         parts.append(details(f"Configuration of {one.path.name}", f"<pre>{escape(one.config_text)}</pre>"))
-        environments: dict[str, dict[str, Any]] = {}
-        for part in (part for run in self.runs for part in run.environment or [{}]):
-            machine = {key: value for key, value in part.items() if key != "step"}  # the step at which it took over
-            environments[json.dumps(machine, sort_keys=True)] = machine
-        for number, machine in enumerate(environments.values(), 1):
-            name = "Environment" + (f" {number} of {len(environments)}" if len(environments) > 1 else "")
-            content = pairs(flatten(machine).items()) if machine else "<p>No environment was recorded.</p>"
-            parts.append(details(name, content))
+        machines = [pairs(flatten(part).items()) for run in self.runs for part in run.environment]
+        parts += [details("Environment", machine) for machine in dict.fromkeys(machines)]
         rows = [[run.path.name, *(plain_text(run.summary.get(key)) for key in STATUS)] for run in self.runs]
         title = f"All {count(len(rows), 'run')} and how they ended"
+        for scheme in self.names:
+            first = self.runs_of(scheme)[0].summary
+            if recipe := ", ".join(f"{key} {plain_text(value)}" for key, value in (first.paper_recipe or {}).items()):
+                used = "applied here" if first.own_recipe else "not applied here"
+                parts.append(f"<p>{escape(scheme)}: its paper asks for {escape(recipe)} ({used}).</p>")
         return "".join([*parts, details(title, html_table(("run", *STATUS), rows))])
 
 
-def tabulate(rows: Sequence[ComparisonRow]) -> Table:
+def tabulate(rows: Sequence[ComparisonRow], left_out: Collection[str] = ()) -> Table:
     """The columns in which some row has a value."""
-    columns = [column for column in COLUMNS if any(column.cell(row) != "–" for row in rows)]
+    columns = [column for column in COLUMNS if column.title not in left_out
+               and any(column.cell(row) != "–" for row in rows)]  # fmt: skip
     return [column.title for column in columns], [[column.cell(row) for column in columns] for row in rows]
-
-
-def markdown(rows: Sequence[ComparisonRow]) -> str:
-    """A table for a README, with a sentence on each scheme below it."""
-    return "\n".join([*markdown_lines(*tabulate(rows)), "", *(f"- {headline(row)}" for row in rows)]) + "\n"
 
 
 def headline(row: ComparisonRow) -> str:

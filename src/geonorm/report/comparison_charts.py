@@ -3,38 +3,70 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
 from ..lab.runs.records import ComparisonRow
 from ..lab.statistics.comparison import usable
-from ..lab.statistics.spikes import spikes
 from . import curves
 from .charts import RATE, TOKENS, Axis, Chart, Point, Strip, strip_chart
+from .depth import GROWS, Measure, over_depth
 from .runs import ComparedRuns
 from .style import figures, rate, si, signed
-from .tables import count, paired_difference, spread, unfinished
+from .tables import count, paired_difference, spread, unfinished, verdict
 
-LOG = " Logarithmic scale."
 EARLY = 0.15
 """Share of training that may leave the frame."""
+Courses = Mapping[str, Sequence[curves.Curve]]
+"""By scheme, its curves: one, or one a seed."""
+
+
+class View(NamedTuple):
+    """A way to draw a course: its name, the share of training before its frame, and what x is."""
+
+    name: str
+    early: float = EARLY
+    log: bool = False
+    flops: bool = False
+    """True for 6 FLOPs a token and parameter of a matrix product; of a model, so that schemes may differ."""
+    seeds: bool = False
+
+
+TIMES = (View("tokens"), View("tokens, log", 0.02, log=True), View("last part", 0.7))
+VIEWS = (*TIMES, View("FLOPs", flops=True), View("single seeds", seeds=True))
+
+
+def describe_verdicts(comparison: ComparedRuns) -> str:
+    """Which schemes are better than the baseline, worse, or neither."""
+    groups: dict[str, list[str]] = {}
+    for row in comparison.rows:
+        side = "better" if (row.difference or 0) < 0 else "worse"
+        if row.scheme != comparison.baseline:
+            word = "no result yet" if row.difference is None else verdict(row)
+            groups.setdefault(word.replace("resolved", side, 1) if row.resolved else word, []).append(row.scheme)
+    sides = [f"{', '.join(names)}: {side}" for side, names in groups.items()]
+    return f"Against {comparison.baseline}, " + "; ".join(sides) if sides else f"{comparison.baseline} alone"
 
 
 def final_loss(comparison: ComparedRuns) -> list[Chart]:
     """Final loss of every run at each scheme's best learning rate."""
-    strips = []
+    strips, widths, means = [], [], []
     for row in comparison.rows:
         runs = comparison.counted(row.scheme)
         dots = [(loss, f"{run.label}: {loss:.4f}") for run in runs if (loss := run.summary.val_loss) is not None]
         text = f"{spread(row)}, n = {row.n}" if runs else unfinished(row)
-        ends = (row.val_loss_mean, row.val_loss_low, row.val_loss_high)
-        strips.append(Strip(row.scheme, text, dots, *ends))
-    if not any(strip.dots for strip in strips):
+        strips.append(Strip(row.scheme, text, dots, row.val_loss_mean, row.val_loss_low, row.val_loss_high))
+        if dots and row.val_loss_mean is not None:
+            widths.append(max(dots)[0] - min(dots)[0])
+            means.append(row.val_loss_mean)
+    if not means:
         return []
+    noise = f"Seeds of a scheme differ by up to {max(widths):.2g} nats" if max(widths) else "One seed shows no noise"
+    title = f"{noise}, the means of schemes by {max(means) - min(means):.2g}"
     note = "Each mark is a run at its scheme's best learning rate; the bar is the 95 % interval of the mean over seeds."
     unit = "final validation loss (nats per token)"
-    return [strip_chart("Noise between seeds", unit, strips, comparison.looks, note)]
+    return [strip_chart(title, unit, strips, comparison.looks, note, name="noise")]
 
 
 def differences(comparison: ComparedRuns) -> list[Chart]:
@@ -46,7 +78,8 @@ def differences(comparison: ComparedRuns) -> list[Chart]:
         pairs = [run for run in comparison.counted(row.scheme) if run.summary.seed in base]
         gaps = [((run.summary.val_loss or 0.0) - base[run.summary.seed], run.label) for run in pairs]
         dots = [(gap, f"{label}: {signed(gap, 4)} nats") for gap, label in gaps]
-        strips.append(difference_strip(row, dots))
+        ends = (row.difference, row.difference_low, row.difference_high)
+        strips.append(Strip(row.scheme, paired_difference(row), dots, *ends))
     if not strips:
         return []
     note = (
@@ -57,38 +90,50 @@ def differences(comparison: ComparedRuns) -> list[Chart]:
         note += f" With {len(rows)} comparisons, expect about {0.05 * len(rows):.2g} to miss 0 by chance alone; "
         note += "the table has p adjusted for that."
     unit = f"difference to {comparison.baseline}, nats per token (left of 0 is better)"
-    return [strip_chart("Paired differences", unit, strips, comparison.looks, note, rule=0.0)]
+    title = describe_verdicts(comparison)
+    return [strip_chart(title, unit, strips, comparison.looks, note, rule=0.0, name="differences")]
 
 
 def by_setting(comparison: ComparedRuns, settings: Mapping[str, Sequence[ComparisonRow]]) -> list[Chart]:
     """The difference of each scheme in each setting."""
     known = {f"{row.scheme}: {name}": row for name, rows in settings.items() for row in rows if row.difference_std}
-    strips = [difference_strip(row, [])._replace(series=name) for name, row in sorted(known.items())]
+    strips = [Strip(name, paired_difference(row), [], row.difference, row.difference_low, row.difference_high)
+              for name, row in sorted(known.items())]  # fmt: skip
     looks = {name: comparison.looks[row.scheme] for name, row in known.items()}
     unit = f"difference to {comparison.baseline}, nats per token (left of 0 is better)"
-    return [strip_chart("Differences by setting", unit, strips, looks, rule=0.0)]
-
-
-def difference_strip(row: ComparisonRow, dots: Sequence[tuple[float, str]]) -> Strip:
-    """The paired difference of a scheme, with a dot a seed."""
-    ends = (row.difference, row.difference_low, row.difference_high)
-    return Strip(row.scheme, paired_difference(row), dots, *ends)
+    better = sum((row.difference or 0) < 0 for row in known.values())
+    title = f"Better than {comparison.baseline} on average in {better} of {count(len(known), 'case')}"
+    return [strip_chart(title, unit, strips, looks, rule=0.0, name="settings")]
 
 
 def losses(comparison: ComparedRuns) -> list[Chart]:
     """Validation loss over tokens, with markers, and training loss, thin."""
     train, valid = (metric_curves(comparison, key) for key in ("loss", "val_loss"))
+    seeds = {scheme: [curve for run in comparison.drawn(scheme) if (curve := curves.metric_curve([run], "val_loss"))]
+             for scheme in comparison.names}  # fmt: skip
     known = [*train.items(), *valid.items()]
-    framed = [curve for scheme, curve in known if comparison.counted(scheme)] or [curve for _, curve in known]
+    framed = [pair for pair in known if comparison.counted(pair[0])] or known
     note = (
         "Validation loss, on what every evaluation reads, with markers and the range of seeds; training loss thin. "
         "The start leaves the frame, as may what diverged."
     )
-    charts = over_tokens(comparison, "Loss during training", "loss (nats per token)", valid, note, framed, early=EARLY)
-    for scheme, curve in train.items() if charts else ():
-        thin = curve.thinned(120)
-        charts[0].line(scheme, zip(thin.x, thin.mean, strict=True), "thin")
-    return charts
+    thin = {scheme: curve.thinned(120) for scheme, curve in train.items()}
+    order = sorted(valid, key=lambda scheme: valid[scheme].mean[-1])
+    ends = ", ".join(f"{scheme} at {valid[scheme].mean[-1]:.4f}" for scheme in dict.fromkeys([*order[:1], *order[-1:]]))
+    title = f"Loss during training, lowest and highest at the end: {ends}" if len(order) > 1 else f"Loss: {ends}"
+    unit = "loss (nats per token)"
+    return over_tokens(
+        comparison,
+        "loss",
+        title,
+        unit,
+        {scheme: [curve] for scheme, curve in valid.items()},
+        note,
+        framed,
+        VIEWS,
+        thin=thin,
+        seeds=seeds,
+    )
 
 
 def metric_curves(comparison: ComparedRuns, key: str) -> dict[str, curves.Curve]:
@@ -104,62 +149,71 @@ def gaps(comparison: ComparedRuns) -> list[Chart]:
     paired = {scheme: curves.paired_gap(comparison.counted(scheme), base) for scheme in others}
     known = {scheme: curve for scheme, curve in paired.items() if curve and len(curve.x) > 1}
     note = (
-        f"Validation loss − that of {comparison.baseline}, paired by seed; the band is the 95 % interval at each point."
+        f"Validation loss − that of {comparison.baseline}, paired by seed; the band is the 95 % interval at each "
+        "point. The start may leave the frame."
     )
-    charts = over_tokens(
-        comparison, "Difference during training", "difference (nats per token)", known, note, [*known.values()],
-        band="95 %", rules=[0.0], early=EARLY,
+    ends = ", ".join(f"{scheme} {signed(curve.mean[-1])}" for scheme, curve in known.items())
+    return over_tokens(
+        comparison, "gap", f"Difference to {comparison.baseline} at the end: {ends}", "difference (nats per token)",
+        {scheme: [curve] for scheme, curve in known.items()}, note, [*known.items()], TIMES, band="95 %", rules=[0.0],
     )  # fmt: skip
-    ends = [end for curve in known.values() for end in (*curve.low, *curve.high)]
-    for chart in charts:
-        chart.note += "" if chart.y and all(map(chart.y.holds, ends)) else " The start leaves the frame."
-    return charts
 
 
 def gradient_course(comparison: ComparedRuns) -> list[Chart]:
     """Gradient norm during training, with the spikes of the gradient."""
     known = {scheme: curve.thinned(120) for scheme, curve in metric_curves(comparison, "grad_norm").items()}
     note = (
-        "Mean over seeds, before clipping. A cross is a spike of one of these runs among the logged steps; the table "
-        "counts those of every step, and those of the loss."
+        "Mean over seeds, before clipping, of the logged steps. Spikes are counted at every step; all columns of the "
+        "table have those of the loss, and how many the batch made."
     )
-    title, framed = "Gradient norm during training", [*known.values()]
-    charts = over_tokens(comparison, title, "gradient norm", known, note, framed, band="")
-    for chart in charts:
-        for run in [run for scheme in known for run in comparison.drawn(scheme)]:
-            for index in spikes(row.grad_norm for row in run.metrics):
-                row = run.metrics[index]
-                label = f"{run.label} · {si(row.tokens)} tokens: the gradient norm spikes to {figures(row.grad_norm)}"
-                top = chart.y.high if chart.y else math.inf
-                chart.mark(run.scheme, row.tokens, row.grad_norm if row.grad_norm <= top else top, label, "fail")
-    return charts
+    views = tuple(view._replace(early=0.0) for view in TIMES[:2])
+    counts = [f"{row.scheme} {row.grad_spikes}" for row in comparison.rows if row.grad_spikes]
+    title = f"Spikes of the gradient norm: {', '.join(counts)}" if counts else "No spike of the gradient norm"
+    return over_tokens(comparison, "gradient", title, "gradient norm", {}, note, [*known.items()], views, thin=known)
 
 
 def over_tokens(
-    comparison: ComparedRuns, title: str, unit: str, known: Mapping[str, curves.Curve], note: str,
-    framed: Sequence[curves.Curve], band: str = "seeds", rules: Sequence[float] = (), early: float = 0.0,
+    comparison: ComparedRuns, name: str, title: str, unit: str, known: Courses, note: str,
+    framed: Sequence[tuple[str, curves.Curve]], views: Sequence[View], *, band: str = "seeds",
+    rules: Sequence[float] = (), thin: Mapping[str, curves.Curve] | None = None, seeds: Courses | None = None,
 ) -> list[Chart]:  # fmt: skip
-    """A curve per scheme over tokens, and level lines; nothing without a curve. The axis holds the curves of `framed`,
-    but for the `early` share of training. band: its name in the labels of points; without one a curve is a line."""
+    """Curves with markers over the course of training, thin ones, and level lines, in several views; nothing without a
+    curve. The axis holds the curves of `framed` from where the view begins. band: its name in the labels of points."""
     if not framed:
         return []
-    late = [end for c in framed for column in (c.low, c.high) for end in column[c.x >= early * c.x[-1]].tolist()]
-    y = Axis.around([*rules, *late], log=curves.spans_decades([*rules, *late]), title=unit)
-    x = Axis(0.0, max(float(curve.x[-1]) for curve in framed) * 1.02, form=TOKENS, title="tokens")
-    chart = Chart(title, x, y, comparison.looks, note + (LOG if y.log else ""))
-    for level in rules:
-        chart.rule(y=level)
-    for scheme, curve in known.items():
-        points = []
-        for at, mean, low, high in zip(*(column.tolist() for column in curve), strict=True):
-            within = "" if low == high else f" ({band} {figures(low)} to {figures(high)})"
-            label = f"{scheme} · {si(at)} tokens: {figures(mean)}{within}"
-            points.append(Point(at, mean, low, high, label))
-        if band:
-            chart.curve(scheme, points)
-        else:
-            chart.line(scheme, [point[:2] for point in points])
-    return [chart]
+    charts: list[Chart] = []
+    for view in views:
+        cost = {scheme: cost_of_token(comparison, scheme) if view.flops else 1.0 for scheme in comparison.names}
+        late = [end for _, c in framed for column in (c.low, c.high)
+                for end in column[c.x >= view.early * c.x[-1]].tolist()]  # fmt: skip
+        y = Axis.around([*rules, *late], log=curves.spans_decades([*rules, *late]), title=unit)
+        last = max(float(curve.x[-1]) * cost[scheme] for scheme, curve in framed)
+        first = view.early * last if view.log or view.early > EARLY else 0.0
+        words = ("FLOPs", RATE) if view.flops else ("tokens", TOKENS)
+        x = Axis(first or view.log * 1e-3 * last, last * 1.02, log=view.log, title=words[0], form=words[1])
+        panel = name if not charts else f"{name}-{view.name.replace(', ', '-').replace(' ', '-').lower()}"
+        chart = Chart(title, x, y, comparison.looks, note, name=panel, view=view.name)
+        for level in rules:
+            chart.rule(y=level)
+        for scheme, curve in ({} if view.seeds else thin or {}).items():
+            chart.line(scheme, zip(curve.x * cost[scheme], curve.mean, strict=True), "thin" if known else "line")
+        for scheme, drawn in ((seeds or {}) if view.seeds else known).items():
+            for curve in drawn:
+                points = []
+                for at, mean, low, high in zip(*(column.tolist() for column in curve), strict=True):
+                    within = "" if low == high else f" ({band} {figures(low)} to {figures(high)})"
+                    label = f"{scheme} · {si(at)} tokens: {figures(mean)}{within}"
+                    points.append(Point(at * cost[scheme], mean, low, high, label))
+                chart.curve(scheme, points)
+        charts.append(chart)
+    charts[0].views = charts[1:]
+    return charts[:1]
+
+
+def cost_of_token(comparison: ComparedRuns, scheme: str) -> float:
+    """6 for each parameter of a matrix product, forward and backward; attention's scores are left out."""
+    summary = comparison.drawn(scheme)[0].summary
+    return 6.0 * (summary.matmul_parameters or summary.parameters or 1)
 
 
 def learning_rates(comparison: ComparedRuns) -> list[Chart]:
@@ -178,15 +232,18 @@ def rate_chart(comparison: ComparedRuns, rows: Sequence[ComparisonRow], what: st
     known = [loss for row in rows for lr, loss in row.lrs.items() if lr and loss is not None]
     if len(tried) < 2 or not known:
         return []
-    labels = tried if len(tried) <= 7 else tried[:: math.ceil(len(tried) / 7)]
+    labels = tried if len(tried) <= 5 else tried[:: math.ceil(len(tried) / 5)]
     x = Axis.around(tried, log=True, margin=0.08, form=RATE, title="learning rate", labels=labels)
     low = min(known)
     high = min(max(known), low + 4 * max(median(known) - low, 0.02))
-    y = Axis.around([low, high], margin=0.1, title=f"{what} (nats per token)")
-    note = "Ringed: the rate the scheme is judged at. A cross at the top: some run there did not finish."
+    y = Axis.around([low, high], margin=0.1, title="nats per token")
+    note = f"The {what}. Ringed: the rate the scheme is judged at. A cross at the top: some run there did not finish."
     if max(known) > y.high:
         note += " Higher losses leave the frame; the table has them."
-    chart = Chart("Learning rates", x, y, comparison.looks, note)
+    best = [f"{row.scheme} {rate(row.lr)}" + " (an edge)" * (row.lr_interior is False) for row in rows if row.lr]
+    chart = Chart(
+        f"Best learning rates: {', '.join(best)}", x, y, comparison.looks, note, name="rates-" + what.split()[0]
+    )
     for row in rows:
         scheme = row.scheme
         chart.line(scheme, [(lr, math.nan if loss is None else loss) for lr, loss in row.lrs.items() if lr])
@@ -203,67 +260,44 @@ def rate_chart(comparison: ComparedRuns, rows: Sequence[ComparisonRow], what: st
     return [chart]
 
 
-class Measure(NamedTuple):
-    """A column of the trace with the words for it."""
-
-    title: str
-    unit: str
-    note: str
-    law: str = ""
-    """The column that the definition predicts for this one, drawn as the line under the marks."""
-
-
+SECOND = 0.5
+"""Radians up to which an angle is its first order within 8 %: arctan 0.5 = 0.46."""
+TURNS = "Where the angle falls with depth, late blocks change tokens little; where it stays, each block still counts."
 PROFILES = {
-    "radius": Measure("Radius of the stream", "|x|", "Mean norm |x| of the tokens before each sub-layer."),
-    "angle": Measure("Angle of each write", "radians", "Mean angle by which a sub-layer turns a token.", "law_angle"),
-    "clamped": Measure("Share of clamped updates", "share", "Updates whose angle reached the scheme's clamp."),
-    "cos_pair": Measure("Likeness of tokens", "cosine", "Mean between tokens of one sequence; 1 is collapse."),
-    "grad_norm": Measure("Gradient per sub-layer", "gradient norm", "Norm of the gradient of its weights."),
-}
+    "radius": Measure("Length of the stream", "|x|", "Mean |x| of the tokens before each sub-layer.", GROWS),
+    "angle": Measure("Angle of each write", "radians", "Mean angle by which a sub-layer turns a token.", TURNS),
+    "clamped": Measure("Share of clamped updates", "share", "Updates whose angle reached the scheme's clamp.",
+                       "Under 1 % the clamp does nothing; over 99 % it decides every step and the update's length "
+                       "none."),
+    "cos_pair": Measure("Likeness of tokens", "cosine", "Mean between tokens of one sequence; 1 is collapse.",
+                        "Tokens that grow alike carry less of what sets them apart."),
+    "grad_norm": Measure("Gradient per sub-layer", "gradient norm", "Norm of the gradient of its weights.",
+                         "A level course lets one learning rate serve all blocks."),
+}  # fmt: skip
 
 
 def geometry(comparison: ComparedRuns) -> list[Chart]:
-    """Columns of the trace over depth at the last evaluation. Marks: measured; lines: predicted, where there is a
-    law."""
-    return [chart for key in PROFILES if (chart := _profile(comparison, key, PROFILES[key])) is not None]
+    """Columns of the trace over depth at the last evaluation; of the angle also what the definition predicts, where
+    its first order is valid."""
+    laws = {
+        scheme: [place for place in curves.profile(comparison.drawn(scheme), "law_angle") if place.value <= SECOND]
+        for scheme in comparison.names
+    }
+    charts = []
+    for key, measure in PROFILES.items():
+        courses = {scheme: curves.profile(comparison.drawn(scheme), key) for scheme in comparison.names}
+        second = laws if key == "angle" else {}
+        if any(second.values()):
+            dotted = f" Dotted: the scheme's definition to first order, up to {SECOND:g} rad."
+            measure = measure._replace(note=measure.note + dotted)
+        charts += over_depth(key, measure, comparison.looks, courses, "layer (attention, then MLP)", second, "dotted")
+    return charts
 
 
-def _profile(comparison: ComparedRuns, key: str, measure: Measure) -> Chart | None:
-    measured, predicted = (
-        {scheme: curves.profile(comparison.drawn(scheme), column) for scheme in comparison.names}
-        for column in (key, measure.law)
-    )
-    order = list(dict.fromkeys(place for one in measured.values() for place in one))
-    if not order:
-        return None
-    values = [value for one in measured.values() for place in one for value in one[place]]
-    values += [one[place][0] for one in predicted.values() for place in order if place in one]
-    at = dict(zip(order, curves.spread_evenly([layer for layer, _ in order]), strict=True))
-    layers = sorted({math.floor(layer) for layer, _ in order})
-    x = Axis(layers[0] - 0.25, layers[-1] + 1, title="layer (attention hollow, MLP filled)",
-             labels=layers[:: math.ceil(len(layers) / 12)])  # fmt: skip
-    y = Axis.around(values, log=curves.spans_decades(values), margin=0.08, title=measure.unit)
-    note = measure.note + (LOG if y.log else "")
-    if any(predicted.values()):
-        note += " Marks: measured. Lines: what the scheme's definition predicts to first order."
-    chart = Chart(measure.title, x, y, comparison.looks, note)
-    for scheme, one in measured.items():
-        here = [place for place in order if place in one]
-        line = predicted[scheme] or one
-        chart.band(scheme, [(at[place], *one[place][1:]) for place in here])
-        chart.line(scheme, [(at[place], line[place][0]) for place in order if place in line])
-        for place in here:
-            (layer, kind), (mean, low, high) = place, one[place]
-            seeds = "" if low == high else f" (seeds {figures(low)} to {figures(high)})"
-            label = f"{scheme} · layer {layer:g} {kind}: {figures(mean)}{seeds}"
-            chart.mark(scheme, at[place], mean, label, "mark" if kind == "mlp" else "hollow")
-    return chart
-
-
-FIGURES = {
-    "final_loss": final_loss,
-    "loss_curves": losses,
-    "geometry": geometry,
-    "learning_rates": learning_rates,
+FIGURES: dict[str, Sequence[Callable[[ComparedRuns], list[Chart]]]] = {
+    "final_loss": (final_loss, differences),
+    "loss_curves": (losses, gaps),
+    "geometry": (geometry,),
+    "learning_rates": (learning_rates,),
 }
 """Figures for a README or a paper, by the names of their files."""

@@ -15,7 +15,7 @@ class ReportConfig(Settings):
     words = ("dirs",)
     examples = (
         "geonorm report runs/mine runs/theory --out page.html",
-        "geonorm report runs/mine --format latex --schemes pre geonorm",
+        "geonorm report runs/mine --format pdf --panels noise --labels pre=Pre-Norm --size 60 30",
     )
 
     dirs: list[str]
@@ -28,3 +28,9 @@ class ReportConfig(Settings):
     """These schemes (of probes: models) alone, in this order. Their statistics stay those of the whole."""
     figures: str | None = None
     """Directory for PNG, SVG and PDF figures."""
+    panels: list[str] = field(default_factory=list)
+    """These figures or single panels alone, in figures and PDF: learning_rates, radius."""
+    labels: list[str] = field(default_factory=list)
+    """NAME=LABEL: names to write in figures and LaTeX; figures then have no title and text, as papers want them."""
+    size: list[float] = field(default_factory=list)
+    """Width and height of each panel inside its axes, in mm; figures then have no title and text."""

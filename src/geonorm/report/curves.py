@@ -19,6 +19,16 @@ Measured = tuple[float, float, float]
 """Step, place on the axis, value."""
 
 
+class Place(NamedTuple):
+    """A value at a sub-layer, with its range."""
+
+    layer: float
+    kind: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
 class Curve(NamedTuple):
     """A mean over seeds with the range of the seeds."""
 
@@ -55,32 +65,22 @@ def metric_curve(runs: Sequence[Run], key: str) -> Curve | None:
 
 def paired_gap(runs: Sequence[Run], base: Sequence[Run]) -> Curve | None:
     """Mean difference of val_loss to the baseline over tokens, paired by seed at each step, with its 95 % interval."""
-    losses = {
-        run.summary.seed: {value_of(r, "step"): on_shared_text(r, "val_loss") for r in run.metrics} for run in base
-    }
-    points: list[Measured] = []
-    for run in runs:
-        other = losses.get(run.summary.seed, {})
-        for record in run.metrics:
-            step = value_of(record, "step")
-            gap = on_shared_text(record, "val_loss") - other.get(step, math.nan)
-            points.append((step, value_of(record, "tokens"), gap))
-    groups = _groups(points)
-    mean = _summarise(groups)
-    if mean is None:
-        return None
-    intervals = [paired_interval(group[:, 1]) for group in groups]
-    low = [i.mean if i.low is None else i.low for i in intervals]
-    high = [i.mean if i.high is None else i.high for i in intervals]
-    return mean._replace(low=np.array(low), high=np.array(high))
+    losses = {(run.summary.seed, value_of(row, "step")): on_shared_text(row, "val_loss")
+              for run in base for row in run.metrics}  # fmt: skip
+    gaps: list[Measured] = []
+    for seed, row in [(run.summary.seed, row) for run in runs for row in run.metrics]:
+        step = value_of(row, "step")
+        gap = on_shared_text(row, "val_loss") - losses.get((seed, step), math.nan)
+        gaps.append((step, value_of(row, "tokens"), gap))
+    groups = _groups(gaps)
+    mean, intervals = _summarise(groups), [paired_interval(group[:, 1]) for group in groups]
+    low = np.array([i.mean if i.low is None else i.low for i in intervals])
+    high = np.array([i.mean if i.high is None else i.high for i in intervals])
+    return mean and mean._replace(low=low, high=high)
 
 
-Profile = dict[tuple[float, str], tuple[float, float, float]]
-"""By layer and kind of sub-layer: mean, lowest and highest value over seeds."""
-
-
-def profile(runs: Sequence[Run], key: str) -> Profile:
-    """A column of the trace at each sub-layer, at the last evaluation of each run."""
+def profile(runs: Sequence[Run], key: str) -> list[Place]:
+    """A column of the trace at each sub-layer, at the last evaluation of each run: mean and range of the seeds."""
     values: dict[tuple[float, str], list[float]] = {}
     for run in runs:
         last = max((value_of(record, "step") for record in run.trace), default=0.0)
@@ -88,7 +88,7 @@ def profile(runs: Sequence[Run], key: str) -> Profile:
             value = value_of(record, key)
             if value_of(record, "step") == last and math.isfinite(value):
                 values.setdefault((value_of(record, "layer"), str(record.get("kind"))), []).append(value)
-    return {place: (float(np.mean(v)), min(v), max(v)) for place, v in values.items()}
+    return [Place(*place, float(np.mean(v)), min(v), max(v)) for place, v in values.items()]
 
 
 def spread_evenly(layers: Sequence[float]) -> list[float]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from .charts import CONFIG
-from .study import Study
+
+if TYPE_CHECKING:
+    from .study import Study
 
 ENDINGS = {"html": ".html", "latex": ".tex", "csv": ".csv", "pdf": ".pdf"}
 """The end of a file's name by format."""
@@ -35,7 +38,8 @@ def latex(studies: Sequence[Study]) -> str:
         ]
         lines += [f"% {study.limits_title}: {limit}" for limit in study.limits()]
         for titles, rows in study.tables().values():
-            head, *body = [" & ".join(map(tex, row)) + r" \\" for row in (titles, *rows)]
+            named = [[study.labels.get(row[0], row[0]), *row[1:]] for row in rows]
+            head, *body = [" & ".join(map(tex, row)) + r" \\" for row in (titles, *named)]
             lines += [rf"\begin{{tabular}}{{{'l' * len(titles)}}}", r"\toprule", head, r"\midrule", *body]
             lines += [r"\bottomrule", r"\end{tabular}"]
     return "\n".join(line.replace("\n", " ") for line in lines) + "\n"
@@ -50,6 +54,11 @@ def csv_text(studies: Sequence[Study]) -> str:
         for study in studies
         for record in study.records()
     ]
+    return write_csv(rows)
+
+
+def write_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows with all their columns."""
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
     writer.writeheader()
@@ -63,9 +72,10 @@ def pdf(studies: Sequence[Study]) -> bytes:
 
     columns = []
     for study in studies:
-        subtitle = [study.caption(), *(f"{sentence}." for _, sentence in study.findings()), *study.limits()]
+        prose = [study.caption(), *(f"{sentence}." for _, sentence in study.findings()), *study.limits()]
         figures = [{key: value for key, value in spec.items() if key != "config"} for spec in study.figures().values()]
-        columns.append({"vconcat": figures, "spacing": 44, "title": {"text": study.title, "subtitle": subtitle}})
+        title = {} if study.bare else {"title": {"text": study.title, "subtitle": prose}}
+        columns.append({"vconcat": figures, "spacing": 44, **title})
     whole = {"vconcat": columns, "spacing": 70} if len(columns) > 1 else columns[0]
     return bytes(vl_convert.vegalite_to_pdf(whole | {"config": CONFIG, "padding": 30}))
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from ..lab.load import Ladder
-from ..lab.runs.folder import read_object
 from ..lab.runs.ladder_records import LadderPoint, LawFit, SpeedupRow, TrendRow
 from ..lab.statistics.comparison import significant
 from .charts import RATE, Axis, Chart, Point, Strip, strip_chart
@@ -22,8 +21,9 @@ from .checks import (
     list_irregular_runs,
     list_other_sizes,
 )
+from .depth import describe_course
 from .page import details, html_table, pairs
-from .study import Record, Section, Study, read_object_strictly, refuse_damaged
+from .study import Record, Section, Study, read_object_strictly
 from .style import figures, rate, si, signed
 from .tables import (
     Table,
@@ -36,20 +36,9 @@ from .tables import (
     spread,
     with_interval,
 )
+from .terms import linked
 
-NOTE = (
-    "Effective speed-up: how many times the tokens (along sizes: the compute) the baseline needs for the loss of the "
-    "scheme; where that lies outside the baseline's curve, for the loss of the baseline on the curve of the scheme. It "
-    "is read between neighbouring budgets, seed by seed, and never extrapolated: > and < are bounds. Intervals are "
-    "over seeds (the budgets of a seed share a prefix of training), under variances that all rows moderate; p of each "
-    "by itself, and by Holm for all. Wall time: by the speeds of these runs, which shared a machine (geonorm bench "
-    "train measures them in turns)."
-)
-COMPUTE = (
-    "Compute: 6 x parameters of the baseline x tokens in FLOP, without tables that are only looked up and without "
-    "attention's scores. Tokens per parameter: of all, and of all but those tables."
-)
-LOSS = "validation loss (nats per token)"
+SCATTERS = (("speedups", "speedup", "speed-ups"), ("trends", "slope", "slopes"))
 ROUGHLY = "replace(format(datum.value, '.3~s'), 'G', 'B')"
 """How an axis writes tokens and parameters, which are seldom round."""
 
@@ -61,14 +50,11 @@ class SavedLadder(Study):
     ladder: Ladder
 
     what = "Ladder"
+    maker = "ladder"
 
     @classmethod
-    def load(cls, path: Path) -> SavedLadder:
-        """GeonormError where results.json is damaged, OSError where it is missing."""
-        with refuse_damaged(path, "ladder"):
-            study = cls(path, Ladder(path, read_object_strictly(path / "results.json")))
-            study.text_lines()
-        return study
+    def read(cls, path: Path) -> SavedLadder:
+        return cls(path, Ladder(path, read_object_strictly(path / "results.json")))
 
     @property
     def series(self) -> list[str]:
@@ -91,63 +77,58 @@ class SavedLadder(Study):
         return sorted(rows, key=lambda row: (order.get(row.size, -1), names.index(row.scheme)))
 
     def caption(self) -> str:
-        points = self.ladder.points
-        sizes = dict.fromkeys(si(row.parameters) for row in self.sizes.values())
-        tokens = sorted(row.tokens for row in points)
-        lengths = dict.fromkeys((si(tokens[0]), si(tokens[-1])))
-        parts = [f"{', '.join(sizes)} parameters", f"{' to '.join(lengths)} tokens", count_seeds(points)]
-        return " · ".join([*parts, f"data {Path(str(self.ladder.results.get('data'))).name}"])
+        tokens = sorted(row.tokens for row in self.ladder.points)
+        parts = [
+            f"{', '.join(dict.fromkeys(si(row.parameters) for row in self.sizes.values()))} parameters",
+            f"{' to '.join(dict.fromkeys((si(tokens[0]), si(tokens[-1]))))} tokens",
+            count_seeds(self.ladder.points),
+            f"data {Path(str(self.ladder.results.get('data'))).name}",
+        ]
+        return " · ".join(parts)
 
     def findings(self) -> list[tuple[str, str]]:
         """A sentence on the largest size, with the speed-ups at the others."""
         sentences = []
         for scheme in self.names:
-            rows = [row for row in self.rows("speedups") if row.scheme == scheme]
-            others = ", ".join(f"{speedup_text(row)} at {si(row.parameters)}" for row in rows[:-1])
-            for last in rows[-1:]:
-                sentences.append((scheme, describe_speedup(last) + (f"; {others}" if others else "")))
+            *others, last = [row for row in self.rows("speedups") if row.scheme == scheme] or [None]
+            rest = [f"{speedup_text(row)} at {si(row.parameters)}" for row in others]
+            sentences += (
+                [(scheme, "; ".join([describe_speedup(last), *([", ".join(rest)] if rest else [])]))] if last else []
+            )
         return sentences
+
+    def headline(self) -> str:
+        rows = self.rows("speedups")
+        return f"Effective speed-up over {self.baseline} {name_speedups(rows, rows[-1].size)}" if rows else self.title
 
     def limits(self) -> list[str]:
-        judged, sentences = {self.baseline, *self.names}, self._uncounted()
+        judged = {self.baseline, *self.names}
         points = [row for row in self.ladder.points if row.scheme in judged]
-        if (least := min((row.n for row in points if row.n), default=SEEDS_FOR_A_CLAIM)) < SEEDS_FOR_A_CLAIM:
-            sentences.append(f"{count(least, 'seed').capitalize()} at the least: a claim needs {SEEDS_FOR_A_CLAIM}.")
-        for row in points:
-            where = f"{row.scheme} at {si(row.parameters)} parameters, {si(row.tokens)} tokens"
-            if row.failed:
-                sentences.append(f"{where}: {count(row.failed, 'run')} did not finish.")
-            if row.lr_interior is False:
-                sentences.append(f"{where}: its best rate, {rate(row.lr)}, is an edge of those tried.")
-        sentences += list_other_sizes(
-            ((row.scheme, row.own_parameters, row.parameters)
-             for row in points if row.own_parameters and row.parameters),
-            "the baseline, by whose compute it is judged",
-        )  # fmt: skip
-        for table, name, samples in (("speedups", "speedup", "speed-ups"), ("trends", "slope", "slopes")):
-            for row in self.rows(table):
-                if times := getattr(row, f"{name}_scatter"):
-                    where = f"{row.scheme} at {self._size(row)}"
-                    sentences.append(f"{where}: its {samples} {describe_scatter(times, 'over seeds as the others')}")
-        sentences += list_irregular_runs([run.summary for run in self.ladder.runs if run.scheme in judged])
-        if all(row.lr_interior is None for row in points):
-            sentences.append("One learning rate at each size, by the rule: a scheme that wants another pays for that.")
+        where = [(row, f"{row.scheme} at {si(row.parameters)} parameters, {si(row.tokens)} tokens") for row in points]
+        sizes = [(row.scheme, row.own_parameters, row.parameters) for row in points
+                 if row.own_parameters and row.parameters]  # fmt: skip
+        scattered = [(row, samples, describe_scatter(times, "over seeds as the others"))
+                     for table, name, samples in SCATTERS for row in self.rows(table)
+                     if (times := getattr(row, f"{name}_scatter"))]  # fmt: skip
+        least = min((row.n for row in points if row.n), default=SEEDS_FOR_A_CLAIM)
         fewest = min((row.tokens / row.parameters for row in self.sizes.values()), default=TOKENS_PER_PARAMETER)
-        if fewest < TOKENS_PER_PARAMETER:
-            sentences.append(
-                f"{fewest:.2g} tokens per parameter: below {TOKENS_PER_PARAMETER} this is a ladder of early training."
-            )
-        if len(self.sizes) > 1:
-            sentences.append("Depth, width, tokens, batch and rate grow together: sizes differ in all of them.")
-        return sentences
-
-    def _uncounted(self) -> list[str]:
-        """Runs that began, or ended otherwise, since results.json was written."""
-        known = {run.path.name: run.summary.status for run in self.ladder.runs}
-        runs = [settings.parent for settings in self.path.glob("runs/*/config.yaml")]
-        later = sum(known.get(run.name) != read_object(run / "summary.json").get("status", "failed") for run in runs)
-        text = f"Not counted: {count(later, 'run')} that began or ended after results.json was written."
-        return [text] if later else []
+        sentences = {
+            f"{count(least, 'seed').capitalize()} at the least: a claim needs {SEEDS_FOR_A_CLAIM}.":
+                least < SEEDS_FOR_A_CLAIM,
+            **{f"{text}: {count(row.failed, 'run')} did not finish.": row.failed for row, text in where},
+            **{f"{text}: its best rate, {rate(row.lr)}, is an edge of those tried.": row.lr_interior is False
+               for row, text in where},
+            **dict.fromkeys(list_other_sizes(sizes, "the baseline, by whose compute it is judged"), True),
+            **{f"{row.scheme} at {self._size(row)}: its {samples} {scatter}": True
+               for row, samples, scatter in scattered},
+            **dict.fromkeys(list_irregular_runs([r.summary for r in self.ladder.runs if r.scheme in judged]), True),
+            "One learning rate at each size, by the rule: a scheme that wants another pays for that.":
+                all(row.lr_interior is None for row in points),
+            f"{fewest:.2g} tokens per parameter: below {TOKENS_PER_PARAMETER} this is a ladder of early training.":
+                fewest < TOKENS_PER_PARAMETER,
+            "Depth, width, tokens, batch and rate grow together: sizes differ in all of them.": len(self.sizes) > 1,
+        }  # fmt: skip
+        return [sentence for sentence, holds in sentences.items() if holds]
 
     def _size(self, row: TrendRow | LawFit | SpeedupRow) -> str:
         return si(self.sizes[row.size].parameters) if row.size in self.sizes else "all"
@@ -182,7 +163,7 @@ class SavedLadder(Study):
             "Slope of the difference": (["scheme", "along", "size", "n", "nats per decade (95 %)", "p, Holm"], slopes),
             "Points": (["scheme", "parameters", "tokens", "per parameter", "FLOP", "n", "val loss",
                         "difference (95 %)", "p, Holm", "lr"], points),
-            "Fits of E + A x^-a": (["scheme", "x", "size", "points", "found"], fits),
+            "Fits of E + A x^-a": (["scheme", "x", "size", "points", "fit"], fits),
         }  # fmt: skip
         return {title: table for title, table in tables.items() if table[1]}
 
@@ -190,17 +171,25 @@ class SavedLadder(Study):
         return [table for title, table in self.tables().items() if title == "Speed-up"]
 
     def charts(self) -> dict[str, list[Chart]]:
-        return {"speedup": speedup_charts(self), "loss": loss_charts(self), "difference": difference_charts(self)}
+        note = "Means over seeds at the best rate; lines join the budgets of a size; dotted: fits."
+        paired = f"Validation loss − that of {self.baseline}, paired by seed; band: 95 % interval at each point."
+        return {
+            "speedup": speedup_charts(self),
+            "loss": budget_charts(self, "val_loss_mean", "Loss over budgets", note,
+                                  lambda row: figures(row.val_loss_mean)),
+            "difference": budget_charts(self, "difference", f"Difference to {self.baseline} over budgets", paired,
+                                        lambda row: f"{signed(row.difference, 4)} nats"),
+        }  # fmt: skip
 
     def sections(self, place: Mapping[str, int]) -> list[Section]:
-        tables = {title: f"<h3>{escape(title)}</h3>{html_table(*table, place)}"
+        tables = {title: f"<h3>{linked(title)}</h3>{html_table(*table, place)}"
                   for title, table in self.tables().items()}  # fmt: skip
         speedups, charts = tables.pop("Speed-up", ""), self.charts()
         again = shlex.join(["geonorm", "ladder", "--config", str(self.path / "config.yaml"), "--out", "NEW"])
         runs = pairs((run.path.name, f"{run.summary.status}, {run.summary.val_loss}") for run in self.ladder.runs)
         return [
-            Section("Effective speed-up", [charts["speedup"], speedups, f"<p>{escape(NOTE)}</p>"], "wide"),
-            Section("Loss", [[*charts["loss"], *charts["difference"]], f"<p>{escape(COMPUTE)}</p>"]),
+            Section("Effective speed-up", [charts["speedup"], speedups], "wide"),
+            Section("Loss", [[*charts["loss"], *charts["difference"]]]),
             Section("In numbers", [*tables.values()]),
             Section("Repeat it", [f"<pre>{escape(again)}</pre>", details("All runs", runs)]),
         ]
@@ -215,8 +204,7 @@ class SavedLadder(Study):
 
 def describe_speedup(row: SpeedupRow) -> str:
     """The speed-up of a scheme at a size in one sentence."""
-    where = f"at {si(row.parameters)} parameters and {si(row.tokens)} tokens"
-    versus = f"{row.scheme} against {row.baseline} {where}"
+    versus = f"{row.scheme} against {row.baseline} at {si(row.parameters)} parameters and {si(row.tokens)} tokens"
     if row.bound:
         more = "more" if row.bound == ">" else "less"
         return f"{versus}: a speed-up of {more} than {row.limit:.3g}, as far as the curves reach"
@@ -224,12 +212,11 @@ def describe_speedup(row: SpeedupRow) -> str:
         return f"{versus} is not resolved: {row.problem}"
     wall = "" if row.wall is None else f", {ratio_text(row.wall, row.wall_low, row.wall_high)} in wall time"
     unit = "tokens" if row.along == "tokens" else "compute along the sizes"
-    value = f"speed-up {speedup_text(row)} in {unit}{wall}"
+    value, holm = f"speed-up {speedup_text(row)} in {unit}{wall}", row.speedup_p_holm
     if row.speedup_low is None or row.speedup_high is None:
         return f"{versus}: {value}; not resolved, one seed gives no interval"
     if row.speedup_low <= 1 <= row.speedup_high:
         return f"{versus} is not resolved at {count(row.n, 'seed')}: {value}"
-    holm = row.speedup_p_holm
     among = "" if significant(holm) else f", but not among all speed-ups here (Holm: p = {holm:.2g})"
     return f"{versus}: {value}, {count(row.n, 'seed')}{among}"
 
@@ -244,30 +231,33 @@ def fitted(value: float | None, low: float | None, high: float | None) -> str:
     return f"{value:.3g}" + ("" if low is None else f" ({low:.3g} to {high:.3g})")
 
 
+def name_speedups(rows: Sequence[SpeedupRow], size: str) -> str:
+    """The speed-ups at a size, in a line."""
+    here = [row for row in rows if row.size == size]
+    ends = ", ".join(f"{row.scheme} {speedup_text(row).partition(' (')[0]}" for row in here)
+    return f"at {si(here[0].parameters)} parameters, {si(here[0].tokens)} tokens: {ends}"
+
+
 def speedup_charts(ladder: SavedLadder) -> list[Chart]:
     """The effective speed-up of every scheme at each size, and over the sizes."""
     rows = [row for row in ladder.rows("speedups") if row.speedup is not None or row.bound]
-    if not rows:
-        return []
-    ends = [end for row in rows for end in (row.speedup, row.speedup_low, row.speedup_high) if end]
-    ends += [row.limit for row in rows if row.bound] + [math.exp(ln) for row in rows for ln in row.ln]
+    strips: dict[str, list[Strip]] = {}
+    for row in rows:
+        text, scheme = speedup_text(row), row.scheme
+        dots = [(math.exp(ln), f"{scheme}: {math.exp(ln):.3g}") for ln in row.ln] or [(row.limit, f"{scheme}: {text}")]
+        strip = Strip(scheme, text, dots, row.speedup, row.speedup_low, row.speedup_high)
+        strips.setdefault(row.size, []).append(strip)
+    ends = [end for each in strips.values() for s in each for end in (s.mean, s.low, s.high, *(x for x, _ in s.dots))]
     unit = f"speed-up over {ladder.baseline}"
-    axis = Axis.around([0.95, 1.05, *ends], log=True, margin=0.08, title=f"{unit} (right of 1 is better)")
+    axis = Axis.around([0.95, 1.05, *filter(None, ends)], log=True, margin=0.08, title=f"{unit} (right of 1 is better)")
     note = "Each mark is one seed, the bar the 95 % interval of their mean. > and <: outside the curves."
-    charts = []
-    for size in dict.fromkeys(row.size for row in rows):
-        here = [row for row in rows if row.size == size]
-        title = f"Speed-up at {si(here[0].parameters)} parameters, {si(here[0].tokens)} tokens"
-        strips = []
-        for row in here:
-            text, scheme = speedup_text(row), row.scheme
-            dots = [(math.exp(ln), f"{scheme}: {math.exp(ln):.3g}") for ln in row.ln]
-            dots = dots or [(row.limit, f"{scheme}: {text}")]
-            strips.append(Strip(scheme, text, dots, row.speedup, row.speedup_low, row.speedup_high))
-        charts.append(strip_chart(title, "", strips, ladder.looks, note, rule=1.0, axis=axis))
-    if len(charts) > 1:
-        charts.append(over_sizes(ladder, rows, replace(axis, title=unit)))
-    return charts
+    charts = [
+        strip_chart(
+            f"Speed-up {name_speedups(rows, size)}", "", each, ladder.looks, note, 1.0, axis, name=f"speedup-{size}"
+        )
+        for size, each in strips.items()
+    ]
+    return charts + ([over_sizes(ladder, rows, replace(axis, title=unit))] if len(charts) > 1 else [])
 
 
 def speedup_text(row: SpeedupRow) -> str:
@@ -288,17 +278,21 @@ def over_sizes(ladder: SavedLadder, rows: Sequence[SpeedupRow], y: Axis) -> Char
     """The speed-up of every scheme over the number of parameters."""
     x = Axis.around([row.parameters or 1 for row in rows], log=True, margin=0.08, title="parameters", form=ROUGHLY,
                     labels=[row.parameters for row in ladder.sizes.values()])  # fmt: skip
-    note = "The band is the 95 % interval at each size. Logarithmic scales."
-    chart = Chart("Speed-up over sizes", x, y, ladder.looks, note)
-    chart.rule(y=1.0)
     known = [(name, [row for row in rows if row.scheme == name and row.speedup is not None]) for name in ladder.names]
+    chart = Chart(
+        "Speed-up over sizes", x, y, ladder.looks, "The band is the 95 % interval at each size.", name="sizes"
+    )
+    chart.meaning = "A speed-up that shrinks with size is one of small models."
+    chart.rule(y=1.0)
     return draw_lines(chart, known, "parameters", "speedup", lambda row: f"{row.speedup:.3g}")
 
 
 def draw_lines(
     chart: Chart, lines: Iterable[tuple[str, Sequence[Any]]], key: str, column: str, text: Callable[[Any], str]
 ) -> Chart:
-    """A curve of a column, with its interval where it has one, through the rows of each line."""
+    """A curve of a column, with its interval where it has one, through the rows of each line; the title gets the ends
+    of the lines."""
+    ends: dict[str, tuple[float, float]] = {}
     for scheme, rows in lines:
         points = []
         for row in rows:
@@ -306,50 +300,33 @@ def draw_lines(
             label = f"{row.scheme} · {si(row.parameters)} parameters · {si(row.tokens)} tokens: {text(row)}"
             points.append(Point(getattr(row, key), getattr(row, column), low, high, label))
         chart.curve(scheme, points)
+        ends |= {scheme: (points[0].y, points[-1].y)} if points else {}
+    chart.title = describe_course(chart.title, ends)
     return chart
 
 
-def budget_axis(ladder: SavedLadder) -> tuple[str, Axis]:
-    """What losses are drawn over: tokens if there is one size, else compute."""
-    key, form, title = ("tokens", ROUGHLY, "tokens") if len(ladder.sizes) == 1 else ("compute", RATE, "compute (FLOP)")
-    points = ladder.rows("points")
-    budgets = sorted(getattr(row, key) for row in points if row.scheme == ladder.baseline)
-    few = budgets if key == "tokens" and len(budgets) <= 7 else None
-    return key, Axis.around(
-        [getattr(row, key) for row in points], log=True, margin=0.06, form=form, title=title, labels=few
-    )
-
-
-def loss_charts(ladder: SavedLadder) -> list[Chart]:
-    """Validation loss at every budget and size, and fits where there are some."""
-    rows = [row for row in ladder.rows("points") if row.val_loss_mean is not None]
+def budget_charts(ladder: SavedLadder, column: str, title: str, note: str, text: Callable[[Any], str]) -> list[Chart]:
+    """A column at every budget and size, over tokens if there is one size, else over compute."""
+    zero = [0.0] if column == "difference" else []
+    rows = [row for row in ladder.rows("points")
+            if getattr(row, column) is not None and not (zero and row.scheme == ladder.baseline)]  # fmt: skip
     if not rows:
         return []
-    key, x = budget_axis(ladder)
-    y = Axis.around([row.val_loss_mean for row in rows], margin=0.08, title=LOSS)
-    fits = [row for row in ladder.rows("fits") if not row.problem and row.along == key]
-    note = "Means over seeds at the best rate; lines join the budgets of a size"
-    chart = Chart(f"Loss against {key}", x, y, ladder.looks, note + (", or are fits (dotted)." if fits else "."))
-    for fit in fits:
+    key = "tokens" if len(ladder.sizes) == 1 else "compute"
+    budgets = sorted(getattr(row, key) for row in rows if row.scheme == rows[0].scheme)
+    few = budgets if key == "tokens" and len(budgets) <= 5 else None
+    x = Axis.around([getattr(row, key) for row in rows], log=True, margin=0.06, labels=few,
+                    form=ROUGHLY if key == "tokens" else RATE, title=key + " (FLOP)" * (key == "compute"))  # fmt: skip
+    ends = [getattr(row, f"{column}{end}", None) for row in rows for end in ("", "_low", "_high")]
+    y = Axis.around([*zero, *(end for end in ends if end is not None)], margin=0.08, title="nats per token")
+    chart = Chart(title, x, y, ladder.looks, note, name=f"{column.replace('_', '-')}-budgets")
+    for level in zero:
+        chart.rule(y=level)
+    for fit in [fit for fit in ladder.rows("fits") if not fit.problem and fit.along == key and not zero]:
         inside = [getattr(row, key) for row in rows if row.scheme == fit.scheme and fit.size in ("all", row.size)]
         steps = [math.exp(math.log(min(inside)) + i / 40 * math.log(max(inside) / min(inside))) for i in range(41)]
-        curve = [(step, fit.E + fit.A * (step / fit.scale) ** -fit.a) for step in steps]
-        chart.line(fit.scheme, curve, "dotted")
-    return [draw_lines(chart, join_points(rows), key, "val_loss_mean", lambda row: figures(row.val_loss_mean))]
-
-
-def difference_charts(ladder: SavedLadder) -> list[Chart]:
-    """The difference to the baseline at every budget and size."""
-    rows = [row for row in ladder.rows("points") if row.difference is not None and row.scheme != ladder.baseline]
-    if not rows:
-        return []
-    key, x = budget_axis(ladder)
-    ends = [end for row in rows for end in (row.difference, row.difference_low, row.difference_high)]
-    y = Axis.around([0.0, *(end for end in ends if end is not None)], title="difference (nats per token)")
-    note = f"Validation loss − that of {ladder.baseline}, paired by seed; band: 95 % interval at each point."
-    chart = Chart("Difference to the baseline", x, y, ladder.looks, note)
-    chart.rule(y=0.0)
-    return [draw_lines(chart, join_points(rows), key, "difference", lambda row: f"{signed(row.difference, 4)} nats")]
+        chart.line(fit.scheme, [(step, fit.E + fit.A * (step / fit.scale) ** -fit.a) for step in steps], "dotted")
+    return [draw_lines(chart, join_points(rows), key, column, text)]
 
 
 def join_points(rows: Sequence[LadderPoint]) -> Iterator[tuple[str, list[Any]]]:

@@ -64,7 +64,7 @@
   // Spheres: marks follow the frames between which the slider stands, seen from where the reader has turned them to.
   for (const globe of document.querySelectorAll(".spheres")) {
     const { times, size, reach } = globe.dataset;
-    const depth = JSON.parse(times), slider = globe.querySelector("input"), said = globe.querySelector("output");
+    const depth = JSON.parse(times), slider = globe.querySelector("input"), time = globe.querySelector("output");
     let yaw = 0, tilt = 35 * Math.PI / 180, drag = null;
     const figures = [...globe.querySelectorAll("figure")].map(figure => ({
       cosine: figure.querySelector("span"),
@@ -78,8 +78,8 @@
       const here = Number(slider.value), first = Math.floor(here), share = here - first;
       const mix = (a, b) => a + (b - a) * share;
       const t = Math.exp(mix(Math.log(depth[first]), Math.log(depth[Math.min(first + 1, depth.length - 1)])));
-      said.textContent = t < 10 ? t.toFixed(2) : t < 1e5 ? t.toPrecision(4).replace(/\.0*$/, "") : t.toExponential(2);
-      slider.setAttribute("aria-valuetext", said.textContent);
+      time.textContent = t < 10 ? t.toFixed(2) : t < 1e5 ? t.toPrecision(4).replace(/\.0*$/, "") : t.toExponential(2);
+      slider.setAttribute("aria-valuetext", time.textContent);
       const [cy, sy, ct, st] = [Math.cos(yaw), Math.sin(yaw), Math.cos(tilt), Math.sin(tilt)];
       for (const { cosine, marks, frames } of figures) {
         const last = frames.length - 1;
@@ -112,6 +112,19 @@
       for (const end of ["pointerup", "pointercancel"]) chart.addEventListener(end, () => { drag = null; });
     }
     draw();
+  }
+
+  // The picture as it stands, without its marks' labels for the page.
+  for (const button of document.querySelectorAll("[data-svg]")) {
+    button.addEventListener("click", () => {
+      const picture = button.closest(".view").querySelector("svg").cloneNode(true), link = document.createElement("a");
+      picture.setAttribute("style", "background: #fff");
+      const text = new XMLSerializer().serializeToString(picture);
+      link.href = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
+      link.download = `${button.dataset.svg}.svg`;
+      link.click();
+      URL.revokeObjectURL(link.href);
+    });
   }
 
   for (const button of document.querySelectorAll("[data-toggle]")) {

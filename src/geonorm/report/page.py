@@ -1,107 +1,164 @@
-"""One self-contained HTML page about comparisons, simulations and probes: everything inline, every string escaped."""
+"""One self-contained HTML page about studies of all kinds: everything inline, every string escaped."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from html import escape, unescape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
-from .charts import Chart, inline
-from .style import COLOURS, GREYS, Look
+from .charts import BETWEEN, CONFIG, Chart, svg
+from .formats import write_csv
+from .style import Look, dark_rules
+from .terms import anchor, glossary, linked
 
 if TYPE_CHECKING:
     from .study import Study
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 """What a browser is told about the page: it may fetch nothing."""
-SYMBOLS = {
-    "circle": "M-1,0A1,1 0 1,0 1,0A1,1 0 1,0 -1,0Z", "square": "M-.9,-.9H.9V.9H-.9Z",
-    "triangle-up": "M0,-1.1L1.1,.9H-1.1Z", "diamond": "M0,-1.2L1.2,0L0,1.2L-1.2,0Z",
-    "triangle-down": "M0,1.1L1.1,-.9H-1.1Z", "cross": "M-.35,-1H.35V-.35H1V.35H.35V1H-.35V.35H-1V-.35H-.35Z",
-}  # fmt: skip
-"""The markers that Vega has by name, as paths for the legend."""
+WIDTH, HEIGHT = 235, 170
+"""Pixels inside the axes: with its labels a chart is as wide as a phone, and three stand in a row of a large screen."""
 
 
 def page(studies: Sequence[Study], styles: Mapping[str, Look]) -> str:
     """The whole page. styles: the look of each entry of the legend; pressing an entry hides its series everywhere."""
-    names, alone = list(styles), len(studies) == 1
-    resources = files("geonorm.report")
-    css = resources.joinpath("page.css").read_text(encoding="utf-8") + _colours(list(styles.values()))
-    script = resources.joinpath("page.js").read_text(encoding="utf-8")
-    title = escape(", ".join(dict.fromkeys(study.title for study in studies)))
+    names, resources, alone = list(styles), files("geonorm.report"), len(studies) == 1
+    css, script = (resources.joinpath(f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     places = [{series: names.index(key) for series, key in study.keys.items()} for study in studies]
-    body = "".join(_study(study, place, alone) for study, place in zip(studies, places, strict=True))
+    kinds = ", ".join(dict.fromkeys(study.what.lower() for study in studies))
+    title = studies[0].headline() if alone else f"{len(names)} series in {len(studies)} studies: {kinds}"
+    head, contents, body = _answers(studies, places), "", ""
+    if alone:
+        head = _setting(studies[0]) + head + _limits(studies[0])
+    for number, (study, place) in enumerate(zip(studies, places, strict=True), 1):
+        prefix, level = ("", "h2") if alone else (f"study-{number}-", "h3")
+        links = []
+        if not alone:
+            body += f'<section id="study-{number}" class="part"><h2>{linked(study.headline())}</h2>'
+            body += f"{_setting(study)}{_limits(study)}</section>"
+            links.append(f'<a href="#study-{number}"><strong>{escape(study.title)}</strong></a>')
+        for section in study.sections(place):
+            name = prefix + anchor(section.title)
+            links.append(f'<a href="#{name}">{escape(section.title)}</a>')
+            body += f'<section id="{name}"><{level}>{escape(section.title)}<a class="anchor" href="#{name}"'
+            body += f' aria-label="Link to {escape(section.title)}">#</a></{level}>'
+            for item in section.content:
+                body += item if isinstance(item, str) else _charts(item, place, section.css, prefix)
+            body += "</section>"
+        contents += f"<li>{' '.join(links)}</li>"
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        f"<title>{title}</title><style>{css}</style></head><body>"
-        f"<header><h1>{title}</h1>{_head(studies[0], places[0]) if alone else ''}</header>"
-        f"{_legend(styles)}<main>{body}</main>"
+        f"<title>{escape(title)}</title><style>{css}{_colours(list(styles.values()))}</style></head><body>"
+        f"<header><h1>{escape(title)}</h1>{head}</header>"
+        f'<nav class="contents" aria-label="Contents"><ul>{contents}</ul></nav>{_legend(styles)}'
+        f"<main>{body}{glossary(head + body)}</main>"
         '<div id="tip" role="status" aria-live="polite" hidden></div>'
         f"<script>{script}</script></body></html>\n"
     )
 
 
-def _head(study: Study, place: Mapping[str, int]) -> str:
-    """Caption, findings and limits, before everything else."""
+def _setting(study: Study) -> str:
+    return f'<p class="caption">{escape(study.title)} · {escape(study.caption())}</p>'
+
+
+def _answers(studies: Sequence[Study], places: Sequence[Mapping[str, int]]) -> str:
+    """What all studies say of each entry of the legend."""
+    sentences: dict[int, list[str]] = {}
+    for number, (study, place) in enumerate(zip(studies, places, strict=True), 1):
+        link = f'<a href="#study-{number}">{escape(study.what)}</a> · ' if len(studies) > 1 else ""
+        for series, sentence in study.findings():
+            sentences.setdefault(place[series], []).append(f"{link}{linked(sentence)}.")
     items = "".join(
-        f'<li data-s="{place[series]}">{_swatch(place[series])}{escape(sentence)}.</li>'
-        for series, sentence in study.findings()
+        f'<li data-s="{index}">{_swatch(index)}{"<br>".join(each)}</li>' for index, each in sentences.items()
     )
-    findings = f'<ul class="headlines">{items}</ul>' if items else ""
+    return f'<ul class="headlines">{items}</ul>' if items else ""
+
+
+def _limits(study: Study) -> str:
+    """What a reader must know before believing the numbers."""
     if limits := study.limits():
-        box = f'<aside class="limits"><strong>{study.limits_title}</strong>{bullets(limits)}</aside>'
-    else:
-        box = f'<p class="limits">{study.without_limits}</p>' if study.without_limits else ""
-    return f'<p class="caption">{escape(study.caption())}</p>{findings}{box}'
+        return f'<aside class="limits"><strong>{study.limits_title}</strong>{bullets(limits)}</aside>'
+    return f'<p class="limits">{study.without_limits}</p>' if study.without_limits else ""
 
 
-def _study(study: Study, place: Mapping[str, int], alone: bool) -> str:
-    head = "" if alone else f'<section class="part"><h2>{escape(study.title)}</h2>{_head(study, place)}</section>'
-    caption = f'<p class="caption">{escape(study.caption())}</p>'
-    level = "h2" if alone else "h3"
-    return head + "".join(
-        f"<section><{level}>{escape(section.title)}</{level}>{caption}"
-        + "".join(item if isinstance(item, str) else _charts(item, place, section.css) for item in section.content)
-        + "</section>"
-        for section in study.sections(place)
+def _charts(charts: Sequence[Chart], place: Mapping[str, int], css: str, prefix: str) -> str:
+    return f'<div class="charts {css}">{"".join(_figure(chart, place, prefix) for chart in charts)}</div>'
+
+
+def _figure(chart: Chart, place: Mapping[str, int], prefix: str) -> str:
+    """A chart with its views, what it says, how to read it and what follows, and its downloads."""
+    name, views = prefix + anchor(chart.name), [chart, *chart.views]
+    radios, pictures = "", ""
+    for index, view in enumerate(views):
+        file = anchor(view.name)
+        data = quote(write_csv(view.table()), safe=",.-")
+        radios += f'<label><input type="radio" name="{name}-view"{"" if index else " checked"}>{view.view}</label>'
+        pictures += (
+            f'<div class="view">{inline(view, place)}<p class="files"><a download="{file}.csv" '
+            f'href="data:text/csv,{data}">CSV</a> <button type="button" data-svg="{file}">SVG</button></p></div>'
+        )
+    switch = f'<fieldset class="views"><legend>View</legend>{radios}</fieldset>' if len(views) > 1 else ""
+    meaning = f" <em>{escape(chart.meaning)}</em>" if chart.meaning else ""
+    return (
+        f'<figure id="{name}"><figcaption><strong>{linked(chart.title)}</strong> {linked(chart.note)}{meaning}'
+        f'</figcaption>{switch}{pictures}<label class="large"><input type="checkbox"> large</label></figure>'
     )
 
 
-def _charts(charts: Sequence[Chart], place: Mapping[str, int], css: str) -> str:
-    drawn = "".join(
-        f"<figure><figcaption><strong>{escape(chart.title)}</strong> {escape(chart.note)}</figcaption>"
-        f"{inline(chart, place)}</figure>"
-        for chart in charts
-    )
-    return f'<div class="charts {css}">{drawn}</div>'
+def inline(chart: Chart, place: Mapping[str, int]) -> str:
+    """The chart as an element of the page: each mark says its label when pointed at (`data-tip`) and to which entry of
+    the page's legend its series belongs (`data-s`, from `place`), which hides it."""
+    if chart.name and chart.y and chart.y.visible:
+        chart = replace(chart, width=WIDTH, height=HEIGHT)
+    text = svg(chart.spec() | {"config": CONFIG | {"background": "transparent"}})
+
+    def mark(match: re.Match[str]) -> str:
+        name, between, label = unescape(match[1]).partition(BETWEEN)
+        index = f' data-s="{place[name]}"' if between and name in place else ""
+        return index + (f' data-tip="{escape(label)}"' if label else "")
+
+    text = re.sub(r' aria-label="([^"]*)"', mark, text)
+    text = re.sub(r' (?:aria-\w+|role|class)="[^"]*"', "", text)
+    size = re.search(r'viewBox="[^"]*"', text)
+    role = f'role="img" tabindex="0" aria-label="{escape(chart.title)}"'
+    return re.sub(r"^<svg[^>]*>", f'<svg class="chart" {size[0] if size else ""} {role}>', text)
 
 
 def _legend(styles: Mapping[str, Look]) -> str:
     """One legend for all charts; each entry is a button that hides what it stands for everywhere."""
     buttons = "".join(
-        f'<button type="button" data-toggle="{index}" aria-pressed="true">'
-        f'<svg viewBox="0 0 30 14" aria-hidden="true"><path class="line s{index}" d="M1,7H29"/>'
-        f'<path class="mark s{index}" transform="translate(15,7) scale(4)" '
-        f'd="{SYMBOLS.get(look.marker, look.marker)}"/></svg>{escape(name)}</button>'
-        for index, (name, look) in enumerate(styles.items())
+        f'<button type="button" data-toggle="{index}" aria-pressed="true">{_swatch(index)}{escape(name)}</button>'
+        for index, name in enumerate(styles)
     )
-    return f'<nav aria-label="Press to hide or show">{buttons}</nav>'
+    return f'<nav class="legend" aria-label="Press to hide or show">{buttons}</nav>'
 
 
-def html_table(titles: Sequence[str], rows: Sequence[Sequence[str]], place: Mapping[str, int] | None = None) -> str:
-    """A table that scrolls by itself on a narrow screen. place: by series, its legend entry, which colours its row."""
-    head = "".join(f'<th scope="col">{escape(title)}</th>' for title in titles)
+def html_table(
+    titles: Sequence[str], rows: Sequence[Sequence[str]], place: Mapping[str, int] | None = None,
+    more: Collection[str] = (),
+) -> str:  # fmt: skip
+    """A table that scrolls by itself on a narrow screen. place: by series, its legend entry, which colours its row.
+    more: columns behind a switch."""
+    hidden = [' class="more"' if title in more else "" for title in titles]
+    head = "".join(f'<th scope="col"{css}>{linked(title)}</th>' for title, css in zip(titles, hidden, strict=True))
     body = ""
     for name, *cells in rows:
         index = (place or {}).get(name)
         mark, swatch = ("", "") if index is None else (f' data-s="{index}"', _swatch(index))
         body += f'<tr{mark}><th scope="row">{swatch}{escape(name)}</th>'
-        body += "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        body += "".join(f"<td{css}>{linked(cell)}</td>" for cell, css in zip(cells, hidden[1:], strict=True)) + "</tr>"
+    switch = '<label class="switch"><input type="checkbox"> all columns</label>' if any(hidden) else ""
+    return (
+        f'<div class="table">{switch}<div class="scroll" tabindex="0" role="group" aria-label="Table by {titles[0]}">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></div>"
+    )
 
 
 def _swatch(index: int) -> str:
@@ -120,7 +177,7 @@ def pairs(items: Iterable[tuple[str, Any]]) -> str:
 
 
 def bullets(sentences: Iterable[str]) -> str:
-    return "<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences) + "</ul>"
+    return "<ul>" + "".join(f"<li>{linked(sentence)}</li>" for sentence in sentences) + "</ul>"
 
 
 def plain_text(value: Any) -> str:
@@ -128,8 +185,7 @@ def plain_text(value: Any) -> str:
 
 
 def _colours(styles: Sequence[Look]) -> str:
-    """Colours and dashes of the legend's entries, and the palette of the charts, for light and dark."""
-    palette = [*COLOURS.values(), *GREYS]
-    light = "".join(f".s{i}{{--c:var(--{s.light[1:]});--d:{s.dash or 'none'}}}" for i, s in enumerate(styles))
-    day, night = ("".join(f"--{pair[0][1:]}:{pair[which]};" for pair in palette) for which in (0, 1))
-    return f":root{{{day}}}{light}@media screen and (prefers-color-scheme:dark){{:root{{{night}}}}}"
+    """Colours of the legend's entries, and those of the charts on dark paper."""
+    light = "".join(f".s{i}{{--c:{look.light}}}" for i, look in enumerate(styles))
+    dark = "".join(f".s{i}{{--c:{look.dark}}}" for i, look in enumerate(styles))
+    return f"{light}@media screen and (prefers-color-scheme:dark){{{dark}{dark_rules()}}}"

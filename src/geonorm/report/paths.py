@@ -8,11 +8,11 @@ from math import cos, pi, sin
 import numpy as np
 
 from .charts import Axis, Chart, Spec, figure
-from .style import GREYS, Look, ramp
+from .style import COLOURS, Look, ramp
 
 Points = Sequence[tuple[float, float]]
 START, CIRCLE, UPDATE = "x", "|x'| = |x|", "towards x + u"
-BAR, DOTS = "M-1.6,-.12H1.6V.12H-1.6Z", "M-1.6,-.15h.6v.3h-.6ZM-.3,-.15h.6v.3h-.6ZM1,-.15h.6v.3h-.6Z"
+BAR, DOTS = "M-1.6,-.35H1.6V.35H-1.6Z", "M-1.6,-.35h.7v.7h-.7ZM-.35,-.35h.7v.7h-.7ZM.9,-.35h.7v.7h-.7Z"
 """A line and a dotted one, as shapes of a legend."""
 FIXED = {START: "circle", CIRCLE: BAR, UPDATE: DOTS}
 """What every chart has beside its paths, with its shape in the legend."""
@@ -35,18 +35,18 @@ def draw_paths(
     charts = []
     for t, paths in drawn.items():
         names = [f"|u| = {length:g} |x|" for length, _, _ in paths]
-        greys = {name: Look(*GREYS[2], "", shape) for name, shape in FIXED.items()}
+        greys = {name: Look(*COLOURS["grey"], "", shape) for name, shape in FIXED.items()}
         x, y = (Axis(low, low + span, title=f"{way}, in lengths of x") for way in ("along x", "across x"))
         title = f"{name}: every block" if same else f"{name}: block {t} of 12"
         looks = {**ramp(names), **greys}
-        chart = Chart(title, x, y, looks, width=300, height=300, legend=True)
+        chart = Chart(title, x, y, looks, width=300, height=300)
         chart.note = f"{equation}. Lines: from x to x' as the step grows from 0 to 1; hollow: clamped."
         start = paths[0][1][0]
         arc = [pi / 2 * i / 32 for i in range(33)]
-        chart.outline(CIRCLE, [(start[0] * cos(a), start[0] * sin(a)) for a in arc], "circle", kind="thin")
-        chart.outline(UPDATE, [start, (start[0] + span * cos(angle), span * sin(angle))], "update", kind="dotted")
+        chart.line(CIRCLE, [(start[0] * cos(a), start[0] * sin(a)) for a in arc], "thin")
+        chart.line(UPDATE, [start, (start[0] + span * cos(angle), span * sin(angle))], "dotted")
         for series, (_, points, clamped) in zip(names, paths, strict=True):
-            chart.outline(series, points, series, kind="path")
+            chart.line(series, points, "path")
             at = f"{series}: x' = ({points[-1][0]:.3f}, {points[-1][1]:.3f})"
             chart.mark(series, *points[-1], at, kind="hollow" if clamped else "mark")
         chart.mark(START, *start, "x", kind="best")

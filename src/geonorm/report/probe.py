@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
 from ..decay import schedule
-from .charts import Axis, Chart
-from .curves import spread_evenly
+from .charts import Chart
+from .curves import Place
+from .depth import GROWS, Measure, over_depth
 from .page import html_table
-from .study import Record, Section, Study, read_object_strictly, read_rows_strictly, refuse_damaged
+from .study import Record, Section, Study, read_object_strictly, read_rows_strictly
 from .style import figures, si
 from .tables import Table
 
-NOTE = (
-    "step: tangential part of x'-x over |x|, mean over tokens and sub-layers; law: the decay that its course over "
-    "blocks follows, with R² of the logarithms, and the power of t with its 95 % interval; |cos| to (1, ..., 1) beside "
-    "the same for 64 random directions (5 to 95 % of them) and for the direction that tokens share most; spread: "
-    "standard deviation of |x| over tokens before and after the norms of the blocks, geometric means"
-)
 MEANS = ("ratio", "cos_pair", "effective_rank", "clamped")
 """Columns of the trace with a mean over sub-layers."""
 NORM_MEANS = ("rotation", "cos_ones_before", "cos_null_before", "cos_principal_before")
 Rows = dict[str, list[Record]]
 SHADED = "Shaded: middle half of tokens."
-ADDED = "loss added (nats per token)"
 
 
 @dataclass(frozen=True)
@@ -40,27 +33,24 @@ class SavedProbe(Study):
     all_norms: Rows
     ablation: Rows
 
-    what = "Geometry"
+    what = "Probe"
+    maker = "probe"
     columns = 3
 
     @classmethod
-    def load(cls, path: Path) -> SavedProbe:
-        """GeonormError where a file is cut or is not what the summary says, OSError where one is missing."""
-        with refuse_damaged(path, "probe"):
-            summary = read_object_strictly(path / "summary.json")
-            stacks = {model["model"]: model["schedule"] for model in summary["models"]}
-            files: dict[str, Rows] = {name: {} for name in ("trace", "norms", "ablation")}
-            for name, series in files.items():
-                file = path / f"{name}.jsonl"
-                for row in read_rows_strictly(file) if name != "ablation" or file.exists() else ():
-                    series.setdefault(series_name(row["model"], row["stack"], stacks[row["model"]]), []).append(row)
-            study = cls(path, summary, *files.values())
-            study.text_lines()
-        return study
+    def read(cls, path: Path) -> SavedProbe:
+        summary = read_object_strictly(path / "summary.json")
+        stacks = {model["model"]: model["schedule"] for model in summary["models"]}
+        files: dict[str, Rows] = {name: {} for name in ("trace", "norms", "ablation")}
+        for name, series in files.items():
+            file = path / f"{name}.jsonl"
+            for row in read_rows_strictly(file) if name != "ablation" or file.exists() else ():
+                series.setdefault(series_name(row["model"], row["stack"], stacks[row["model"]]), []).append(row)
+        return cls(path, summary, *files.values())
 
     @property
     def series(self) -> list[str]:
-        return list(self.trace or self.all_norms)
+        return list(dict.fromkeys([*self.trace, *self.all_norms]))
 
     @property
     def names(self) -> list[str]:
@@ -75,6 +65,10 @@ class SavedProbe(Study):
         schemes = {name: self.model_of(name).get("scheme") for name in self.names}
         unique = [scheme for scheme in schemes.values() if list(schemes.values()).count(scheme) == 1]
         return {name: scheme if scheme and scheme in unique else name for name, scheme in schemes.items()}
+
+    @property
+    def schemes(self) -> dict[str, str]:
+        return {key: self.model_of(name).get("scheme") or key for name, key in self.keys.items()}
 
     def model_of(self, name: str) -> Record:
         """The summary's entry for the model of a series; empty where it has none."""
@@ -110,94 +104,82 @@ class SavedProbe(Study):
         if law:
             best, power = law["best"], power_of(law)
             shape = "none of the usual laws" if best == "none" else f"the {best} law (R² {figures(law[best]['r2'])})"
-            sentence += f"; over the blocks the steps follow {shape}" + (
-                f", power of t {power}" if power != "–" else ""
-            )
+            sentence += f"; over the blocks the steps follow {shape}" + f", power of t {power}" * (power != "–")
         return sentence
 
     def tables(self) -> dict[str, Table]:
-        return {"Models": self._overview(), "Means": self._means()}
+        records = self.records()
+        models = [
+            [r["model"], r["scheme"] or "–", str(r["depth"] or "–"), (r["law"] or "–").replace("none", "none fits"),
+             power_of(self.schedule(r["model"])), figures(r["law_alpha"]), figures(r["law_r2"]),
+             r["model_type"] or r["class"] or "–", si(r["parameters"]), si(r["tokens"])]
+            for r in records
+        ]  # fmt: skip
+        means = [
+            [r["model"], *(figures(r[key]) for key in ("radius_first", "radius_last", *MEANS)),
+             "–" if r["rotation"] is None else f"{math.degrees(r['rotation']):.1f}°",
+             *(figures(r[key]) for key in ("norm_spread_before", "norm_spread_after", *NORM_MEANS[1:3]))]
+            for r in records
+        ]  # fmt: skip
+        return {"Models": (OVERVIEW, models), "Means": (AVERAGES, means)}
 
     def text_tables(self, width: int) -> list[Table]:
-        return [self._overview()]
-
-    def _overview(self) -> Table:
-        """A row per model and stream."""
-        titles = ["model", "type", "scheme", "blocks", "parameters", "tokens", "implied step law",
-                  "scale", "R²", "power of t"]  # fmt: skip
-        models = self.summary["models"]
-        if self.chosen:
-            models = [model for model in models if set(laws_of(model)) & set(self.names)]
-        rows = []
-        for model in models:
-            for name, kinds in laws_of(model).items():
-                law = kinds.get("all") if kinds else None
-                best = law.get(law["best"]) if law else None
-                rows.append([
-                    name, model["model_type"] or model["class"], model["scheme"] or "–", str(model["depth"] or "–"),
-                    si(model["parameters"]), si(model["tokens"]),
-                    "–" if law is None else law["best"].replace("none", "none fits"),
-                    *(figures(best[key]) if best else "–" for key in ("alpha", "r2")), power_of(law),
-                ])  # fmt: skip
-        return titles, rows
-
-    def _means(self) -> Table:
-        """Means over the sub-layers, and over the norms in blocks, of each series."""
-        titles = ["model", "|x| first", "|x| last", "step", "rotation", "spread of |x| by norms", "|cos| to 1",
-                  "its null", "cos of pairs", "effective rank", "share of clamped updates"]  # fmt: skip
-        rows = []
-        for name in self.names:
-            m = self.means(name)
-            before, after, factor = (figures(m[f"norm_spread_{key}"]) for key in ("before", "after", "factor"))
-            rows.append([
-                name, *(figures(m[key]) for key in ("radius_first", "radius_last", "ratio")),
-                "–" if m["rotation"] is None else f"{math.degrees(m['rotation']):.1f}°",
-                "–" if m["norm_spread_before"] is None else f"{before} to {after} (÷ {factor})",
-                *(figures(m[key]) for key in ("cos_ones_before", "cos_null_before", "cos_pair", "effective_rank",
-                                              "clamped")),
-            ])  # fmt: skip
-        return titles, rows
-
-    def means(self, name: str) -> Record:
-        """Means over the sub-layers, and over the norms in blocks, of a series; None for what is not known. rotation:
-        radians; norm_spread: standard deviation of |x| over tokens before and after the norms, as arXiv:2409.12951."""
-        rows, norms = self.trace.get(name, []), self.norms(name) or self.all_norms.get(name, [])
-        spread = self.model_of(name).get("norm_spread") or {}
-        return {
-            "radius_first": rows[0]["radius"] if rows else None,
-            "radius_last": rows[-1]["radius_after"] if rows else None,
-            **{key: column_mean(rows, key) for key in MEANS},
-            **{key: column_mean(norms, key) for key in NORM_MEANS},
-            **{f"norm_spread_{key}": spread.get(key) for key in ("before", "after", "factor")},
-            "massive": sum(bool(row["massive"]) for row in rows),
-            "sites": len(rows),
-        }
+        return [self.tables()["Models"]]
 
     def charts(self) -> dict[str, list[Chart]]:
-        drawn = {name: [chart for panel in panels for chart in over_depth(self, panel)] for name, _, panels in FIGURES}
-        return {"steps": implied_steps(self), **drawn}
+        return {name: [chart for panel in panels for chart in self._over_depth(panel)] for name, _, panels in FIGURES}
+
+    def _over_depth(self, panel: Panel) -> list[Chart]:
+        """A column over the block that its rows stand in, with the thin line of another, or dotted the law of steps."""
+        courses: dict[str, list[Place]] = {}
+        second: dict[str, list[Place]] = {}
+        for name in self.names:
+            rows, law = getattr(self, panel.rows)(name), self.schedule(name) if panel.key == "ratio" else None
+            ends = [(row["t"], str(row.get("kind") or ""), row) for row in rows]
+            courses[name] = [Place(t, kind, row[panel.key], row.get(panel.low), row.get(panel.high))
+                             for t, kind, row in ends if row.get(panel.key) is not None]  # fmt: skip
+            second[name] = [Place(t, kind, row[panel.thin]) for t, kind, row in ends if row.get(panel.thin) is not None]
+            if law:
+                depth = max(row["t"] for row in rows)
+                second[name] = [Place(t, "", evaluate_law(law, t, depth)) for t in range(1, depth + 1)]
+        name, kind = panel.key.replace("_", "-"), "thin" if panel.thin else "dotted"
+        return over_depth(name, panel.measure, self.looks, courses, "block t", second, kind)
+
+    def sites(self, name: str) -> list[Record]:
+        """The sub-layers of a series."""
+        return self.trace.get(name, [])
 
     def sections(self, place: Mapping[str, int]) -> list[Section]:
-        tables = [html_table(*table, place) for table in self.tables().values()]
         charts = self.charts()
-        titles = {"steps": "Implied step size", **{name: title for name, title, _ in FIGURES}}
-        drawn = [Section(title, [charts[name]]) for name, title in titles.items() if charts[name]]
-        return [Section("Tables", [*tables, f"<p>{escape(NOTE)}</p>"]), *drawn]
+        drawn = [Section(title, [charts[name]]) for name, title, _ in FIGURES if charts[name]]
+        tables = zip(self.tables().values(), (OVERVIEW[5:], AVERAGES[7:]), strict=True)
+        models, means = (html_table(*table, place, more) for table, more in tables)
+        return [Section("Models", [models]), *drawn, Section("Means over sub-layers", [means])]
 
     def records(self) -> list[Record]:
-        rows = []
+        """Of each series its model, law, and means over the sub-layers and over the norms in blocks; None for what is
+        not known. rotation: radians; norm_spread: standard deviation of |x| over tokens before and after the norms, as
+        arXiv:2409.12951."""
+        records = []
         for name in self.names:
-            model, law = self.model_of(name), self.schedule(name) or {}
+            model, law, sites = self.model_of(name), self.schedule(name) or {}, self.sites(name)
+            norms = self.norms(name) or self.all_norms.get(name, [])
             best, power = law.get(str(law.get("best"))) or {}, law.get("power") or {}
-            rows.append({
+            spread = model.get("norm_spread") or {}
+            records.append({
                 "model": name,
                 **{key: model.get(key) for key in ("class", "model_type", "scheme", "depth", "parameters", "tokens")},
                 "law": law.get("best"), "law_alpha": best.get("alpha"), "law_r2": best.get("r2"),
                 **{f"power_{end}": -power[key] if key in power else None
                    for end, key in (("of_t", "exponent"), ("low", "high"), ("high", "low"))},
-                **self.means(name),
+                "radius_first": sites[0]["radius"] if sites else None,
+                "radius_last": sites[-1]["radius_after"] if sites else None,
+                **{key: column_mean(sites, key) for key in MEANS},
+                **{key: column_mean(norms, key) for key in NORM_MEANS},
+                **{f"norm_spread_{key}": spread.get(key) for key in ("before", "after", "factor")},
+                "massive": sum(bool(row["massive"]) for row in sites), "sites": len(sites),
             })  # fmt: skip
-        return rows
+        return records
 
 
 def laws_of(model: Record) -> dict[str, Record]:
@@ -226,89 +208,6 @@ def column_mean(rows: Sequence[Record], key: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-class Line(NamedTuple):
-    """A column over depth; `low` and `high` are the columns of its band, `kind` how it is drawn."""
-
-    key: str
-    low: str = ""
-    high: str = ""
-    kind: str = "line"
-
-
-class Panel(NamedTuple):
-    """A chart over depth: its lines, of the rows that `rows` gives for a series."""
-
-    title: str
-    unit: str
-    lines: Sequence[Line]
-    note: str = ""
-    log: bool = False
-    rows: Callable[[SavedProbe, str], Sequence[Record]] = lambda study, name: study.trace.get(name, [])
-
-
-def middle_half(key: str) -> tuple[Line]:
-    return (Line(key, f"{key}_p25", f"{key}_p75"),)
-
-
-def over_depth(study: SavedProbe, panel: Panel) -> list[Chart]:
-    """Columns of rows over the block they stand in, for each series; nothing where no series has the first column."""
-    placed = {}
-    for name in study.names:
-        rows = panel.rows(study, name)
-        placed[name] = list(zip(spread_evenly([row["t"] for row in rows]), rows, strict=True))
-    every = [(t, row) for each in placed.values() for t, row in each]
-    columns = [column for line in panel.lines for column in (line.key, line.low, line.high) if column]
-    values = [row[column] for _, row in every for column in columns if row.get(column) is not None]
-    places = [t for t, row in every if row.get(panel.lines[0].key) is not None]
-    if not places or (panel.log and not any(value > 0 for value in values)):
-        return []
-    y = Axis.around(values, log=panel.log, margin=0.06, title=panel.unit + ", logarithmic" * panel.log)
-    blocks = range(math.floor(min(places)), math.floor(max(places)) + 1)
-    x = Axis(blocks[0] - 0.25, blocks[-1] + 1, title="block t", labels=blocks[:: math.ceil(len(blocks) / 12)])
-    chart = Chart(panel.title, x, y, study.looks, panel.note)
-    for name, each in placed.items():
-        for line in panel.lines:
-            known = [(t, row) for t, row in each if row.get(line.key) is not None]
-            ends = [(t, row.get(line.low), row.get(line.high)) for t, row in each]
-            chart.band(name, [(t, low, high) for t, low, high in ends if low is not None and high is not None])
-            chart.line(name, [(t, row[line.key]) for t, row in known], line.kind)
-            for t, row in known if line.kind == "line" else ():
-                place = f"block {math.floor(t)} {row.get('kind') or ''}".strip()
-                chart.mark(name, t, row[line.key], f"{name} · {place}: {figures(row[line.key])}")
-    return [chart]
-
-
-def implied_steps(study: SavedProbe) -> list[Chart]:
-    """Implied step size over depth, mean of a block's sub-layers, with its law."""
-    means = {name: block_means(study.trace.get(name, []), "ratio") for name in study.names}
-    points = [point for rows in means.values() for point in rows]
-    if not points:
-        return []
-    x = Axis(1, max(t for t, _ in points) * 1.1, log=True, title="block t, logarithmic")
-    y = Axis.around(
-        [value for _, value in points], log=True, margin=0.1, title="tangential / |x|, mean of a block, log"
-    )
-    note = "Powers are straight. Dotted: the law that it follows, a power of t where it follows none."
-    chart = Chart("Implied step size", x, y, study.looks, note)
-    for name, rows in means.items():
-        law = study.schedule(name)
-        if rows and law:
-            grid = [1 + (len(rows) - 1) * k / 60 for k in range(61)]
-            chart.line(name, [(t, evaluate_law(law, t, len(rows))) for t in grid], "dotted")
-        for t, value in rows:
-            chart.mark(name, t, value, f"{name} · block {t}: {figures(value)}")
-    return [chart]
-
-
-def block_means(rows: Sequence[Record], key: str) -> list[tuple[int, float]]:
-    """(block, mean of a column over its sub-layers)."""
-    blocks: dict[int, list[float]] = {}
-    for row in rows:
-        if row.get(key) is not None:
-            blocks.setdefault(row["t"], []).append(row[key])
-    return [(t, sum(values) / len(values)) for t, values in sorted(blocks.items())]
-
-
 def evaluate_law(law: Record, t: float, depth: int) -> float:
     """The fitted law at block t."""
     best, power = law["best"], law["power"]
@@ -316,38 +215,83 @@ def evaluate_law(law: Record, t: float, depth: int) -> float:
     return float(schedule(kind, alpha, t, depth))
 
 
+OVERVIEW = ("model", "scheme", "blocks", "implied step law", "power of t", "scale", "R²", "type", "parameters",
+            "tokens")  # fmt: skip
+AVERAGES = ("model", "|x| first", "|x| last", "step", "cos of pairs", "effective rank", "share of clamped updates",
+            "rotation", "spread of |x|", "after norms", "|cos| to 1", "its null")  # fmt: skip
+
+
+class Panel(NamedTuple):
+    """A chart over depth: a column, its words, the rows it stands in, and the columns of its band and thin line."""
+
+    key: str
+    measure: Measure
+    rows: str = "sites"
+    low: str = ""
+    high: str = ""
+    thin: str = ""
+
+
+def quartiles(key: str, measure: Measure, rows: str = "sites") -> Panel:
+    return Panel(key, measure, rows, f"{key}_p25", f"{key}_p75")
+
+
 ONE_BATCH = "One batch."
-RANDOM = "Band: 5 to 95 % of 64 random directions; thin: the direction that tokens share most."
 FIGURES: Sequence[tuple[str, str, Sequence[Panel]]] = (
+    ("steps", "Implied step size", (
+        quartiles("ratio", Measure(
+            "Steps over depth", "tangential / |x|",
+            f"{SHADED} Dotted: the law that the means of blocks follow, a power of t where they follow none.",
+            "Steps that fall like 1/t leave the late blocks little to do; level steps use all of them.")),
+    )),
     ("norms", "Length of stream and update", (
-        Panel("Length of the stream", "|x|", middle_half("radius"), SHADED, log=True),
-        Panel("Length of the update", "|u|", middle_half("update_norm"), SHADED, log=True),
-    )),
-    ("rotation", "Rotation by each norm", (
-        Panel("Rotation by each norm", "radians", middle_half("rotation"), SHADED, rows=SavedProbe.norms),
-    )),
-    ("uniform", "The uniform vector", (
-        Panel("Towards the uniform vector before each norm", "|cos| to (1, ..., 1)",
-              (Line("cos_ones_before", "cos_null_low_before", "cos_null_high_before"),
-               Line("cos_principal_before", kind="thin")), RANDOM, rows=SavedProbe.norms),
+        quartiles("radius", Measure("Length of the stream", "|x|", SHADED, GROWS)),
+        quartiles("update_norm", Measure(
+            "Length of the update", "|u|", SHADED, "Beside a long stream the same update turns a token less.")),
     )),
     ("tokens", "Tokens among themselves", (
-        Panel("Likeness of tokens", "cosine between tokens", middle_half("cos_pair")),
-        Panel("Effective rank of tokens", "effective rank", middle_half("effective_rank"), log=True),
+        quartiles("cos_pair", Measure(
+            "Likeness of tokens", "cosine between tokens", "",
+            "Tokens that grow alike carry less of what sets them apart.")),
+        quartiles("effective_rank", Measure(
+            "Effective rank of tokens", "effective rank", "",
+            "The number of directions that tokens use: where it falls, they collapse into few.")),
     )),
-    ("massive", "Large activations and the sphere", (
-        Panel("Large activations", "max |x_i| / rms", middle_half("peak"), SHADED, log=True),
-        Panel("Spread of lengths", "spread of |x| / mean", middle_half("radius_cv"), SHADED, log=True),
-    )),
-    ("clamped", "The clamp", (Panel("Share of clamped updates", "share", middle_half("clamped")),)),
-    ("gradients", "Gradient norms", (
-        Panel("Gradient of all weights of a sub-layer", "gradient norm", middle_half("grad_norm"), ONE_BATCH, log=True),
-        Panel("Gradient of matrices before the last (W1)", "gradient norm", middle_half("grad_w1"), ONE_BATCH,
-              log=True),
-        Panel("Gradient of the last matrix (W2)", "gradient norm", middle_half("grad_w2"), ONE_BATCH, log=True),
+    ("clamped", "The clamp", (
+        quartiles("clamped", Measure(
+            "Share of clamped updates", "share", "",
+            "Under 1 % the clamp does nothing; over 99 % it decides every step.")),
     )),
     ("depth_use", "What blocks are worth", (
-        Panel("Loss without block t", ADDED, middle_half("increase"), rows=SavedProbe.single_blocks),
+        quartiles("increase", Measure(
+            "Loss added without block t", "nats per token", "", "Blocks near 0 can be left out at no cost."),
+            "single_blocks"),
+    )),
+    ("rotation", "Rotation by each norm", (
+        quartiles("rotation", Measure(
+            "Rotation by each norm", "radians", SHADED,
+            "A norm that turns tokens takes out a direction, not only a length."), "norms"),
+    )),
+    ("uniform", "The uniform vector", (
+        Panel("cos_ones_before", Measure(
+            "Towards (1, ..., 1) before each norm", "|cos|",
+            "Band: 5 to 95 % of 64 random directions; thin: the direction that tokens share most.",
+            "Inside the band it is no special direction, so that LayerNorm's mean takes out nothing of note."),
+            "norms", "cos_null_low_before", "cos_null_high_before", "cos_principal_before"),
+    )),
+    ("massive", "Large activations and the sphere", (
+        quartiles("peak", Measure(
+            "Large activations", "max |x_i| / rms", SHADED, "Few large coordinates dominate norms and quantization.")),
+        quartiles("radius_cv", Measure(
+            "Spread of lengths", "spread of |x| / mean", SHADED,
+            "At 0 all tokens lie on one sphere, and a norm changes nothing but the scale.")),
+    )),
+    ("gradients", "Gradient norms", (
+        quartiles("grad_norm", Measure(
+            "Gradient of a sub-layer's weights", "gradient norm", ONE_BATCH,
+            "A level course lets one learning rate serve all blocks.")),
+        quartiles("grad_w1", Measure("Gradient before the last matrix (W1)", "gradient norm", ONE_BATCH)),
+        quartiles("grad_w2", Measure("Gradient of the last matrix (W2)", "gradient norm", ONE_BATCH)),
     )),
 )  # fmt: skip
-"""Of each figure its name, the title of its section, and its charts."""
+"""Of each figure its name, the title of its section, and its charts, from meaning to detail."""

@@ -73,8 +73,5 @@ class ComparedRuns(Study):
     @property
     def depth(self) -> int | None:
         """The number of blocks, from the trace or the configuration."""
-        layers = [row.layer for run in self.runs for row in run.trace if row.layer is not None]
-        if layers:
-            return int(max(layers)) + 1
         configured = flatten(self.runs[0].config).get("model.layers")
         return configured if isinstance(configured, int) else None

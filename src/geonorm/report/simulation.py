@@ -12,12 +12,14 @@ from pathlib import Path
 from struct import iter_unpack
 from typing import Any
 
-from .charts import Axis, Chart, inline
+from .charts import Axis, Chart
 from .curves import spans_decades
-from .page import details, html_table, pairs
-from .study import Record, Section, Study, read_object_strictly, read_rows_strictly, refuse_damaged
-from .style import Look, figures
-from .tables import Table, count, markdown_lines, number
+from .depth import describe_course
+from .page import details, html_table, inline, pairs
+from .study import Record, Section, Study, read_object_strictly, read_rows_strictly
+from .style import COLOURS, Look, figures
+from .tables import Table, count, formatted, markdown_lines
+from .terms import linked
 
 START = {
     "equiangular": "orthonormal start",
@@ -25,22 +27,19 @@ START = {
     "gaussian": "normal start",
     "cone": "start in a cone",
 }
-NOTE = (
-    "theory: the closed equation of equiangular tokens, and the limit of large t; collapse: mean cosine 0.99; "
-    "T: the end, or where tokens agree to rounding; not at its end: 1 - cos is not far below 0.01 yet, or its slope "
-    "drifts"
-)
-MEASURED = "Simulation, mean over seeds."
+COLUMNS = {"cos_pair": "Mean cosine between tokens", "speed": "Speed factor s", "radius": "Length of the stream"}
+MEANINGS = {
+    "cos_pair": "At 1 all tokens are one point: attention has nothing left to tell apart.",
+    "gap": "A power of t leaves tokens apart for long; an exponential makes them one within a few layers.",
+    "speed": "How slowly tokens move: a scheme whose s grows puts collapse off.",
+    "radius": "On a longer stream the same update turns a token less.",
+}
 SPARSE = 9
 """Markers along a measured curve; theory is the line."""
 FLOORS = {"float64": 1e-20, "float32": 1e-12}
 """Lowest 1 - cos to draw: below it positions are rounding error."""
-SHIFT = 0.4
-"""Factor by which a predicted law is drawn below its curve."""
-SIZE, REACH, SCALE = 200, 1.1, 32767
+SIZE, REACH, SCALE = 300, 1.1, 32767
 """Pixels of a sphere, what it shows of an axis where the sphere has radius 1, and units of a coordinate in a frame."""
-RING = {"ring": Look("#a5a8ab", "#a5a8ab", "", "circle")}
-"""The look of the rim of a sphere."""
 Points = list[tuple[float, float]]
 RIM: Points = [(math.cos(math.pi * i / 30), math.sin(math.pi * i / 30)) for i in range(61)]
 """Of a sphere of radius 1."""
@@ -56,21 +55,18 @@ class SavedSimulation(Study):
     particles: Record
 
     what = "Simulation"
+    maker = "simulate"
     columns = 4
 
     @classmethod
-    def load(cls, path: Path) -> SavedSimulation:
-        """GeonormError where a file is cut or is not what the others say, OSError where one is missing."""
-        with refuse_damaged(path, "simulate"):
-            summary, theory, particles = (
-                read_object_strictly(path / f"{name}.json") for name in ("summary", "theory", "particles")
-            )
-            rows: dict[str, list[Record]] = {row["scheme"]: [] for row in summary["schemes"]}
-            for row in read_rows_strictly(path / "trace.jsonl"):
-                rows[row["scheme"]].append(row)
-            study = cls(path, summary, rows, theory, particles)
-            study.text_lines()
-        return study
+    def read(cls, path: Path) -> SavedSimulation:
+        summary, theory, particles = (
+            read_object_strictly(path / f"{name}.json") for name in ("summary", "theory", "particles")
+        )
+        rows: dict[str, list[Record]] = {row["scheme"]: [] for row in summary["schemes"]}
+        for row in read_rows_strictly(path / "trace.jsonl"):
+            rows[row["scheme"]].append(row)
+        return cls(path, summary, rows, theory, particles)
 
     @property
     def series(self) -> list[str]:
@@ -94,10 +90,7 @@ class SavedSimulation(Study):
             if None not in values and len(values) == self.summary["seeds"]
         ]
 
-    def caption(self) -> str:
-        return self.describe()
-
-    def describe(self, **other: Any) -> str:
+    def caption(self, **other: Any) -> str:
         """The simulated system in a line, with other settings if they are given."""
         s = self.summary | other
         parts = [
@@ -113,21 +106,30 @@ class SavedSimulation(Study):
     def findings(self) -> list[tuple[str, str]]:
         return [(row["scheme"], describe_ending(row)) for row in self.records()]
 
+    def headline(self) -> str:
+        """Which scheme's tokens come together first, and which last or never."""
+        times = {row["scheme"]: row["collapse_time"] for row in self.records()}
+        order = sorted((time, scheme) for scheme, time in times.items() if time is not None)
+        ends = [f"{scheme} at t = {time + 1:.3g}" for time, scheme in dict.fromkeys([*order[:1], *order[-1:]])]
+        ends += [f"not within T in {scheme}" for scheme, time in times.items() if time is None]
+        return f"Tokens come together in {', then '.join(ends)}"
+
     def tables(self) -> dict[str, Table]:
         """The tables of arXiv:2510.22026: speed factor and radius law, initial and terminal velocity."""
         speeds = [
             [row["scheme"], row["law"] or "–"]
-            + [number(row, f"{key}{end}", ".4g") for key in ("speed_initial", "speed_final", "radius_final")
+            + [formatted(row.get(f"{key}{end}"), ".4g") for key in ("speed_initial", "speed_final", "radius_final")
                for end in ("", "_predicted")]
             + ["–" if row["radius_exponent"] is None else f"t^{row['radius_exponent']:.2f}".replace("-0.00", "0.00")]
             for row in self.records()
         ]  # fmt: skip
         velocities = []
         for row in self.records():
-            ends, cosine = row["terminal_exponent_interval"], number(row, "cos_pair_final", ".4g")
+            ends, cosine = row["terminal_exponent_interval"], formatted(row.get("cos_pair_final"), ".4g")
             law, theory = terminal_laws(row)
             velocities.append([
-                row["scheme"], number(row, "initial_velocity", ".4g"), number(row, "initial_velocity_predicted", ".4g"),
+                row["scheme"],
+                *(formatted(row.get(f"initial_velocity{end}"), ".4g") for end in ("", "_predicted")),
                 f"not at its end (cos {cosine})" if row["terminal_law"] == "early" else law,
                 "–" if not ends or None in ends else f"{ends[0]:.3g} to {ends[1]:.3g}", theory,
                 "not reached" if row["collapse_time"] is None else f"t = {row['collapse_time'] + 1:.4g}", cosine,
@@ -141,23 +143,25 @@ class SavedSimulation(Study):
         }  # fmt: skip
 
     def notes(self) -> list[str]:
-        """Meaning of the columns, and why theory says nothing about the terminal law of some schemes."""
+        """Why theory says nothing about the terminal law of some schemes."""
         reasons: dict[tuple[bool, str], list[str]] = {}
         for row in self.records():
             if why := row.get("terminal_law_unpredicted"):
                 reasons.setdefault((row["terminal_law_predicted"] == "none", why), []).append(row["scheme"])
-        return [NOTE] + [
+        return [
             f"theory predicts no terminal law for {', '.join(names)}: {why} (a measured law is one of the transient)"
             if never else f"no prediction of the terminal law of {', '.join(names)}: {why}"
             for (never, why), names in reasons.items()
         ]  # fmt: skip
 
     def charts(self) -> dict[str, list[Chart]]:
+        straight = "power laws are straight", "exponentials are straight"
+        titles = {key: describe_means(self, what, key) for key, what in COLUMNS.items()}
         return {
-            "cosine": _in_depth(self, "Mean cosine between tokens in depth", "cos_pair", "gap", "cosine"),
-            "collapse": collapse(self),
-            "speed": _in_depth(self, "Speed factor s: small is fast", "speed", "speed", "s", log=True)
-            + _in_depth(self, "Radius of the stream", "radius", "radius", "|x|", log=True),
+            "cosine": in_depth(self, titles["cos_pair"], "cos_pair", "cosine", False),
+            "collapse": in_depth(self, describe_laws(self), "gap", "1 - mean cosine, logarithmic", True, *straight),
+            "speed": in_depth(self, titles["speed"], "speed", "s", True)
+            + in_depth(self, titles["radius"], "radius", "|x|", True),
             "sphere": spheres_over_time(self),
         }
 
@@ -169,9 +173,9 @@ class SavedSimulation(Study):
         charts = self.charts()
         tables = [html_table(*table, place) for table in self.tables().values()]
         return [
-            Section("Tables", [*tables, f"<p>{escape('; '.join(self.notes()))}</p>"]),
-            Section("In depth", [[*charts["cosine"], *charts["collapse"], *charts["speed"]]]),
             Section("On the sphere", [turning_spheres(self, place)]),
+            Section("In depth", [[*charts["cosine"], *charts["collapse"], *charts["speed"]]]),
+            Section("In numbers", [*tables, *(f"<p>{linked(note)}.</p>" for note in self.notes())]),
             Section("Settings", [details("All settings", pairs(settings))]),
         ]
 
@@ -197,7 +201,7 @@ def terminal_laws(row: Record) -> list[str]:
 def describe_ending(row: Record) -> str:
     """The result of a scheme in one sentence."""
     if row["collapse_time"] is None:
-        when = f"tokens do not come together: the mean cosine ends at {number(row, 'cos_pair_final', '.4g')}"
+        when = f"tokens do not come together: the mean cosine ends at {formatted(row.get('cos_pair_final'), '.4g')}"
     else:
         when = f"tokens come together (cosine 0.99) at depth-time {row['collapse_time'] + 1:.4g}"
     law, predicted = terminal_laws(row)
@@ -209,74 +213,57 @@ def describe_ending(row: Record) -> str:
     return f"{row['scheme']}: {when}{measured}{theory}"
 
 
-def _in_depth(study: SavedSimulation, title: str, key: str, column: str, unit: str, log: bool = False) -> list[Chart]:
-    """Theory as a line and measurement as markers; without theory the measurement is both. column: of the closed
-    equation, where a gap is 1 - cos."""
-    measured = {scheme: points for scheme in study.names if (points := study.mean(scheme, key))}
+def in_depth(study: SavedSimulation, title: str, key: str, unit: str, log: bool, *views: str) -> list[Chart]:
+    """A column over depth-time: theory, of the closed equation, as a line and measurement as markers; without theory
+    the measurement is both. views: names of a logarithmic and a linear axis of time; without, that of the run."""
+    floor = FLOORS[study.summary["dtype"]] if key == "gap" else -math.inf
+    curves = {scheme: study.mean(scheme, key) for scheme in study.names}
+    measured = {s: points for s, curve in curves.items() if (points := [p for p in curve if p[1] > floor])}
     lines: dict[str, Points] = {}
     for scheme, path in study.theory.items():
-        course = zip(path["times"], path[column], strict=True)
-        predicted = [(t + 1, 1 - v if column == "gap" else v) for t, v in course if t is not None and v is not None]
-        if scheme in measured and predicted:
-            lines[scheme] = predicted
+        course = zip(path["times"], path["gap" if key == "cos_pair" else key], strict=True)
+        known = [(t + 1, 1 - v if key == "cos_pair" else v) for t, v in course if t is not None and v is not None]
+        if scheme in measured and any(value > floor for _, value in known):
+            lines[scheme] = [point for point in known if point[1] > floor]
     points = [point for curves in (measured, lines) for curve in curves.values() for point in curve]
     if not points:
         return []
-    values = [value for _, value in points if math.isfinite(value)]
+    times, values = [t for t, _ in points], [value for _, value in points if math.isfinite(value)]
     y = Axis.around(values, log=log and spans_decades(values, 1.0), margin=0.06, title=unit)
-    log_time, times = bool(study.summary["log_time"]), [t for t, _ in points]
-    x = Axis(min(times), max(times), log=log_time, title="depth-time t" + ", logarithmic" * log_time)
     without = [scheme for scheme in measured if scheme not in lines]
     rest = f"; of {', '.join(without)} the lines are the simulation" if without else ""
-    chart = Chart(title, x, y, study.looks, f"Markers: simulation, lines: theory{rest}." if lines else MEASURED)
-    for scheme, curve in measured.items():
-        chart.line(scheme, lines.get(scheme, curve))
-        _mark(chart, scheme, curve)
-    return [chart]
-
-
-def _mark(chart: Chart, scheme: str, points: Points) -> None:
-    for t, value in points[:: max(1, len(points) // SPARSE)]:
-        chart.mark(scheme, t, value, f"{scheme} · t = {t:.3g}: {figures(value)}")
-
-
-def collapse(study: SavedSimulation) -> list[Chart]:
-    """1 - cos on log-log axes, where powers are straight, and on log-linear axes, where exponentials are."""
-    floor = FLOORS[study.summary["dtype"]]
-    curves = {
-        scheme: points
-        for scheme in study.names
-        if (points := [(t, gap) for t, gap in study.mean(scheme, "gap") if gap > floor])
-    }
-    if not curves:
-        return []
-    ends = [next((t for t, gap in points if gap < 1e-8), points[-1][0]) for points in curves.values()]
-    y = Axis(min(points[-1][1] for points in curves.values()) / 3, 3, log=True, title="1 - mean cosine, logarithmic")
-    times = [t for points in curves.values() for t, _ in points]
-    guides = {scheme: _guide(study.row(scheme), points) for scheme, points in curves.items()}
-    note = f"Dotted: predicted law × {SHIFT}." if any(guides.values()) else MEASURED
+    note = f"Markers: simulation, lines: theory{rest}." if lines else "Simulation, mean over seeds."
     charts = []
-    wide = Axis(min(times), max(times), log=True, title="depth-time t, logarithmic")
-    short = Axis(0, 2.5 * min(ends), title="depth-time t")
-    for what, x in (("power laws", wide), ("exponentials", short)):
-        chart = Chart(f"Collapse: {what} are straight", x, y, study.looks, note)
-        for scheme, points in curves.items():
-            chart.line(scheme, points)
-            chart.line(scheme, guides[scheme], "dotted")
-            _mark(chart, scheme, [point for point in points if x.holds(point[0])])
+    for place, view in enumerate(views or ("",)):
+        log_time = not place if views else bool(study.summary["log_time"])
+        last = 2.5 * min(curve[-1][0] for curve in measured.values()) if place else max(times)
+        x = Axis(min(times), last, log=log_time, title="depth-time t" + ", logarithmic" * log_time)
+        name = key.replace("_", "-") + "-linear" * place
+        chart = Chart(title, x, y, study.looks, note, name=name, meaning=MEANINGS[key], view=view)
+        for scheme, curve in measured.items():
+            chart.line(scheme, lines.get(scheme, curve))
+            inside = [point for point in curve if x.holds(point[0])]
+            for t, value in inside[:: max(1, len(inside) // SPARSE)]:
+                chart.mark(scheme, t, value, f"{scheme} · t = {t:.3g}: {figures(value)}")
         charts.append(chart)
-    return charts
+    charts[0].views = charts[1:]
+    return charts[:1]
 
 
-def _guide(row: dict[str, Any], points: Points) -> Points:
-    """The predicted law over the last stretch of a curve, moved down by SHIFT so that both are visible."""
-    kind, exponent = row["terminal_law_predicted"], row["terminal_exponent_predicted"]
-    late = [(t, gap) for t, gap in points if gap < 1e-2 * points[0][1]]
-    if exponent is None or len(late) < 3:
-        return []
-    decay = {"polynomial": math.log, "stretched": math.sqrt, "exponential": float}[kind]
-    end, last = late[-1]
-    return [(t, SHIFT * last * math.exp(min(700.0, exponent * (decay(end) - decay(t))))) for t, _ in late]
+def describe_means(study: SavedSimulation, what: str, key: str) -> str:
+    """First and last value of a column, as a title."""
+    curves = {scheme: study.mean(scheme, key) for scheme in study.names}
+    return describe_course(what, {scheme: (curve[0][1], curve[-1][1]) for scheme, curve in curves.items() if curve})
+
+
+def describe_laws(study: SavedSimulation) -> str:
+    """The terminal law of each scheme, as a title."""
+    laws = []
+    for row in study.records():
+        measured, theory = terminal_laws(row)
+        law = measured if measured not in ("–", "none") else f"{theory} by theory"
+        laws += [f"{law} in {row['scheme']}"] * (not law.startswith(("–", "none")))
+    return f"Collapse: 1 - cos falls like {', '.join(laws)}" if laws else "Collapse: no law within T"
 
 
 def unpack(text: str) -> list[tuple[float, float, float]]:
@@ -284,12 +271,21 @@ def unpack(text: str) -> list[tuple[float, float, float]]:
     return [(a / SCALE, b / SCALE, c / SCALE) for a, b, c in iter_unpack("<3h", b64decode(text))]
 
 
-def sphere(study: SavedSimulation, scheme: str, frame: dict[str, Any], note: str = "") -> Chart:
+def sphere(study: SavedSimulation, scheme: str, frame: dict[str, Any]) -> Chart:
     """The tokens of a frame on their sphere, the far side paler."""
     axis = Axis(-REACH, REACH, visible=False)
     title = f"{scheme}, t = {frame['time'] + 1:.3g}"
-    chart = Chart(title, axis, axis, RING | study.looks, note, width=SIZE, height=SIZE)
-    chart.outline("ring", RIM, "ring")
+    name = f"sphere-{scheme}-{frame['time'] + 1:.3g}"
+    chart = Chart(
+        title,
+        axis,
+        axis,
+        {"ring": Look(*COLOURS["grey"], "", "circle")} | study.looks,
+        width=SIZE,
+        height=SIZE,
+        name=name,
+    )
+    chart.line("ring", RIM, "outline")
     for token, point in enumerate(unpack(frame["points"])):
         right, up, near = seen_from(point)
         darkness = round(0.25 + 0.65 * (1 + near) / 2, 3)  # the far side is pale
@@ -315,7 +311,7 @@ def spheres_over_time(study: SavedSimulation) -> list[Chart]:
 def describe_pictures(study: SavedSimulation) -> str:
     """The run of the pictures, which need not be that of the curves."""
     run = study.particles.get("run", {}) | {"time": study.summary["time"]}
-    return f"{study.describe(**run)}. The axes are the same for all schemes; the far side is paler."
+    return f"{study.caption(**run)}. The axes are the same for all schemes; the far side is paler."
 
 
 def seen_from(point: tuple[float, float, float]) -> tuple[float, float, float]:

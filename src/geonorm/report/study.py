@@ -1,22 +1,24 @@
-"""What the four kinds of study have in common: a folder becomes records, and these become a caption, findings, limits,
+"""What all kinds of study have in common: a folder becomes records, and these become a caption, findings, limits,
 tables, figures and the sections of a page."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from textwrap import wrap
+from typing import Any, ClassVar, Self
 
 from ..errors import GeonormError
 from ..parsing import from_json
 from .charts import Chart, Spec, figure
 from .style import Look, looks
-from .tables import WIDTH, Table, align, fit_width, wrap_all
+from .tables import WIDTH, Table, align, fit_width
 
 Record = dict[str, Any]
+PIXELS = 96 / 25.4
+"""In a mm."""
 
 
 @dataclass
@@ -38,11 +40,40 @@ class Study(ABC):
     styles: Mapping[str, Look] = field(default_factory=dict, kw_only=True)
     """Looks of all series of the page, of which these may be a part."""
 
+    only: Sequence[str] = field(default=(), kw_only=True)
+    """Figures or single panels to draw, by name; all figures if empty."""
+    labels: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    """By series, the name to write in figures."""
+    size: Sequence[float] = field(default=(), kw_only=True)
+    """Width and height of a panel inside its axes, in mm."""
+
     what: ClassVar[str]
     """The kind of study, in titles."""
+    maker: ClassVar[str] = ""
+    """The command that writes its folder."""
     columns: ClassVar[int] = 2
     """Charts in a row of a figure."""
     without_limits: ClassVar[str] = ""
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """The study in a folder. GeonormError where a file is cut or is not what the others say, OSError where one is
+        missing."""
+        try:
+            study = cls.read(path)
+            study.text_lines()
+        except KeyError as error:
+            why = f"{error.args[0]} is missing"
+        except (ValueError, TypeError, AttributeError, IndexError) as error:
+            why = str(error)
+        else:
+            return study
+        raise GeonormError(f"{path} is damaged: {why}; the same geonorm {cls.maker} writes it anew")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The study in a folder, with whatever error a damaged file raises."""
+        raise NotImplementedError
 
     @property
     @abstractmethod
@@ -60,8 +91,13 @@ class Study(ABC):
         return {name: name for name in self.names}
 
     @property
+    def schemes(self) -> dict[str, str]:
+        """By entry of the legend, its scheme, which gives the colour."""
+        return {key: key for key in self.keys.values()}
+
+    @property
     def looks(self) -> dict[str, Look]:
-        styles = self.styles or looks(list(self.keys.values()))
+        styles = self.styles or looks(list(self.schemes), self.schemes)
         return {name: styles[key] for name, key in self.keys.items()}
 
     @property
@@ -72,6 +108,10 @@ class Study(ABC):
     @property
     def title(self) -> str:
         return f"{self.what}: {self.source}"
+
+    def headline(self) -> str:
+        """The answer in one sentence, the title of the page."""
+        return next((sentence for _, sentence in self.findings()), self.title)
 
     @property
     def limits_title(self) -> str:
@@ -111,8 +151,29 @@ class Study(ABC):
 
     def figures(self) -> dict[str, Spec]:
         """By the name of its file, each figure with something to show."""
-        return {name: figure(charts, self.figure_caption(name), self.columns)
-                for name, charts in self.charts().items() if charts}  # fmt: skip
+        drawn = {name: charts for name, charts in self.charts().items() if charts}
+        every = self.panels() if self.only else drawn
+        chosen = {name: every[name] for name in self.only or drawn if name in every}
+        if self.bare:
+            return {
+                name: figure(list(map(self._bare, charts)), columns=self.columns) for name, charts in chosen.items()
+            }
+        return {name: figure(charts, self.figure_caption(name), self.columns) for name, charts in chosen.items()}
+
+    @property
+    def bare(self) -> bool:
+        """True for figures of a paper, without title and text: a caption says it."""
+        return bool(self.labels or self.size)
+
+    def _bare(self, chart: Chart) -> Chart:
+        width, height = [round(mm * PIXELS) for mm in self.size] or (chart.width, chart.height)
+        return replace(chart, title="", note="", labels=self.labels, width=width, height=height)
+
+    def panels(self) -> dict[str, list[Chart]]:
+        """The charts of each figure, and each single chart and view by its own name."""
+        drawn = {name: charts for name, charts in self.charts().items() if charts}
+        views = [view for charts in drawn.values() for chart in charts for view in (chart, *chart.views)]
+        return {**{view.name: [view] for view in views}, **drawn}
 
     def figure_caption(self, name: str) -> str:
         return self.caption()
@@ -132,21 +193,8 @@ class Study(ABC):
             sentences += ["", f"{self.limits_title}:", *(f"- {limit}" for limit in limits)]
         if notes := self.notes():
             sentences += ["", *notes]
-        return lines + wrap_all(sentences, width)
-
-
-@contextmanager
-def refuse_damaged(folder: Path, command: str) -> Iterator[Path]:
-    """GeonormError if a file of the folder is cut, or is not what the others say; `command` writes them anew."""
-    try:
-        yield folder
-    except KeyError as error:
-        why = f"{error.args[0]} is missing"
-    except (ValueError, TypeError, AttributeError, IndexError) as error:
-        why = str(error)
-    else:
-        return
-    raise GeonormError(f"{folder} is damaged: {why}; the same geonorm {command} writes it anew")
+        wrapped = (wrap(sentence, width, subsequent_indent="  ") or [""] for sentence in sentences)
+        return lines + [line for each in wrapped for line in each]
 
 
 def read_rows_strictly(file: Path) -> list[Record]:

@@ -1,13 +1,17 @@
-"""How schemes look and numbers read, everywhere in a report."""
+"""How schemes look and numbers read, everywhere in a report: the one file of the identity.
+
+Colour is the base scheme, always: `geonorm(decay=sqrt)` has the hue of `geonorm`. A variant is a dash and an empty
+marker, never another hue. Every other scheme is grey, and its label tells it apart.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle
 
-# (on light, on dark), after Okabe and Ito; the yellow is darkened to be legible on white.
+# after Okabe and Ito; the yellow is darkened to be legible on white
 COLOURS = {
     "ink": ("#2b2b2b", "#e6e6e6"),
     "vermilion": ("#d55e00", "#ff8a3c"),
@@ -17,13 +21,16 @@ COLOURS = {
     "orange": ("#e69f00", "#ffc247"),
     "sky": ("#56b4e9", "#9bd6ff"),
     "olive": ("#8a7a00", "#e5da4b"),
+    "grey": ("#757575", "#9c9fa2"),
 }
 GREYS = (("#ffffff", "#16181b"), ("#1c1c1c", "#e8e8e6"), ("#5c5c5c", "#a5a8ab"), ("#ededed", "#282c30"))
 """Paper, text, soft text and grid lines, (on light, on dark)."""
-USUAL = {
+HUES = {
     "pre": "ink", "geonorm": "vermilion", "post": "blue", "peri": "green",
     "olmo2": "purple", "deepnorm": "orange", "ngpt": "sky", "lns": "olive",
 }  # fmt: skip
+COLOURED = 6
+"""Series with a hue on one page: those after them are grey."""
 DASHES = ("", "6 3", "2 3", "8 3 2 3")
 MARKERS = (
     "circle", "square", "triangle-up", "diamond", "triangle-down", "cross",
@@ -35,34 +42,36 @@ MARKERS = (
 
 @dataclass(frozen=True)
 class Look:
-    """Colour, dash pattern and marker of one scheme; the marker alone tells schemes apart without colour."""
+    """Colour, dash pattern and marker of one series; the marker alone tells series apart without colour."""
 
     light: str
     dark: str
     dash: str
     marker: str
-
-    @property
-    def dashes(self) -> list[float]:
-        return [float(part) for part in self.dash.split()] or [1, 0]
+    hollow: bool = False
+    """True for a variant: its markers are empty."""
 
 
-def looks(schemes: Sequence[str]) -> dict[str, Look]:
-    """One look per scheme: well-known names keep theirs, the rest take free colours, then dashes.
+def looks(series: Sequence[str], schemes: Mapping[str, str] | None = None) -> dict[str, Look]:
+    """One look for each series: the hue of its base scheme, and a dash for each further series of that hue.
 
-    >>> look = looks(["pre", "mine"])
-    >>> look["pre"].light, look["mine"].light
-    ('#2b2b2b', '#d55e00')
+    schemes: by series, its scheme, where that is not its name.
+
+    >>> look = looks(["pre", "geonorm", "geonorm(decay=sqrt)", "mine"])
+    >>> look["geonorm(decay=sqrt)"].light == look["geonorm"].light, look["geonorm(decay=sqrt)"].dash
+    (True, '6 3')
+    >>> look["mine"].light == COLOURS["grey"][0]
+    True
     """
-    names = {scheme: (USUAL[scheme], 0) for scheme in schemes if scheme in USUAL}
-    used = {name for name, _ in names.values()} | {"ink"}
-    rounds = [(name, n) for n in range(len(DASHES)) for name in COLOURS if name != "ink" and (n or name not in used)]
-    others = (scheme for scheme in schemes if scheme not in names)
-    names |= dict(zip(others, cycle(rounds), strict=False))
-    return {
-        scheme: Look(*COLOURS[names[scheme][0]], DASHES[names[scheme][1]], MARKERS[index % len(MARKERS)])
-        for index, scheme in enumerate(schemes)
-    }
+    ranks: Counter[str] = Counter()
+    styles = {}
+    for index, name in enumerate(series):
+        hue = HUES.get((schemes or {}).get(name, name).partition("(")[0], "grey")
+        hue = hue if sum(ranks.values()) - ranks["grey"] < COLOURED else "grey"
+        dash, marker = DASHES[ranks[hue] % len(DASHES)], MARKERS[index % len(MARKERS)]
+        styles[name] = Look(*COLOURS[hue], dash, marker, ranks[hue] > 0)
+        ranks[hue] += 1
+    return styles
 
 
 def ramp(names: Sequence[str]) -> dict[str, Look]:
@@ -70,6 +79,16 @@ def ramp(names: Sequence[str]) -> dict[str, Look]:
     steps = [place / max(1, len(names) - 1) for place in range(len(names))]
     colours = [f"#{round(235 - 170 * s):02x}{round(150 - 60 * s):02x}{round(60 + 110 * s):02x}" for s in steps]
     return {name: Look(colour, colour, "", "circle") for name, colour in zip(names, colours, strict=True)}
+
+
+def dark_rules() -> str:
+    """Rules of CSS that draw a picture in the colours for dark paper: each colour of an attribute has its partner.
+
+    >>> dark_rules()[:42]
+    '[fill="#2b2b2b"]{fill:#e6e6e6}[stroke="#2b2'
+    """
+    return "".join(f'[{part}="{light}"]{{{part}:{dark}}}'
+                   for light, dark in (*COLOURS.values(), *GREYS) for part in ("fill", "stroke"))  # fmt: skip
 
 
 def si(value: float | None) -> str:
@@ -80,13 +99,6 @@ def si(value: float | None) -> str:
         if abs(value) >= factor * 0.9995:
             return f"{value / factor:.3g}{prefix}"
     return f"{value:.3g}"
-
-
-def memory(value: float | None) -> str:
-    """Bytes as MiB or GiB."""
-    if value is None:
-        return "–"
-    return f"{value / 2**30:.3g} GiB" if value >= 2**30 else f"{value / 2**20:.3g} MiB"
 
 
 def figures(value: float | None) -> str:

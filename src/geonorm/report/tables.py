@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from textwrap import wrap
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from ..lab.runs.records import ComparisonRow
 from ..lab.statistics.comparison import significant
 from ..lab.statistics.moderated import Estimate
 from ..lab.statistics.synthesis import judge, pool
-from .style import memory, rate, si, signed
+from .style import rate, si, signed
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 """Titles of the columns, and rows of cells."""
@@ -55,11 +54,6 @@ def cut_apart(names: Iterable[str], room: int) -> dict[str, str]:
             text = text[: room - len(mark)] + mark
         short[name] = text
     return short
-
-
-def wrap_all(texts: Iterable[str], width: int) -> list[str]:
-    """Texts as lines of at most the width, indented after the first; an empty text is an empty line."""
-    return [line for text in texts for line in wrap(text, width, subsequent_indent="  ") or [""]]
 
 
 def markdown_lines(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -194,17 +188,11 @@ def formatted(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
 
 
-def number(row: Mapping[str, Any], key: str, form: str) -> str:
-    """The value of a column in a format of Python, a dash where there is none."""
-    return formatted(row.get(key), form)
-
-
 class Column(NamedTuple):
-    """A column of the comparison: heading, cell, and if the narrower table of the terminal has it."""
+    """A column of the comparison: heading and cell."""
 
     title: str
     cell: Callable[[ComparisonRow], str]
-    terminal: bool = True
 
 
 COLUMNS = (
@@ -213,14 +201,16 @@ COLUMNS = (
     Column("val loss", spread),
     Column("difference (95 %)", paired_difference),
     Column("p, Holm", lambda row: chances(row.p, row.p_holm)),
-    Column("moderated (95 %)", moderated_difference, terminal=False),
-    Column("verdict", verdict, terminal=False),
+    Column("verdict", verdict),
     Column("lr", learning_rate),
-    Column("fitted minimum", fitted_minimum, terminal=False),
-    Column("bits/byte", lambda row: formatted(row.val_bpb_mean, ".4f"), terminal=False),
-    Column("accuracy", lambda row: formatted(row.val_accuracy_mean, ".1%"), terminal=False),
-    Column("memory", lambda row: memory(row.peak_memory_bytes), terminal=False),
-    Column("parameters", lambda row: si(row.parameters), terminal=False),
-    Column("spikes", count_spikes, terminal=False),
-    Column("not finished", lambda row: endings(row) or "0", terminal=False),
+    Column("moderated (95 %)", moderated_difference),
+    Column("fitted minimum", fitted_minimum),
+    Column("bits/byte", lambda row: formatted(row.val_bpb_mean, ".4f")),
+    Column("accuracy", lambda row: formatted(row.val_accuracy_mean, ".1%")),
+    Column("memory", lambda row: f"{si(row.peak_memory_bytes)}B" if row.peak_memory_bytes else "–"),
+    Column("parameters", lambda row: si(row.parameters)),
+    Column("spikes", count_spikes),
+    Column("not finished", lambda row: endings(row) or "0"),
 )
+SECONDARY = tuple(column.title for column in COLUMNS[7:])
+"""Columns that a page shows when asked: before them stands one interval, the paired one."""

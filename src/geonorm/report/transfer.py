@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from .charts import Axis, Chart, Point
+from .depth import describe_course
 from .page import html_table
-from .study import Record, Section, Study, read_object_strictly, refuse_damaged
+from .study import Record, Section, Study, read_object_strictly
 from .tables import Table, count
 
 TITLES = ("turn", "sum of angles", "coherence", "to base after 1 step", "4 steps", "16 steps")
@@ -31,14 +32,11 @@ class SavedTransfer(Study):
     summary: Mapping[str, Any]
 
     what = "Coordinate check"
+    maker = "check-transfer"
 
     @classmethod
-    def load(cls, path: Path) -> SavedTransfer:
-        """GeonormError where summary.json is damaged, OSError where it is missing."""
-        with refuse_damaged(path, "check-transfer"):
-            study = cls(path, read_object_strictly(path / "summary.json"))
-            study.text_lines()
-        return study
+    def read(cls, path: Path) -> SavedTransfer:
+        return cls(path, read_object_strictly(path / "summary.json"))
 
     @property
     def series(self) -> list[str]:
@@ -63,17 +61,15 @@ class SavedTransfer(Study):
 
     def tables(self) -> dict[str, Table]:
         tables: dict[str, Table] = {}
-        for scheme in self.rows:
-            for axis, exponents in scheme["exponents"].items():
-                cells = [
-                    [str(row[axis]), f"{row['turn']:.2e}", f"{row['path']:.3g}", f"{row['coherence']:.3g}",
-                     format_interval(row["ratio_1"]), f"{row['ratio_4'][0]:.2f}", f"{row['ratio_16'][0]:.2f}"]
-                    for row in scheme[axis]
-                ]  # fmt: skip
-                first, *later = exponents.values()
-                last = ["exponent", "", "", "", format_interval(first), *(f"{exponent[0]:.2f}" for exponent in later)]
-                title = f"{scheme['scheme']}, {axis}"
-                tables[title] = [title, *TITLES], [*cells, last]
+        for scheme, axis in [(one, axis) for one in self.rows for axis in one["exponents"]]:
+            cells = [
+                [str(row[axis]), f"{row['turn']:.2e}", f"{row['path']:.3g}", f"{row['coherence']:.3g}",
+                 format_interval(row["ratio_1"]), f"{row['ratio_4'][0]:.2f}", f"{row['ratio_16'][0]:.2f}"]
+                for row in scheme[axis]
+            ]  # fmt: skip
+            first, *later = scheme["exponents"][axis].values()
+            last = ["exponent", "", "", "", format_interval(first), *(f"{exponent[0]:.2f}" for exponent in later)]
+            tables[f"{scheme['scheme']}, {axis}"] = ["size", *TITLES], [*cells, last]
         return tables
 
     def charts(self) -> dict[str, list[Chart]]:
@@ -81,21 +77,30 @@ class SavedTransfer(Study):
 
     def chart(self, axis: str) -> Chart:
         """The turn of one step over depth or width, as a ratio to the base model's."""
-        curves = {scheme["scheme"]: [point_at(row, axis) for row in scheme[axis]] for scheme in self.rows}
+        curves = {
+            scheme["scheme"]: [
+                Point(row[axis], turn, low, high, f"{turn:.3g}")
+                for row in scheme[axis] for turn, low, high in [row["ratio_1"]]
+            ]
+            for scheme in self.rows
+        }  # fmt: skip
         points = [point for curve in curves.values() for point in curve]
         x = Axis.around([point.x for point in points], log=True, title=AXES[axis])
         y = Axis.around(
             [v for p in points for v in (p.y, p.low, p.high) if v], log=True, title="turn, to the base model"
         )
-        chart = Chart(f"Turn of one step over {axis}", x, y, self.looks, "Level is what lets one rate serve all sizes.")
+        ends = {name: (curve[0].y, curve[-1].y) for name, curve in curves.items()}
+        title = describe_course(f"Turn of one step over {AXES[axis]}, to the base model's", ends)
+        meaning = "A level course lets one learning rate serve all sizes."
+        chart = Chart(title, x, y, self.looks, name=f"turn-{axis}", meaning=meaning)
         chart.rule(y=1.0)
         for name, curve in curves.items():
             chart.curve(name, curve)
         return chart
 
     def sections(self, place: Mapping[str, int]) -> list[Section]:
-        tables = [f"<h3>{escape(title)}</h3>{html_table(['size', *TITLES], cells)}"
-                  for title, (_, cells) in self.tables().items()]  # fmt: skip
+        tables = [f"<h3>{escape(title)}</h3>{html_table(*table)}"
+                  for title, table in self.tables().items()]  # fmt: skip
         again = shlex.join(["geonorm", "check-transfer", "--config", str(self.path / "config.yaml"), "--out", "NEW"])
         return [
             Section("Turn over depth and width", [self.charts()["turn"], f"<p>{escape(NOTE)}</p>"]),
@@ -111,12 +116,6 @@ class SavedTransfer(Study):
              **{f"ratio_{steps}": row[f"ratio_{steps}"][0] for steps in (1, 4, 16)}}
             for scheme in self.rows for axis in scheme["exponents"] for row in scheme[axis]
         ]  # fmt: skip
-
-
-def point_at(row: Record, axis: str) -> Point:
-    """A size's turn of one step, with its interval."""
-    ratio, low, high = row["ratio_1"]
-    return Point(row[axis], ratio, low, high, f"{ratio:.3g}")
 
 
 def format_interval(interval: Sequence[float]) -> str:
