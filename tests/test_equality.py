@@ -113,8 +113,10 @@ def test_an_answer_is_a_condition() -> None:
 
 def test_classes_and_lengths() -> None:
     assert geonorm.same("peri", "beam").reason.endswith("; the last stream is 0.2774 times as long")  # 13^(-1/2)
-    rules = sort_into_classes(["pre", "post", "peri", "polar", "beam"])
-    assert [[str(rule) for rule in each] for each in rules] == [["pre", "polar"], ["post"], ["peri", "beam"]]
+    rules = sort_into_classes(["pre", "sqrt", "peri", "polar", "beam", "post(decay=sqrt)"])
+    named = [[str(rule) for rule in each] for each in rules]
+    assert named == [["pre", "polar"], ["sqrt", "post(decay=sqrt)"], ["peri", "beam"]]
+    assert geonorm.same("mhc(n=2, mix=kronecker)", "mhc(n=2, mix=permutation)").error < TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["pre(entry=embedding)", "post", "ngpt", "geonorm"])

@@ -212,7 +212,7 @@ def section(name: str) -> str:
         "*Reported.*": about["claim"],
         "*Checked against.*": f"{about['checked'] or 'nothing yet'}.",
         "*Shipped in.*": about["shipped"] and f"{about['shipped']}.",
-        "*Direction and radius.*": f"{format_motion(about['motion'])}.",
+        "*Direction and radius.*": isinstance(about["motion"], str) and f"{format_motion(about['motion'])}.",
         "*Theory* ([derived](theory.md)).": about["theory"] and f"{format_theory(about['theory'])}.",
         f"*Initial standard deviation* over the base, block 2 of {DEPTH}:": std and f"{join_pairs(std)}; others 1.",
         f"*Learned vectors and scalars*, initial value (shape at width {DIM}):": scalars and f"{listed}.",
@@ -228,9 +228,9 @@ def section(name: str) -> str:
     # what runs say of it is filled in by `python -m evidence build`
     lines += ["", f"![How {name} moves a token](figures/schemes/{name}.svg)"]
     lines += [line for title, text in paragraphs.items() if text for line in ("", f"{title} {text}")]
-    if about["fields"]:
+    if rows := {key: about["fields"][key] for key in about["fields"] if key in find(name).__annotations__}:
         lines += ["", "| field | default | values | meaning |", "|---|---|---|---|"]
-        for key, detail in about["fields"].items():
+        for key, detail in rows.items():
             choices = cell(detail["values"])
             lines.append(f"| `{key}` | {cell(str(detail['default']))} | {choices} | {cell(detail['meaning'])} |")
     return "\n".join([*lines, "", f"<!-- claim scheme:{name} --><!-- / -->", ""])  # `python -m evidence build` fills it

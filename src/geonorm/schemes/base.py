@@ -295,9 +295,9 @@ class Placement(Scheme):
     """
 
     entry: Literal["sphere", "embedding"] = field(default="sphere", kw_only=True)
-    """sphere: the stream starts as the gain-free N of the embedding; embedding: as the raw embedding."""
+    """sphere: with embedding norm, the stream starts as N of the embedding without gains; embedding: without."""
     final: Literal["norm", "none"] = field(default="norm", kw_only=True)
-    """Whether the stream is normalised once more before the language model's head."""
+    """norm: a norm stands before the language model's head; none: it reads the stream itself."""
 
     def end_parts(self, site: Site, norm: NormSpec) -> Mapping[str, Any]:
         if site.kind == "entry":

@@ -55,7 +55,7 @@ class Combined(Nested):
     a key."""
 
     entry: Literal["part", "sphere", "embedding"] = field(default="part", kw_only=True)
-    """part: as the scheme that stands at the entry enters; else overrides it."""
+    """Embedding norm: part: that of the scheme of the first block; sphere, embedding: with, without."""
 
     def choose(self, site: Site) -> Scheme:
         raise NotImplementedError(f"{type(self).__name__} must choose a part by site")
@@ -94,7 +94,7 @@ class Combined(Nested):
 class Mix(Combined):
     """The first share of the blocks under `a`, the rest under `b`; post, pre and a quarter are Mix-LN.
 
-    The entry is that of the first block, the exit that of the last.
+    The embedding norm is that of the first block, the final norm that of the last.
 
     >>> mix = geonorm.parse("mix(post, pre, 0.25)")
     >>> [str(mix.resolve(geonorm.Site(layer, "mlp", 4))) for layer in range(4)]
@@ -151,7 +151,7 @@ class First(Combined):
 @register("per_kind")
 @dataclass(frozen=True)
 class PerKind(Combined):
-    """One scheme for attention (cross and parallel sites too), another for the MLP; the ends are those of `ends`.
+    """One scheme for attention (cross attention and parallel blocks too), another for the MLP.
 
     >>> scheme = geonorm.schemes.PerKind("geonorm", "pre")
     >>> print(scheme.resolve(geonorm.Site(0, "attn", 4)), scheme.resolve(geonorm.Site(0, "mlp", 4)))
@@ -166,11 +166,11 @@ class PerKind(Combined):
     )
 
     attn: Scheme = field(default_factory=Pre)
-    """Around attention, cross attention and parallel sites."""
+    """Around attention, cross attention and parallel blocks."""
     mlp: Scheme = field(default_factory=Post)
     """Around the MLP."""
     ends: Literal["attn", "mlp"] = field(default="attn", kw_only=True)
-    """Whose entry and exit the model has."""
+    """Which of the two sets the embedding norm and the final norm."""
 
     def choose(self, site: Site) -> Scheme:
         kind = self.ends if site.kind in ("entry", "exit") else site.kind

@@ -25,12 +25,12 @@ class Decayed(Placement):
     """
 
     decay: Schedule = field(default="constant", kw_only=True)
-    """How the step falls with block t: harmonic 1/t, sqrt 1/sqrt(t), linear (L - t + 1)/L, constant, or t to the power
-    of minus a number."""
+    """Decrease of the step with block t: harmonic 1/t, sqrt 1/sqrt(t), linear (L - t + 1)/L, constant, a number p
+    t^-p."""
     alpha: Positive = field(default=1.0, kw_only=True)
-    """What the decay multiplies."""
+    """Factor on the decay."""
     max_step: Literal["none"] | Positive = field(default="none", kw_only=True)
-    """Ceiling on |step|/|x| of a token, as max_angle of geonorm is one on its angle."""
+    """Clamp of |step|/|x|, as max_angle of geonorm is one of its angle."""
 
     def step(self, site: Site) -> Number:
         # t costs an operation on a tensor: only where it is needed

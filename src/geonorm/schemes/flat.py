@@ -37,7 +37,7 @@ class Post(Decayed):
     )
     final: Literal["norm", "none"] = field(default="none", kw_only=True)
     input: Literal["raw", "norm"] = field(default="raw", kw_only=True)
-    """Whether the sub-layer reads the stream as it is or N of it."""
+    """norm: the sub-layer reads N of the stream; raw: the stream itself."""
 
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
         return {"input": "norm", "stream": "norm"} if self.input == "norm" else {"stream": "norm"}
@@ -86,10 +86,10 @@ class Peri(Decayed):
 @register("sandwich")
 @dataclass(frozen=True)
 class Sandwich(Decayed):
-    """Sandwich-LN of CogView: Peri-LN without a norm at the entry, output projections smaller by sqrt(2 L), once.
+    """Sandwich-LN of CogView: Peri-LN without embedding norm; output projections start smaller by sqrt(2 L).
 
-    The paper's precaution against overflow in fp16, a division by max|x| / 8 before each norm, is not built: norms
-    compute in fp32 here, where it would act through eps alone.
+    The paper divides by max|x| / 8 before each norm, against overflow in fp16. That is not built: norms compute in fp32
+    here.
 
     >>> geonorm.parse("sandwich").init_std("o", 8, 8, geonorm.Site(0, "attn", 8), base=1.0)  # (2 L)^(-1/2)
     0.25
@@ -140,7 +140,7 @@ class Olmo2(Placement):
 @register("deepnorm")
 @dataclass(frozen=True)
 class DeepNorm(Placement):
-    """DeepNorm for decoders: the skip path is weighed up, value, output and MLP weights start smaller.
+    """DeepNorm for decoders: a larger weight on the skip path; value, output and MLP weights start smaller.
 
     >>> geonorm.parse("deepnorm").init_std("o", 8, 8, geonorm.Site(0, "attn", 8), base=1.0)  # (8 L)^(-1/4)
     0.3535...
@@ -171,9 +171,8 @@ class DeepNorm(Placement):
 class Keel(Placement):
     """Keel: Post-Norm with a strong skip path and a second norm before the sub-layer.
 
-    The notes on the paper disagree about alpha. The number of sub-layers 2 L is taken here because it alone keeps the
-    product of the skip paths' Jacobians, about alpha / sqrt(alpha^2 + |u|^2/|x|^2) each, from vanishing with depth.
-    Gains on both norms are an assumption.
+    Notes on the paper disagree about alpha. It is the number of sub-layers 2 L here: only then does the product of the
+    skip paths' Jacobians not vanish with depth. Gains on both norms are an assumption.
 
     >>> print(geonorm.schemes.Keel(alpha=8.0))
     keel(alpha=8)
@@ -201,8 +200,9 @@ class Keel(Placement):
 @register("lns")
 @dataclass(frozen=True)
 class LayerNormScaling(Placement):
-    """LayerNorm scaling: Pre-Norm whose norm output shrinks with depth. Not to be combined with a scaled init, so that
-    of gpt2 and neox is left unscaled.
+    """LayerNorm scaling: Pre-Norm whose norm output shrinks with depth.
+
+    It is not combined with scaled initial values: those of gpt2 and neox are left unscaled.
 
     >>> layer = geonorm.Residual(torch.nn.Identity(), "lns(entry=embedding)", geonorm.Site(3, "mlp", 4), dim=1)
     >>> layer(torch.tensor([4.0])) - 4  # N(4) = 1, over the root of t = 4

@@ -25,12 +25,12 @@ Power = Annotated[float, Range(1e-6, rule="p must be at least 1e-6")]
 @register("geonorm")
 @dataclass(frozen=True)
 class GeoNorm(Placement):
-    """Geodesic step: the tangential part of the update turns the token by at most max_angle, less with depth.
+    """Geodesic step: the tangential part of the update rotates the token by at most max_angle, less with depth.
 
-    Without fields this is the paper's rule as far as it is known. The order of clamp and decay is from a third-party
-    port of its Appendix D; no official code exists.
+    With `entry=embedding` this is the paper's rule as far as it is known. The order of clamp and decay is from a
+    third-party port of its Appendix D; no official code exists.
 
-    SpheretNorm (arXiv:2608.02668) is this step with a learned step size inside the angle of another retraction:
+    SpheretNorm (arXiv:2608.02668) has a learned step size and another retraction:
     `geonorm(retraction=projection, learn=step, decay=constant, decay_on=update, max_angle=pi)`, or cayley, or a number.
 
     >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "geonorm(decay=sqrt)", geonorm.Site(0, "mlp", 4), dim=8)
@@ -50,30 +50,29 @@ class GeoNorm(Placement):
     )
 
     decay: Schedule = field(default="harmonic", kw_only=True)
-    """How the angle falls with block t: harmonic 1/t, sqrt 1/sqrt(t), linear (L - t + 1)/L, constant, or t to the power
-    of minus a number."""
+    """Decrease of the angle with block t: harmonic 1/t, sqrt 1/sqrt(t), linear (L - t + 1)/L, constant, a
+    number p t^-p."""
     alpha: Positive = field(default=1.0, kw_only=True)
-    """What the decay multiplies."""
+    """Factor on the decay."""
     max_angle: Annotated[float, Range(TINIEST, pi, "must lie in (0, pi]")] = field(default=pi / 4, kw_only=True)
-    """Ceiling on the angle in radians, before the decay and behind it. A token at it is clamped; pi is none."""
+    """Clamp of the angle in radians, before and after the decay; pi is no clamp."""
     decay_on: Literal["angle", "update"] = field(default="angle", kw_only=True)
-    """angle: decay after the clamp, so the ceiling shrinks with depth; update: v is scaled before the clamp."""
+    """angle: the decay follows the clamp, so that the largest angle falls with depth; update: it comes before."""
     index: Literal["block", "sublayer"] = field(default="block", kw_only=True)
-    """block: the sub-layers of a block share t = l + 1; sublayer: they count apart, t = 2l + 1, 2l + 2 of 2L, of three
-    in a block 3l + 1, 3l + 2, 3l + 3 of 3L."""
+    """block: the sub-layers of a block share t; sublayer: each has its own, t = 1 to 2L."""
     input: Literal["raw", "norm"] = field(default="raw", kw_only=True)
-    """Whether the sub-layer reads the stream as it is or N of it."""
+    """norm: the sub-layer reads N of the stream; raw: the stream itself."""
     update: Literal["raw", "norm", "unit"] = field(default="raw", kw_only=True)
-    """Whether the step is made with the sub-layer's output, N of it (the geodesic Peri-LN), or its tangential part at
-    the length of x: then every token of a site turns by one angle, but for those with |v|/|x| near 0.001 and below."""
+    """raw: the step follows the output of the sub-layer; norm: N of it (a geodesic Peri-LN); unit: its tangential part
+    at the length of x, so that all tokens rotate by one angle. Below |v|/|x| = 0.001 unit fades out."""
     retraction: Literal["exp", "projection", "cayley"] | Power = field(default="exp", kw_only=True)
-    """How a tangent vector becomes a step; a number p is phi_p(t) = p atan(t/p) (arXiv:2608.02668, inferred)."""
+    """Angle of a tangent vector of length t: exp t, projection atan(t), cayley 2 atan(t/2), a number p: p atan(t/p)
+    (arXiv:2608.02668, inferred)."""
     learn: Literal["none", "gain", "affine", "step"] = field(default="none", kw_only=True)
-    """Learned scalars per site: gain on the angle, gain and bias on the angle, or the step size alpha itself, which is
-    kept positive as softplus of what is stored. At the ceiling and beyond they have no gradient: max_angle=pi gives
-    room."""
+    """Learned scalars per sub-layer: gain on the angle; affine, gain and bias; step, the size alpha, kept positive by a
+    softplus. A clamped token gives them no gradient: max_angle=pi gives room."""
     after: Literal["none", "norm"] = field(default="none", kw_only=True)
-    """norm: a gained N follows the geodesic step, as in Post-Norm; the radius is then N's, not the token's own."""
+    """norm: N with gains follows the geodesic step, as in Post-Norm, and sets the radius."""
 
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
         norms = {"input": self.input, "output": self.update, "stream": self.after}

@@ -44,19 +44,18 @@ class AttentionResiduals(Placement):
     )
 
     blocks: Count = field(default=8, kw_only=True)
-    """Blocks of sub-layers, as even as can be, each with a slot of the stream beside that of the embedding. Where there
-    are fewer sub-layers, each is a block, and slots are left over."""
+    """Blocks of sub-layers, as even as possible, with one slot each beside that of the embedding."""
     values: Literal["raw", "norm"] = field(default="raw", kw_only=True)
-    """What is weighed: raw, the slots as they are, by scores of their K; norm, the N of the slots, without gains, which
-    is the key, too, and scores are divided by the root of the width."""
+    """raw: the mean is one of the slots; norm: of their N without gains, which are the keys too, and scores are divided
+    by the root of the width."""
 
     @property
     def streams(self) -> int:  # type: ignore[override]
         return self.blocks + 1
 
     queries: Literal["one", "qkv"] = field(default="one", kw_only=True)
-    """qkv: attention reads three times, by queries and norms of their own, and the branch takes what is for queries,
-    keys and values; a parallel block reads once."""
+    """qkv: attention reads three times, with a query and a norm each, for its queries, keys and values. A parallel
+    block reads once."""
 
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
         thrice = self.queries == "qkv" and site.kind == "attn"

@@ -15,12 +15,12 @@ from .registry import register
 @register("hybrid")
 @dataclass(frozen=True)
 class Hybrid(Placement):
-    """HybridNorm: attention reads the raw stream and normalises q, k, v per head; before the MLP the stream is normed.
+    """HybridNorm: attention reads the stream without a norm and normalises q, k, v per head; the MLP follows a norm of
+    the stream.
 
-    HybridNorm* differs in its first block only and is written as data: `first(hybrid(input=norm), hybrid)`. The norms
-    on q, k, v are RMSNorms over one head with gains that the heads share, before RoPE, whatever N is. Output
-    projections start smaller by sqrt(2 L), once ("full Megatron" in the official code). A parallel block, which the
-    paper has not, is written as attention is: its MLP reads the stream as it is.
+    HybridNorm* differs in its first block only: `first(hybrid(input=norm), hybrid)`. The norms of q, k, v are RMSNorms
+    over one head, before RoPE, with gains that the heads share. Output projections start smaller by sqrt(2 L), "full
+    Megatron" in the official code. A parallel block, which the paper does not have, is treated as attention.
 
     >>> print(geonorm.parse("first(hybrid(input=norm), hybrid)"))  # HybridNorm*
     first(a=hybrid(input=norm), b=hybrid)
@@ -36,7 +36,7 @@ class Hybrid(Placement):
     carries = True
     depth_init = True
     input: Literal["raw", "norm"] = field(default="raw", kw_only=True)
-    """norm: both sub-layers are Pre-Norm, q, k, v normed still: the first block of HybridNorm*."""
+    """norm: both sub-layers are Pre-Norm with normalised q, k, v, as the first block of HybridNorm*."""
 
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
         if self.input == "norm":

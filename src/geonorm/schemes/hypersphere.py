@@ -30,8 +30,8 @@ class Interpolated(Placement):
     """Initial step size."""
     final: Literal["norm", "none"] = field(default="none", kw_only=True)
     head: Literal["scaled", "plain"] = field(default="scaled", kw_only=True)
-    """scaled: the head is constrained like all weights, and each logit has a learned scale; plain: neither, but for a
-    head that is tied to the embedding, which is constrained."""
+    """scaled: the head is constrained like all weights, and each logit has a learned scale; plain: neither, unless the
+    head is tied to the embedding."""
 
     def end_parts(self, site: Site, norm: NormSpec) -> Mapping[str, Any]:
         return super().end_parts(site, NormSpec("unit", norm.dim, gains=False, eps=0.0))

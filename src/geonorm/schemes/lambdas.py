@@ -18,11 +18,10 @@ from .registry import register
 @register("lambdas")
 @dataclass(frozen=True)
 class Lambdas(Copied):
-    """Pre-Norm with learned scales: before each block the stream is a x + b x0, x0 the start of the stream, and at the
-    end c times what it was behind the middle block is taken out ("backout").
+    """Pre-Norm with learned scales: before each block the stream is a x + b x0, x0 its start. At the end c times the
+    stream after the middle block is subtracted ("backout").
 
-    x0 and the middle are streams beside x, because one tensor is all that passes between blocks: three times the memory
-    of Pre-Norm's stream (twice with backout=none), and copies at every write.
+    x0 and the middle travel as streams beside x: three times the memory of Pre-Norm's stream, twice with backout=none.
 
     >>> geonorm.schemes.Lambdas().streams, geonorm.schemes.Lambdas(backout="none").streams
     (3, 2)
@@ -38,8 +37,7 @@ class Lambdas(Copied):
     carries = True
 
     start: Literal["depth", "neutral"] = field(default="depth", kw_only=True)
-    """Initial values: depth: a from 1.15 to 1.05 and b from 0.2 to 0.05, evenly from the first block to the last;
-    neutral: 1 and 0, Pre-Norm."""
+    """Initial values. depth: a from 1.15 to 1.05 and b from 0.2 to 0.05 over the blocks; neutral: 1 and 0, Pre-Norm."""
     backout: Literal["none"] | Positive = field(default=0.2, kw_only=True)
     """Initial value of c; none: nothing is taken out."""
 

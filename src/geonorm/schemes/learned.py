@@ -20,11 +20,10 @@ from .scales import Scale
 @register("rezero")
 @dataclass(frozen=True)
 class ReZero(Placement):
-    """ReZero: no norm at all, one learned scalar per site that starts at 0.
+    """ReZero: no norm at all, one learned scalar per sub-layer that starts at 0.
 
-    The paper shares the scalar between attention and MLP of a layer. Here each site has its own, because a residual
-    owns all that it needs (it can be sharded, checkpointed and put into other models alone); the shared form is the
-    case of two equal scalars, and both start at 0. No norm before the head either.
+    The paper shares the scalar between attention and MLP of a block; here each sub-layer has its own. There is no norm
+    before the head either.
 
     >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "rezero", geonorm.Site(0, "mlp", 4), dim=8)
     >>> x = torch.randn(2, 8)
@@ -62,9 +61,8 @@ class ReZero(Placement):
 class LayerScale(Placement):
     """LayerScale: Pre-Norm whose update is multiplied by a learned small number per feature.
 
-    Initial values are the rule of the paper's text, as others quote it: 0.1 up to 18 blocks, 1e-5 at 24, 1e-6 beyond.
-    The official models have 1e-5 at 24 and 1e-6 at S36, M36 and M48, but 1e-5 at XXS36; none has 18 blocks or fewer, so
-    that 0.1 stands in no code of theirs.
+    Initial values follow the paper's text as others quote it: 0.1 up to 18 blocks, 1e-5 at 24, 1e-6 beyond. Official
+    models agree at 24, 36 and 48 blocks, but for XXS36, which has 1e-5.
 
     >>> print(geonorm.schemes.LayerScale(start=0.01))
     layerscale(start=0.01)
@@ -96,9 +94,8 @@ class LayerScale(Placement):
 class GPAS(Placement):
     """Pre-Norm whose stream a learned gate makes shorter after every sub-layer, while its gradient stays as it was.
 
-    The gradient is that of the sum x + u: forward mode and second derivatives are of it, too, so that none of them is
-    the derivative of the value. The official code shares the gate between attention and MLP of a layer; here each site
-    has its own, as with `rezero`.
+    All derivatives are those of the sum x + u, not of the value. The official code shares the gate between attention
+    and MLP of a block; here each sub-layer has its own.
 
     >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "gpas", geonorm.Site(0, "mlp", 4), dim=8)
     >>> layer(torch.randn(2, 8)).shape

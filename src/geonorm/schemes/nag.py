@@ -24,13 +24,12 @@ class NAG(Placement):
     """Norm-agnostic residual: the tangential part of the update, put at the length of the token, times a learned step
     and a gate.
 
-    The paper keeps direction and log-radius apart ("norm lane"); here the token's own length is that lane, which is the
-    same function: each step makes it longer by sqrt(1 + a^2 m^2), and `final=none` lets it set the temperature of the
-    logits. The gains that the paper puts on embedding and logits (its Eq. 18) are not built: they could not be read.
+    The paper keeps direction and log-radius apart ("norm lane"). Here the token's own length is that lane, which is the
+    same function: each step makes it longer by sqrt(1 + a^2 m^2). The paper's gains on embedding and logits (its Eq.
+    18) are not built: they could not be read.
 
-    v/|v| is softened as in `geonorm(update=unit)`, where the root mean square of v is near 0.001: an output of 0, as
-    output matrices that start at 0 give it, moves nothing, and its gradient is 1000 a m |x| / sqrt(dim) times the
-    tangential part of that by x: large, finite, and enough to leave 0 in one step.
+    v/|v| is softened where the root mean square of v is near 0.001, as in `geonorm(update=unit)`. An output of 0 moves
+    nothing, with a large but finite gradient.
 
     >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "nag(directions=4)", geonorm.Site(0, "mlp", 4), dim=8)
     >>> layer(torch.randn(2, 8)).shape

@@ -65,9 +65,8 @@ class Polar(Pre):
     """Pre-Norm with direction and log-radius apart: the same function, written on the sphere.
 
     The state of a token is its direction, a point of radius sqrt(dim), and its log-radius, (..., dim + 1). Adding
-    becomes a metric projection whose step the radius divides, so that Pre-Norm shows itself as a spherical scheme with
-    a decay of its own making; and no number of the state grows with depth. Outputs and gradients are those of `pre` to
-    rounding; keep the state fp32, because bf16 would lose the small increments of the log-radius.
+    becomes a metric projection whose step is divided by the radius: Pre-Norm is a spherical scheme with a decay of its
+    own. No number of the state grows with depth. Keep it in fp32: bf16 loses small increments of the log-radius.
 
     >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "polar", geonorm.Site(0, "mlp", 4), dim=8)
     >>> layer(torch.randn(2, 9)).shape  # direction and log-radius

@@ -14,7 +14,7 @@ from .registry import register
 @register("pre")
 @dataclass(frozen=True)
 class Pre(Decayed):
-    """Pre-Norm: the sub-layer reads the normalised stream, the stream itself is never normalised on the way.
+    """Pre-Norm: the sub-layer reads the normalised stream; the stream itself is never normalised.
 
     >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "pre", geonorm.Site(0, "mlp", 4), dim=8)
     >>> layer(torch.randn(2, 8)).shape
@@ -32,7 +32,7 @@ class Pre(Decayed):
         law="s = r, r' = <θ,A>",
     )
     input: Literal["norm", "raw"] = field(default="norm", kw_only=True)
-    """Whether the sub-layer reads N of the stream or the stream as it is."""
+    """norm: the sub-layer reads N of the stream; raw: the stream itself."""
 
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
         return {"input": "norm"} if self.input == "norm" else {}

@@ -22,12 +22,11 @@ from .registry import register
 @register("prores")
 @dataclass(frozen=True)
 class ProRes(Nested):
-    """Progressive residual warm-up: the step size h of another scheme grows from 0 to 1, for block t over the first t
-    times `steps` optimizer steps. Under `geonorm` it is the angle that grows.
+    """Progressive residual warm-up: the step size h of another scheme grows from 0 to 1, in block t over t times
+    `steps` optimizer steps. Under `geonorm` the angle grows.
 
-    Whoever steps the optimizer says so: `geonorm train` and `geonorm.hf.Trainer` do, a loop of one's own calls
-    `geonorm.schemes.advance(model)` after each step. The count is saved with the model, and a model that is not trained
-    keeps the steps it has: at the start none, so that it is not for models that exist.
+    In your own loop call `geonorm.schemes.advance(model)` after each optimizer step; `geonorm train` and
+    `geonorm.hf.Trainer` do so. The count is saved with the model.
 
     >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "prores(geonorm, steps=10)", geonorm.Site(0, "mlp", 4), dim=8)
     >>> x = torch.randn(2, 8)

@@ -74,12 +74,11 @@ class Siamese(Copied):
     streams = 2
 
     decay: Schedule = field(default="constant", kw_only=True)
-    """How the share falls with block t: harmonic 1/t, sqrt 1/sqrt(t), linear (L - t + 1)/L, constant, or t to the power
-    of minus a number."""
+    """Decrease of the share with block t, as elsewhere."""
     alpha: Positive = field(default=1.0, kw_only=True)
     """With decay, the share s of the update that the Post-Norm stream receives; the other stream receives all of it."""
     sum: Literal["raw", "norm"] = field(default="raw", kw_only=True)
-    """Whether a + N(b) is normalised once more, before every sub-layer and before the head."""
+    """norm: a + N(b) is normalised once more, before every sub-layer and before the head."""
 
     def end_parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
         extra = {"sum": "norm"} if site.kind == "exit" and self.sum == "norm" else {}
@@ -138,7 +137,7 @@ class Hyper(Connected):
     )
 
     dynamic: Literal["tanh", "none"] = field(default="tanh", kw_only=True)
-    """Whether the connections depend on the token."""
+    """tanh: the connections depend on the token; none: they are learned constants."""
 
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
         parts = {"input": "norm", "connection": Connection(self.n, norm.dim, self.first(site), self.dynamic == "tanh")}

@@ -41,7 +41,7 @@ class Orthogonal(Decayed):
     eps: Positive = field(default=1e-6, kw_only=True)
     """Added to |x|^2 in the projection."""
     input: Literal["norm", "raw"] = field(default="norm", kw_only=True)
-    """Whether the sub-layer reads N of the stream or the stream as it is."""
+    """norm: the sub-layer reads N of the stream; raw: the stream itself."""
 
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
         return {"input": "norm"} if self.input == "norm" else {}
