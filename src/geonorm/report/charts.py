@@ -126,7 +126,7 @@ class Axis:
 
 ROW = 46
 """Letters of a row's name and text together, at the usual width of a chart."""
-NAME = 15
+NAME = 14
 """Letters of the label beside a line."""
 LINE = 15
 """Pixels from one label to the next."""

@@ -63,7 +63,7 @@ def final_loss(comparison: ComparedRuns) -> list[Chart]:
     if not means:
         return []
     noise = f"Seeds of a scheme differ by up to {max(widths):.2g} nats" if max(widths) else "One seed shows no noise"
-    title = f"{noise}, the means of schemes by {max(means) - min(means):.2g}"
+    title = f"{noise}; schemes differ by {max(means) - min(means):.2g}"
     note = "Each mark is a run at its scheme's best learning rate; the bar is the 95 % interval of the mean over seeds."
     unit = "final validation loss (nats per token)"
     return [strip_chart(title, unit, strips, comparison.looks, note, name="noise")]
@@ -280,7 +280,10 @@ def geometry(comparison: ComparedRuns) -> list[Chart]:
     """Columns of the trace over depth at the last evaluation; of the angle also what the definition predicts, where
     its first order is valid."""
     laws = {
-        scheme: [place for place in curves.profile(comparison.drawn(scheme), "law_angle") if place.value <= SECOND]
+        scheme: [
+            place if place.value <= SECOND else curves.Place(place.layer, place.kind, math.nan)
+            for place in curves.profile(comparison.drawn(scheme), "law_angle")
+        ]
         for scheme in comparison.names
     }
     charts = []

@@ -111,7 +111,7 @@ class Study(ABC):
 
     def headline(self) -> str:
         """The answer in one sentence, the title of the page."""
-        return next((sentence for _, sentence in self.findings()), self.title)
+        return next((sentence.partition(";")[0] for _, sentence in self.findings()), self.title)
 
     @property
     def limits_title(self) -> str:
