@@ -81,6 +81,25 @@ def test_no_law_is_stated_before_the_end() -> None:
             assert (said in text) == (row["terminal_law"] == "early")
 
 
+def test_a_law_is_read_off_the_part_that_reached_it() -> None:
+    """Tokens of post are together after a hundredth of the decades that pre needs: those are measured again."""
+    simulation = geonorm.simulate(schemes=["post", "pre"], tokens=4, dim=4, time=1e9, seeds=1, keep=["tokens"])
+    for row, (kind, rate) in zip(simulation.summary["schemes"], (("exponential", 2), ("polynomial", 2)), strict=True):
+        assert row["terminal_law"] == kind and isclose(row["terminal_exponent"], rate, rel_tol=0.01)
+        trace = [each["time"] for each in simulation.trace if each["scheme"] == row["scheme"]]
+        assert trace == simulation.trajectories[row["scheme"]]["time"].tolist() and len(trace) > 50
+    assert simulation.summary["schemes"][0]["time_final"] < 50
+
+
+def test_how_fast_uniform_tokens_turn_at_first_stands_beside_theory() -> None:
+    schemes = ["geonorm", "geonorm(update=norm)"]
+    simulation = small(schemes=schemes, init="uniform", tokens=64, dim=64, seeds=4)
+    for row in simulation.summary["schemes"]:
+        assert row["initial_turn"] == pytest.approx(row["initial_turn_predicted"], rel=0.05)
+    assert "|θ'|(0)" in text_of(simulation)
+    assert small(init="uniform").summary["schemes"][0]["initial_turn_predicted"] is None  # too few dimensions
+
+
 def test_predictions_are_of_this_system_or_none() -> None:
     """Unequal radii, no temperature, whole layers; random weights have none, and the reason stands below the table."""
     layers = {"method": "layers", "time": 16.0, "points": 17, "log_time": False}

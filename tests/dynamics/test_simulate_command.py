@@ -71,7 +71,9 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_directory_and_its_page(done: Path, tmp_path: Path) -> None:
-    figures = {f"{name}.{kind}" for name in ("cosine", "collapse", "speed", "sphere") for kind in ("png", "svg", "pdf")}
+    figures = {
+        f"{name}.{kind}" for name in ("cosine", "collapse", "turn", "speed", "sphere") for kind in ("png", "svg", "pdf")
+    }
     assert {path.name for path in (done / "figures").iterdir()} == figures
     names = {"config.yaml", "environment.json", "trace.jsonl", "summary.json", "theory.json", "particles.json",
              "trajectories.safetensors", "report.html"}  # fmt: skip
@@ -82,7 +84,7 @@ def test_the_directory_and_its_page(done: Path, tmp_path: Path) -> None:
     pictures = json.loads((done / "particles.json").read_text())["frames"]
     assert pictures["pre"][0] == pictures["geonorm"][0]  # the same start, seen along the same axes
     page = (done / "report.html").read_text(encoding="utf-8")
-    assert page.count('<svg class="chart"') == 7 and "orthonormal start" in page and "t^-2" in page
+    assert page.count('<svg class="chart"') == 8 and "orthonormal start" in page and "t^-2" in page
     one = report.build(done, tmp_path / "one.html", schemes=["geonorm"]).read_text(encoding="utf-8")
     assert one.count("data-toggle=") == 1 and "pre: tokens" not in one
 

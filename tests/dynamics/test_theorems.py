@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from math import exp, sqrt
+from math import atan, exp, log, pi, sqrt
 
 import pytest
 import torch
 from torch import Tensor
 
-from geonorm import Residual, Site, dynamics as d
+from geonorm import Residual, Site, dynamics as d, sphere
+from geonorm.dynamics import theory
 from geonorm.schemes import Scheme
 
 from ..rows import each
@@ -33,6 +34,42 @@ def test_spheres_cluster_from_a_hundred_random_starts(scheme: str, time: float, 
     theta = flow.tokens(last(flow, x, time, tolerance=1e-3, log_time=log_time))
     assert d.gap(theta).max() < 1e-3
     assert (d.clusters(theta, 0.1) == 1).all()
+
+
+def test_attention_that_repels_keeps_some_starts_apart() -> None:
+    """Why Theorem 3.1 and Proposition 2c need beta >= 0."""
+    flow = d.Flow("post", d.Attention(beta=-6.0))
+    gap = d.gap(flow.tokens(last(flow, flow.start(d.uniform(6, 3, seeds=range(4))), 60.0, tolerance=1e-4)))
+    assert gap[0] < 1e-9 and gap[1:].min() > 0.9
+
+
+# scheme: (|theta'| at first of 256 uniform tokens in 512 dimensions at beta = 1 by hand, the kind of its last law)
+PHASES: dict[str, tuple[float, str]] = {
+    **dict.fromkeys(("post", "orthogonal"), (0.0620, "exponential")),
+    **dict.fromkeys(("pre", "geonorm"), (0.0620, "polynomial")),
+    "sqrt": (0.0620, "stretched"),
+    "ngpt(alpha=1)": (0.9804, "exponential"),
+    **dict.fromkeys(("peri", "geonorm(update=norm, max_angle=pi)"), (0.9804, "polynomial")),
+    "geonorm(update=norm)": (pi / 4, "polynomial"),
+    "geonorm(update=unit)": (pi / 4, "none"),
+}
+
+
+@each("scheme", PHASES)
+def test_first_turn_and_last_law_of_uniform_tokens(scheme: str) -> None:
+    """Theorem 4.2 with GeoNorm's rows (Proposition 2d): fast at first and slow at last are those that divide the update
+    by its length and fall with depth."""
+    n, dim = 256, 512
+    first, late = PHASES[scheme]
+    predicted = theory.initial_turn(scheme, n, dim, 1.0)
+    assert predicted == pytest.approx(first, rel=1e-3) and theory.terminal(scheme).kind == late
+    flow = d.Flow(scheme, d.Attention(beta=1.0))
+    x = flow.start(d.uniform(n, dim, seeds=range(4)))
+    turn = sphere.radius(sphere.tangent(x, flow.velocity(x, 0.0))).squeeze(-1)
+    assert turn.mean().item() == pytest.approx(first, rel=2 / sqrt(4 * 2 * dim))  # the deviation of four draws, twice
+    assert flow.update(x, 0.0).norm(dim=-1).max() < sqrt(log(n) / n) + log(n) / dim  # of every token; C = 1
+    slower = theory.initial_turn(scheme, 4 * n, dim, 1.0) / predicted
+    assert slower == pytest.approx(0.5 if first < 0.1 else 1.0, rel=0.02)
 
 
 @pytest.mark.parametrize("scheme", ["pre(entry=embedding)", "peri(entry=embedding)", "pre", "peri"])
@@ -129,3 +166,15 @@ def test_equal_shares(depth: int) -> None:
     """Proposition 2e, by the definition that trains; behind every sub-layer, so for every depth."""
     found = shares(EQUAL, depth)
     torch.testing.assert_close(found, torch.full_like(found, 1 / (2 * depth + 1)), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize(("count", "share"), [(1, 0.5), (8, 0.13), (72, 0.01)])
+def test_equal_shares_beside_a_fixed_share_of_the_entry(count: int, share: float) -> None:
+    """Proposition 2f, along the axes of a space."""
+    x = torch.eye(1, count + 1, dtype=F64)
+    for number in range(1, count + 1):
+        angle = atan(1 / sqrt(number - 1 + count * share / (1 - share)))
+        x = sphere.exp(x, angle * torch.eye(count + 1, dtype=F64)[number])
+    wanted = torch.full((1, count + 1), (1 - share) / count, dtype=F64)
+    wanted[0, 0] = share
+    torch.testing.assert_close(x**2, wanted, rtol=1e-12, atol=0)

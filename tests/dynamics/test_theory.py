@@ -227,6 +227,14 @@ def test_the_closed_equation_is_the_particle_system(scheme: str) -> None:
             assert isclose(dynamics.cosine_rate(flow, state, tau).item(), path.velocity[i], rel_tol=1e-4)
 
 
+@each("n, beta", [(2, 0.0), (8, 1.0), (5, 6.0), (256, 5.0), (1024, 6.0)])
+def test_when_tokens_of_post_are_half_together(n: int, beta: float) -> None:
+    """docs/theory.md 4.1: 0.39 to 1.6 times (e^beta + n - 1) log n / (2 n)."""
+    about = (exp(beta) + n - 1) * log(n) / (2 * n)
+    early, late = solve_equiangular("post", n, beta, [0.39 * about, 1.6 * about], tolerance=1e-4).gap
+    assert early > 0.5 > late
+
+
 def test_a_collapse_is_followed_far_below_rounding() -> None:
     path = solve_equiangular("post", 8, 1.0, [100.0, 200.0])
     assert 0 < path.gap[1] < 1e-150 and isclose(path.gap[1] / path.gap[0], exp(-200), rel_tol=1e-3)

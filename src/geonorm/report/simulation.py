@@ -27,13 +27,21 @@ START = {
     "gaussian": "normal start",
     "cone": "start in a cone",
 }
-COLUMNS = {"cos_pair": "Mean cosine between tokens", "speed": "Speed factor s", "radius": "Length of the stream"}
+COLUMNS = {
+    "cos_pair": "Mean cosine between tokens",
+    "angle": "How fast a token turns",
+    "speed": "Speed factor s",
+    "radius": "Length of the stream",
+}
 MEANINGS = {
     "cos_pair": "At 1 all tokens are one point: attention has nothing left to tell apart.",
     "gap": "A power of t leaves tokens apart for long; an exponential makes them one within a few layers.",
+    "angle": "Schemes that divide an update by its length begin fast; those whose steps fall with depth end slowly.",
     "speed": "How slowly tokens move: a scheme whose s grows puts collapse off.",
     "radius": "On a longer stream the same update turns a token less.",
 }
+SLOWEST_TURN = 1e-4
+"""Radians in a unit of depth below which a turn is not drawn: exponentials would leave no room for the beginning."""
 SPARSE = 9
 """Markers along a measured curve; theory is the line."""
 FLOORS = {"float64": 1e-20, "float32": 1e-12}
@@ -123,13 +131,15 @@ class SavedSimulation(Study):
             + ["–" if row["radius_exponent"] is None else f"t^{row['radius_exponent']:.2f}".replace("-0.00", "0.00")]
             for row in self.records()
         ]  # fmt: skip
+        uniform = self.summary["init"] == "uniform"  # theory knows how fast these turn, and others come together
+        start, symbol = ("initial_turn", "|θ'|(0)") if uniform else ("initial_velocity", "γ'(0)")
         velocities = []
         for row in self.records():
             ends, cosine = row["terminal_exponent_interval"], formatted(row.get("cos_pair_final"), ".4g")
             law, theory = terminal_laws(row)
             velocities.append([
                 row["scheme"],
-                *(formatted(row.get(f"initial_velocity{end}"), ".4g") for end in ("", "_predicted")),
+                *(formatted(row.get(f"{start}{end}"), ".4g") for end in ("", "_predicted")),
                 f"not at its end (cos {cosine})" if row["terminal_law"] == "early" else law,
                 "–" if not ends or None in ends else f"{ends[0]:.3g} to {ends[1]:.3g}", theory,
                 "not reached" if row["collapse_time"] is None else f"t = {row['collapse_time'] + 1:.4g}", cosine,
@@ -138,7 +148,7 @@ class SavedSimulation(Study):
                   "r at last"]  # fmt: skip
         return {
             "Speed and radius": (titles, speeds),
-            "Velocity": (["scheme", "γ'(0)", "theory", "1 - cos at last", "interval", "theory", "collapse", "cos(T)"],
+            "Velocity": (["scheme", symbol, "theory", "1 - cos at last", "interval", "theory", "collapse", "cos(T)"],
                          velocities),
         }  # fmt: skip
 
@@ -160,6 +170,7 @@ class SavedSimulation(Study):
         return {
             "cosine": in_depth(self, titles["cos_pair"], "cos_pair", "cosine", False),
             "collapse": in_depth(self, describe_laws(self), "gap", "1 - mean cosine, logarithmic", True, *straight),
+            "turn": in_depth(self, titles["angle"], "angle", "|θ'| in radians", True),
             "speed": in_depth(self, titles["speed"], "speed", "s", True)
             + in_depth(self, titles["radius"], "radius", "|x|", True),
             "sphere": spheres_over_time(self),
@@ -174,7 +185,7 @@ class SavedSimulation(Study):
         tables = [html_table(*table, place) for table in self.tables().values()]
         return [
             Section("On the sphere", [turning_spheres(self, place)]),
-            Section("In depth", [[*charts["cosine"], *charts["collapse"], *charts["speed"]]]),
+            Section("In depth", [[*charts["cosine"], *charts["collapse"], *charts["turn"], *charts["speed"]]]),
             Section("In numbers", [*tables, *(f"<p>{linked(note)}.</p>" for note in self.notes())]),
             Section("Settings", [details("All settings", pairs(settings))]),
         ]
@@ -216,12 +227,12 @@ def describe_ending(row: Record) -> str:
 def in_depth(study: SavedSimulation, title: str, key: str, unit: str, log: bool, *views: str) -> list[Chart]:
     """A column over depth-time: theory, of the closed equation, as a line and measurement as markers; without theory
     the measurement is both. views: names of a logarithmic and a linear axis of time; without, that of the run."""
-    floor = FLOORS[study.summary["dtype"]] if key == "gap" else -math.inf
+    floor = {"gap": FLOORS[study.summary["dtype"]], "angle": SLOWEST_TURN}.get(key, -math.inf)
     curves = {scheme: study.mean(scheme, key) for scheme in study.names}
     measured = {s: points for s, curve in curves.items() if (points := [p for p in curve if p[1] > floor])}
     lines: dict[str, Points] = {}
     for scheme, path in study.theory.items():
-        course = zip(path["times"], path["gap" if key == "cos_pair" else key], strict=True)
+        course = zip(path["times"], path.get("gap" if key == "cos_pair" else key, []), strict=False)
         known = [(t + 1, 1 - v if key == "cos_pair" else v) for t, v in course if t is not None and v is not None]
         if scheme in measured and any(value > floor for _, value in known):
             lines[scheme] = [point for point in known if point[1] > floor]
