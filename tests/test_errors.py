@@ -32,7 +32,7 @@ SETTINGS = options(TrainCommand)
         ("dropout", "model.attn_dropout"),
         ("wandb", "log.to wandb"),
         ("bf16", "runtime.dtype bf16"),
-        ("grad_accum", "runtime.accumulate"),
+        ("grad_accum", "micro_batch"),
         ("eval_interval", "evaluation.every"),
         ("n_head", "model.heads"),
         ("batch", "batch_size"),

@@ -133,8 +133,8 @@ def test_import_direction() -> None:
 
 
 LAB_ORDER = """
-    config schedule data distributed runs statistics load resolve footprint storage checkpoint open train evaluate
-    export probe_inputs simulate transfer_config transfer probe plan compare
+    config schedule data distributed runs statistics load resolve footprint plan storage checkpoint open train evaluate
+    export probe_inputs simulate transfer_config transfer probe compare
 """.split()
 """The sub-packages and modules of `lab`, from the ground up: each imports what stands before it."""
 

@@ -3,29 +3,69 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 
-from .errors import ConfigError
+from .errors import ConfigError, unknown
 
 
 def pick_device(name: str) -> torch.device:
     """The device of a setting (auto, cpu, cuda, cuda:1); ConfigError if it is not there."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"unknown device {name!r}; use auto, cpu or cuda") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device {name!r} is not supported; use auto, cpu or cuda")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ConfigError(f"unknown device {name!r}; use auto, cpu or cuda")
+    device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device {name!r} is asked for, but PyTorch sees no GPU here; use auto or cpu")
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
         raise ConfigError(f"device {name!r} is asked for, but the last GPU here is cuda:{count - 1}")
     return device
+
+
+class Machine(NamedTuple):
+    """The device of one rank, as plans see it."""
+
+    bf16: float
+    """Peak of dense matrix products in bfloat16, 10^12 operations per second; 0 if unknown."""
+    fp32: float
+    """The same in fp32, without TF32."""
+    memory: float
+    """GiB that tensors may take: of a GPU nine tenths, the rest is for CUDA, NCCL and fragmentation."""
+
+
+MACHINES = {
+    "h100": Machine(989, 67, 72), "h200": Machine(989, 67, 126), "b200": Machine(2250, 75, 162),
+    "a100": Machine(312, 19.5, 72), "a100-40": Machine(312, 19.5, 36), "l40s": Machine(362, 91, 43),
+    "rtx4090": Machine(165, 82, 21), "rtx3090": Machine(71, 35, 21),
+}  # fmt: skip
+"""By their makers' data sheets."""
+
+
+def machine_here(device: torch.device, ranks: int = 1, threads: int = 1) -> Machine:
+    """The machine of a rank that computes on a device, of so many ranks on this machine."""
+    if device.type == "cpu":
+        # a core makes two multiply-adds of eight numbers, at 2.8 GHz
+        return Machine(0.09 * threads, 0.09 * threads, 0.8 * memory_of_machine() / ranks / 2**30)
+    about = torch.cuda.get_device_properties(device)
+    alike = [machine for key, machine in MACHINES.items() if key in about.name.lower().replace(" ", "")]
+    return (alike or [Machine(0, 0, 0)])[0]._replace(memory=0.9 * about.total_memory / 2**30)
+
+
+def machine_named(name: str, device: str, threads: int = 1) -> Machine:
+    """The machine of --machine: one of MACHINES, cpu, `TFLOPS/GIB`; auto is that of a device setting, without a GPU an
+    h100. ConfigError for any other."""
+    if name == "cpu" or (name == "auto" and (device == "cpu" or torch.cuda.is_available())):
+        return machine_here(pick_device("cpu" if name == "cpu" else device), threads=threads)
+    if match := re.fullmatch(r"(\d{1,6}(?:\.\d+)?)/(\d{1,6}(?:\.\d+)?)", name):
+        return Machine(float(match[1]), float(match[1]), float(match[2]))
+    if name != "auto" and name not in MACHINES:
+        raise ConfigError(unknown("machine", name, ["auto", "cpu", "TFLOPS/GIB", *MACHINES]))
+    return MACHINES.get(name, MACHINES["h100"])
 
 
 def memory_of_machine() -> int:

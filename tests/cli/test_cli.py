@@ -30,7 +30,7 @@ VERBS = set(
     "compare ladder train eval generate export report bench simulate probe check-transfer schemes same data".split()
 )
 SHARED = set(
-    """preset data steps batch_size objective recipe out
+    """preset data steps batch_size micro_batch objective guard recipe out
     model.layers model.width model.heads model.kv_heads model.head_width model.hidden model.vocab_size model.context
     model.mlp model.norm model.gains model.norm_bias model.eps model.qk_norm model.bias model.tied model.rope_theta
     model.embed_norm model.transform model.attn_gate model.soft_cap model.rotary model.block model.positions
@@ -38,21 +38,19 @@ SHARED = set(
     model.init model.init_depth
     optim.name optim.weight_decay optim.betas optim.eps optim.clip optim.schedule optim.warmup optim.cooldown
     optim.floor optim.warmup_steps optim.independent optim.rates
-    tokens.tokenizer evaluation.every evaluation.tokens evaluation.trace_tokens
+    tokens.tokenizer tokens.field tokens.limit evaluation.every evaluation.tokens evaluation.trace_tokens
     evaluation.whole evaluation.average checkpoint.every checkpoint.keep
     log.to
-    guard.nan guard.spike
-    runtime.device runtime.dtype runtime.threads runtime.compile runtime.recompute runtime.accumulate
-    runtime.tensorboard runtime.parallel runtime.shard_size""".split()
+    runtime.device runtime.dtype runtime.threads runtime.compile runtime.recompute
+    runtime.tensorboard runtime.parallel""".split()
 )
-MACHINE = set("machine.tflops machine.memory".split())
-PLAN = MACHINE | {"dry_run", "world_size", "json"}
+PLAN = {"dry_run", "world_size", "json", "machine"}
 TRAIN = SHARED | PLAN | set("scheme lr seed resume init_from branch".split())
 COMPARE = SHARED | set(
     """schemes lrs seeds tune
     jobs launcher ray.address ray.gpus slurm.time slurm.gpus slurm.options slurm.setup""".split()
 )
-LADDER = (COMPARE - set("steps batch_size lrs tune".split())) | set("depth budgets rates".split())
+LADDER = (COMPARE - set("steps batch_size micro_batch lrs tune".split())) | set("depth budgets rates".split())
 SIMULATE = set(
     """schemes init tokens dim beta time seeds out weights per heads causal mlp hidden rope delta method log_time
     points depth dtype device keep""".split()
@@ -84,7 +82,7 @@ def test_surface_is_frozen() -> None:
     assert set(options(TrainBench)) == set(
         "schemes baseline preset batch_size context modes dtype pairs threads device out".split()
     ), CHANGED
-    assert set(options(DataConfig)) == {"action", "source", "tokenizer", "vocab_size"}, CHANGED
+    assert set(options(DataConfig)) == set("action source tokenizer vocab_size field limit".split()), CHANGED
     assert set(options(SchemesConfig)) == {"name", "json", "markdown", "out"}, CHANGED
     assert {name.split()[0] for name in COMMANDS} == VERBS
     assert set(options(TrainCommand)) - set(options(TrainConfig)) == PLAN

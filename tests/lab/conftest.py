@@ -194,6 +194,7 @@ def environments(size: int) -> list[dict[str, str]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(size)}
+    address |= {"LOCAL_WORLD_SIZE": str(min(size, 2))}  # four ranks are two machines
     return [{**cache, **address, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import pi
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -81,6 +82,23 @@ def test_gradients_of_embeddings_near_0_are_finite_and_shapes_need_no_numbers(sc
     model.loss(ids(), ids(seed=1)).backward()
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
     assert model.to("meta")(ids().to("meta")).shape == (2, 12, 61)
+
+
+@each("options", [{"scheme": "ngpt"}, {"tied": True}, {"soft_cap": 15.0}, {**BERT, "hidden": 48}])
+def test_a_loss_in_pieces_is_the_loss(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many logits: value and gradients in fp64, where some targets are none."""
+    model, text, targets = decoder(**options).double(), ids(), ids(seed=1)
+    targets[0, :5] = IGNORED
+    results = []
+    for most, tokens in ((2**27, targets.numel()), (8 * model.config.vocab_size, 6)):
+        monkeypatch.setattr("geonorm.models.decoder.MOST_LOGITS", most)
+        monkeypatch.setattr(model, "cross_entropy", spy := Mock(wraps=Decoder.cross_entropy))
+        model.zero_grad()
+        (loss := model.loss(text, targets)).backward()
+        results.append([loss, *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+        assert max(len(call.args[0]) for call in spy.call_args_list) == tokens
+    for whole, pieces in zip(*results, strict=True):
+        torch.testing.assert_close(pieces, whole, rtol=1e-12, atol=1e-15)
 
 
 @each("scheme", names())

@@ -63,7 +63,7 @@ TINY = (
 STARTS = {
     "cosine": "--steps 6 --evaluation.average 0.4 --model.attn_dropout 0.3",
     "constant": "--steps 6 --optim.name muon --optim.schedule constant",
-    "wsd": "--steps 6 --optim.schedule wsd --optim.cooldown 0.4 --runtime.accumulate 2",
+    "wsd": "--steps 6 --optim.schedule wsd --optim.cooldown 0.4 --micro-batch 2",
 }
 SCHEMES = """
     pre geonorm(learn=affine) ngpt first(hybrid(input=norm),hybrid) residual_dual hyper attnres nag prores
@@ -78,15 +78,15 @@ READERS = {
     "report": "report {} --format csv --out {to}/page.csv",
 }
 UNCHANGED = set(
-    """out resume branch init_from log.to runtime.device runtime.threads runtime.compile runtime.accumulate
-    runtime.parallel runtime.shard_size runtime.tensorboard preset data steps""".split()
+    """out resume branch init_from log.to runtime.device runtime.threads runtime.compile micro_batch
+    runtime.parallel runtime.tensorboard preset data steps""".split()
 )
 """Settings that a walk does not change: they need other software or minutes, are changed elsewhere, or change the order
 of a sum, which a run that goes on may."""
 VALUES: dict[str, list[Any]] = {
     "objective": ["mlm"], "recipe": ["own"], "scheme": ["lns", "post"], "optim.name": ["adamw", "muon"],
     "optim.schedule": ["wsd", "constant", "cosine"], "tokens.tokenizer": ["bpe"], "runtime.dtype": ["bf16"],
-    "guard.nan": ["rewind"], "guard.spike": ["rewind"],
+    "guard": ["rewind", "spikes"],
 }  # fmt: skip
 PRELOAD = """
     geonorm.cli.main geonorm.hf.export geonorm.lab.compare.compare geonorm.lab.evaluate.evaluate

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, make_dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from ..errors import ConfigError, unknown
 from ..models.config import DecoderConfig, preset
@@ -28,7 +28,11 @@ def phase_of(seed: int) -> str:
     return "tune" if seed == TUNING_SEED else "final"
 
 
-Amount = Annotated[float, Range(1e-6, 1e9)]
+SEQUENCES = {
+    "125m": 512, "paper-125m": 256, "bert-base": 256, "modern-d12": 256, "350m": 512, "1.3b": 512, "7b": 2048,
+    "70b": 1024,
+}  # fmt: skip
+"""Sequences of a step, by preset: of 125m and 350m 0.5M tokens, of 1.3b 1M, of 7b and 70b 4M; of small ones 4."""
 RATED = ("embed", "position", "head", "hidden", "q", "k", "v", "o", "up", "gate", "down", "gain")
 """Roles that may have a learning rate of their own: what models.init has, as far as models of text have it."""
 WIDTHLESS = ("embed", "position", "gain")
@@ -156,19 +160,10 @@ class Tokens(Settings):
     tokenizer: str = "bpe"
     """byte, bpe (trained on the training text, as many tokens as model.vocab_size), or a tokenizer.json; of token ids
     none. Tokens are kept in $GEONORM_CACHE, or ~/.cache/geonorm."""
-
-
-@dataclass(frozen=True)
-class Guard(Settings):
-    """What is done when a step goes wrong."""
-
-    prefix = "guard."
-
-    nan: Literal["stop", "rewind"] = "stop"
-    """A loss or gradient that is not finite. stop: the run ends with a diagnosis; rewind: back to the last checkpoint,
-    and on with the data behind the bad batch, at most ten times."""
-    spike: Literal["ignore", "rewind"] = "ignore"
-    """A loss more than six standard deviations above the mean of the last 100."""
+    field: str | None = None
+    """Field or column that holds the text; when not given `text`, else the only one of strings."""
+    limit: Count | None = None
+    """Tokens of a split to prepare: the piece of text that reaches them is the last. All when not given."""
 
 
 @dataclass(frozen=True)
@@ -179,27 +174,22 @@ class Runtime(Settings):
 
     device: str = "auto"
     """auto (a GPU if there is one), cpu, cuda."""
-    dtype: Literal["fp32", "bf16"] = "fp32"
-    """bf16: matrix products in bfloat16 under autocast; weights, norms and the residual stream stay fp32
-    (under fsdp gains and learned numbers of blocks are rounded to it on their way)."""
+    dtype: Literal["fp32", "bf16"] | None = None
+    """bf16: matrix products in bfloat16 under autocast, others in TF32; weights, norms and the residual stream stay
+    fp32 (under fsdp gains and learned numbers of blocks are rounded to it on their way). When not given, bf16 on a GPU,
+    fp32 on a CPU."""
     threads: Annotated[int, Range(1, 1024)] = 1
     """CPU threads of one run."""
-    compile: bool = False
+    compile: bool | None = None
     """torch.compile, block by block, and of the loss; in runs of 10,000 steps or more, on one CPU thread, a model of up
-    to 6 blocks as one graph."""
+    to 6 blocks as one graph. When not given, on a GPU from width 512 on."""
     recompute: bool = False
     """Activation checkpointing, block by block."""
-    accumulate: Count = 1
-    """Micro-batches per step and rank."""
-    parallel: Literal["auto", "ddp", "fsdp"] = "auto"
-    """Under torchrun: ddp, the model whole on every rank (auto), or fsdp, each block sharded over the ranks."""
-    shard_size: Count | None = None
-    """fsdp: ranks that share one copy of the model, beside other copies; all ranks when not given."""
+    parallel: Literal["auto", "ddp", "fsdp", "hsdp"] = "auto"
+    """Under torchrun: ddp, the model whole on every rank; fsdp, each block sharded over the ranks; hsdp, sharded over
+    the ranks of a machine, one copy on each machine. auto: ddp where that fits the device, else fsdp."""
     tensorboard: bool = True
     """Whether to write event files."""
-
-
-Goal = Literal["causal", "mlm"]
 
 
 Model = make_dataclass(
@@ -218,19 +208,6 @@ Model = make_dataclass(
 
 
 @dataclass(frozen=True)
-class Machine(Settings):
-    """What a plan (--dry-run) assumes of one device. The defaults are an H100 SXM."""
-
-    prefix = "machine."
-
-    tflops: Amount | None = None
-    """Peak of dense matrix products, 10^12 operations per second; when not given 989 in bf16, and 67 in fp32: TF32 is
-    not switched on."""
-    memory: Amount = 72.0
-    """GiB that tensors may take: 80 less a tenth for CUDA, NCCL and fragmentation."""
-
-
-@dataclass(frozen=True)
 class Shared(Settings):
     """What every run of a study shares, whatever its length."""
 
@@ -240,8 +217,12 @@ class Shared(Settings):
     data: str = "stdlib"
     """Text: a file, a folder, JSONL, Parquet, a corpus in $GEONORM_DATA, a Hugging Face dataset, stdlib (built in); or
     token ids: .npy, .bin of nanoGPT and llm.c."""
-    objective: Goal = "causal"
+    objective: Literal["causal", "mlm"] = "causal"
     """What is trained: causal, the next token; mlm, 15 % of the tokens, masked, by a model that sees both sides."""
+    guard: Literal["stop", "rewind", "spikes"] = "stop"
+    """What is done at a loss or gradient that is not finite. stop: the run ends with a diagnosis; rewind: back to the
+    last checkpoint, and on with the data behind the bad batch, at most ten times; spikes: that, and at a loss more than
+    six standard deviations above the mean of the last 100."""
     recipe: Literal["shared", "own"] = "shared"
     """own: each scheme departs from the shared recipe as its paper asks (`geonorm schemes NAME`)."""
     model: Model = field(default_factory=Model)  # type: ignore[valid-type]
@@ -249,7 +230,6 @@ class Shared(Settings):
     tokens: Tokens = field(default_factory=Tokens)
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
-    guard: Guard = field(default_factory=Guard)
     runtime: Runtime = field(default_factory=Runtime)
     log: Log = field(default_factory=Log)
 
@@ -257,6 +237,25 @@ class Shared(Settings):
         super().__post_init__()
         if self.optim.name is None:
             object.__setattr__(self, "optim", replace(self.optim, name=TRAINED_WITH.get(self.preset, "adamw")))
+
+    @property
+    def width(self) -> int:
+        """Of the stream."""
+        return int(asdict(self.model)["width"] or preset(self.preset).width)
+
+    @property
+    def usual_lr(self) -> float:
+        """The learning rate that goes with the width, as matrices ask for it (arXiv:2203.03466); at most that of width
+        128."""
+        return min(5e-3, float(f"{0.64 / self.width:.3g}"))
+
+    def on_device(self, kind: str) -> Self:
+        """The same with what the kind of device decides, cpu or cuda, where it is left open. Of small models a run is
+        over too soon to compile them."""
+        runtime, gpu = self.runtime, kind == "cuda"
+        compiled = gpu and self.width >= 512 if runtime.compile is None else runtime.compile
+        dtype = runtime.dtype or ("bf16" if gpu else "fp32")
+        return replace(self, runtime=replace(runtime, dtype=dtype, compile=compiled))
 
     def shape(self, scheme: str) -> DecoderConfig:
         """The model under a scheme: the preset with the fields of `model` replaced. ConfigError for a preset that needs
@@ -284,8 +283,17 @@ class Recipe(Shared):
 
     steps: Many = 300
     """Optimizer steps."""
-    batch_size: Many = 4
-    """Sequences per step."""
+    batch_size: Many | None = None
+    """Sequences per step, of all ranks; when not given those of the preset: 4, or 0.1M to 4M tokens for 125m and
+    more."""
+    micro_batch: Literal["auto"] | Count = "auto"
+    """Most sequences that a rank takes through the model at once; the rest of its share of a step follows in further
+    passes. auto: as many as fit the device."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.batch_size is None:
+            object.__setattr__(self, "batch_size", SEQUENCES.get(self.preset, 4))
 
 
 @dataclass(frozen=True)
@@ -294,8 +302,8 @@ class TrainConfig(Recipe):
 
     scheme: str = "preset"
     """Residual scheme, as in `geonorm schemes`; preset: that of the preset, modern's lambdas, all others' geonorm."""
-    lr: NotNegative = 5e-3
-    """Highest learning rate."""
+    lr: NotNegative | None = None
+    """Highest learning rate; when not given 0.64 / width, 5e-3 at most."""
     seed: Annotated[int, Range(0, MAX_SEED)] = 0
     """Seed of weights and of the data order."""
     out: str = "runs/train"
@@ -313,6 +321,8 @@ class TrainConfig(Recipe):
         super().__post_init__()
         if self.scheme == "preset":
             object.__setattr__(self, "scheme", preset(self.preset).scheme)
+        if self.lr is None:
+            object.__setattr__(self, "lr", self.usual_lr)
         check_out(self.out)
 
 
@@ -324,7 +334,7 @@ class TrainCommand(TrainConfig):
     common = ("scheme", "preset", "data", "steps", "batch_size", "lr", "seed", "out", "resume", "dry_run")
     examples = (
         "geonorm train --scheme geonorm --data my.txt --steps 2000 --lr 6e-3 --out runs/geonorm",
-        "geonorm train --preset 125m --data my.jsonl.zst --runtime.dtype bf16 --dry-run",
+        "geonorm train --preset 125m --data my.jsonl.zst --dry-run",
     )
 
     dry_run: bool = False
@@ -333,12 +343,14 @@ class TrainCommand(TrainConfig):
     """With --dry-run: ranks to plan for; 1 when not given. A real run has as many as torchrun starts."""
     json: bool = False
     """With --dry-run: one JSON object instead of a table."""
-    machine: Machine = field(default_factory=Machine)
+    machine: str = "auto"
+    """With --dry-run: the device of a rank. h100, h200, b200, a100, a100-40, l40s, rtx4090, rtx3090, cpu, or
+    TFLOP/s and GiB for tensors such as 165/21; auto: the GPU that is here, else h100."""
 
     def unused(self) -> Iterator[tuple[str, str]]:
         yield from super().unused()
         if not self.dry_run:
-            yield from ((name, "--dry-run") for name in ("world_size", "json", "machine.tflops", "machine.memory"))
+            yield from ((name, "--dry-run") for name in ("world_size", "json", "machine"))
 
 
 @dataclass(frozen=True)
@@ -382,6 +394,10 @@ class DataConfig(Settings):
     """byte, bpe or a tokenizer.json; bpe for prepare when not given."""
     vocab_size: int = 1024
     """Tokens of a BPE that is trained on the text."""
+    field: str | None = None
+    """As --tokens.field of train."""
+    limit: Count | None = None
+    """For prepare, as --tokens.limit of train."""
 
     @property
     def tokenizer_name(self) -> str | None:

@@ -12,23 +12,22 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from copy import copy
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
+from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..models.attention import Rope, SelfAttention
+from ..models.attention import SelfAttention
 from ..models.decoder import Decoder
 from ..residual import Residual
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """A part of the model at one size of batch."""
 
     weights: int
@@ -43,24 +42,19 @@ class Piece:
     """Most bytes that its forward pass holds at once, its input included."""
     backward: int
     """Most bytes that its backward pass holds at once beyond `saved`, the gradients of its weights included."""
-    block: bool = False
-    """True for a block, of which recomputation keeps the input alone."""
+    block: int = 0
+    """1 for a block, of which recomputation keeps the input alone."""
 
     def with_recomputation(self) -> Piece:
         """The same under activation checkpointing: of a block only the input is kept, the backward pass makes the rest
         again."""
         again = self.saved - self.stream + self.backward
-        return replace(self, saved=self.stream, backward=again) if self.block else self
+        return self._replace(saved=self.stream, backward=again) if self.block else self
 
     def at(self, batch: int, size: int, double: Piece) -> Piece:
         """The same for any batch on the line through this, for `size` sequences, and `double`, for twice as many."""
-
-        def line(name: str) -> int:
-            one, two = getattr(self, name), getattr(double, name)
-            return int(one + (batch - size) * (two - one) / size)
-
-        stream, saved, forward, backward = map(line, ("stream", "saved", "forward", "backward"))
-        return replace(self, stream=stream, saved=saved, forward=forward, backward=backward)
+        lines = zip(self, double, strict=True)
+        return Piece(*(int(one + (batch - size) * (two - one) / size) for one, two in lines))
 
 
 class Live(TorchDispatchMode):
@@ -86,38 +80,17 @@ class Live(TorchDispatchMode):
         self.now -= size
 
 
-def replace_modules(model: Decoder, **others: nn.Module | None) -> Decoder:
-    """The same model, its modules shared, with others in the place of some."""
-    shell = copy(model)
-    shell._modules = {**model._modules, **others}
-    return shell
+class End(nn.Module):
+    """The part before the blocks, from ids to the stream, or behind them: some of the modules of a model, shared, and
+    what they do."""
 
-
-class Front(nn.Module):
-    """The part before the blocks: from ids to the stream."""
-
-    def __init__(self, model: Decoder) -> None:
+    def __init__(self, model: Decoder, others: tuple[str, ...], work: Callable[[Decoder, Tensor], Tensor]) -> None:
         super().__init__()
-        behind = ("blocks", "exit", "transform", "head", "logits_slot", "entry")
-        self.model = replace_modules(model, **dict.fromkeys(behind))
-        self.entry = model.entry
+        self.model, self.work = copy(model), work
+        self.model._modules = {**model._modules, **dict.fromkeys(others)}
 
     def forward(self, inputs: Tensor) -> Tensor:
-        out: Tensor = self.entry(self.model.begin(inputs)[0])
-        return out
-
-
-class Head(nn.Module):
-    """The part behind the blocks: exit, head and cross entropy, on the stream."""
-
-    def __init__(self, model: Decoder, targets: Tensor) -> None:
-        super().__init__()
-        start = ("embed", "position", "embed_norm", "values", "entry", "blocks")
-        self.model = replace_modules(model, **dict.fromkeys(start))
-        self.targets = targets
-
-    def forward(self, stream: Tensor) -> Tensor:
-        return self.model.cross_entropy(self.model.predict(stream).flatten(0, -2), self.targets.flatten())
+        return self.work(self.model, inputs)
 
 
 @dataclass(frozen=True)
@@ -130,42 +103,37 @@ class Conditions:
     adding: bool
 
 
-def footprint(model: Decoder, batch: int, conditions: Conditions) -> list[Piece]:
-    """The pieces of a model on the meta device in order, entry, blocks, head, for a micro-batch of `batch` sequences.
-    Embedding, entry and exit see their weights in fp32."""
-    with FakeTensorMode():
-        ids = torch.zeros(batch, model.config.context, dtype=torch.long)
-        head, cast = Head(model, ids), set[str]()
-        if model.ends():
-            cast = {name for name, p in head.named_parameters() if p is model.head.weight}
-        return count_stack(model, ids, head, cast, conditions)
-
-
-def count_stack(model: Decoder, inputs: Tensor, end: nn.Module, cast: set[str], c: Conditions) -> list[Piece]:
-    """The pieces of a model whose inputs are ids. cast: the parameters of its end that are seen in the dtype of the
-    blocks."""
+def footprint(model: Decoder, batch: int, c: Conditions) -> list[Piece]:
+    """The pieces of a model on the meta device in order, entry, blocks, head, for a micro-batch of `batch` sequences,
+    under a FakeTensorMode. Embedding, entry and exit see their weights in fp32."""
+    ids = torch.zeros(batch, model.config.context, dtype=torch.long)
+    start = End(
+        model, ("blocks", "exit", "transform", "head", "logits_slot"), lambda part, ids: part.entry(part.begin(ids)[0])
+    )
+    end = End(
+        model,
+        ("embed", "position", "embed_norm", "values", "entry", "blocks"),
+        lambda part, stream: part.predict_loss(stream, ids),
+    )
+    with torch.no_grad(), c.precision():
+        stream = functional_call(start, stand_ins(start, c, set()), (ids,))
+    turns = None if model.rotary is None else model.rotary(torch.arange(ids.shape[1]))
+    handed = {"positions": turns}
     pieces: dict[str, Piece] = {}
     keys: list[str] = []
-    start = Front(model)
-    first = run_part(start, inputs, {}, c, set())
-    with torch.no_grad(), c.precision():
-        stream = functional_call(start, stand_ins(start, c, set()), (inputs,))
     for block in model.blocks:
         # blocks that do the same with tensors of the same shapes are counted once
         schemes = [str(module.scheme) for module in block.modules() if isinstance(module, Residual)]
         windows = [module.window for module in block.modules() if isinstance(module, SelfAttention)]
         keys.append(repr((schemes, windows, [(name, tuple(p.shape)) for name, p in block.named_parameters()])))
         if keys[-1] not in pieces:
-            handed = {"positions": turns_of(model, inputs)}
-            values = shape_of_values(block, inputs.shape[0], model.config.context)
+            mixing = [m for m in block.modules() if isinstance(m, SelfAttention) and m.mix is not None]
+            # the tensor for its values that a block gets beside the stream
+            values = (batch, model.config.context, mixing[0].groups * mixing[0].head_dim) if mixing else None
             counted = run_part(block, stream, handed, c, set(dict(block.named_parameters())), values)
-            pieces[keys[-1]] = replace(counted, block=True)
-    return [first, *(pieces[key] for key in keys), run_part(end, stream, {}, c, cast)]
-
-
-def turns_of(model: Decoder, inputs: Tensor) -> Rope | None:
-    """The rotations of the positions of inputs."""
-    return None if model.rotary is None else model.rotary(torch.arange(inputs.shape[1]))
+            pieces[keys[-1]] = counted._replace(block=1)
+    cast = {name for name, p in end.named_parameters() if p is model.head.weight and model.ends()}
+    return [run_part(start, ids, {}, c, set()), *(pieces[key] for key in keys), run_part(end, stream, {}, c, cast)]
 
 
 def stand_ins(module: nn.Module, conditions: Conditions, cast: set[str]) -> dict[str, Tensor]:
@@ -180,12 +148,6 @@ def stand_ins(module: nn.Module, conditions: Conditions, cast: set[str]) -> dict
     return tensors
 
 
-def shape_of_values(block: nn.Module, batch: int, context: int) -> tuple[int, ...] | None:
-    """The shape of the tensor for its values that a block gets beside the stream, or None."""
-    mixing = [m for m in block.modules() if isinstance(m, SelfAttention) and m.mix is not None]
-    return (batch, context, mixing[0].groups * mixing[0].head_dim) if mixing else None
-
-
 def run_part(
     module: nn.Module,
     inputs: Tensor,
@@ -196,22 +158,23 @@ def run_part(
 ) -> Piece:
     """Forward and backward pass of a part of the model, counted. values: the shape of those that it is handed."""
     tensors = stand_ins(module, conditions, cast)
-    existing = [*tensors.values(), *(t for t in tree_leaves(others) if t is not None)]
+    existing = [*tensors.values(), *(t for t in tree_leaves(others) if isinstance(t, Tensor))]
     gradients = [tensor.grad for tensor in existing if tensor.grad is not None]
     with Live([inputs, *existing, *gradients]) as live:
         # the stream is made here, so that it lives as long as the pass keeps it and no longer
-        entering = inputs if isinstance(module, Front) else inputs.detach().requires_grad_() * 1.0
+        entering = inputs if inputs.dtype == torch.long else inputs.detach().requires_grad_() * 1.0
         if values is not None:
             others = {**others, "values": torch.empty(values, requires_grad=True) * 1.0}
         stream = live.now
-        with conditions.precision():
-            out = functional_call(module, tensors, (entering,), others)
-        forward = live.peak
-        every = out if isinstance(out, tuple) else (out,)
-        end = sum((part * 1.0).sum() for part in every)  # their gradients are made and dropped as in the whole model
-        del out, every, entering, others
-        saved = live.peak = live.now
-        end.backward()
+        with _reparametrize_module(module, tensors):
+            with conditions.precision():
+                out = module(entering, **others)
+            forward = live.peak
+            every = out if isinstance(out, tuple) else (out,)
+            end = sum((part * 1.0).sum() for part in every)  # their gradients are made and dropped as in the model
+            del out, every, entering, others
+            saved = live.peak = live.now
+            end.backward()
         backward = live.peak - saved
     width = conditions.weights.itemsize if cast else 4
     return Piece(sum(p.numel() for p in module.parameters()), width, stream, saved, forward, backward)

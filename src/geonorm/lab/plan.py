@@ -17,18 +17,23 @@ from bisect import bisect_right
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from ..devices import MACHINES, machine_here, machine_named
+from ..errors import ConfigError
 from ..models.config import DecoderConfig
-from ..models.decoder import Decoder
+from ..models.decoder import MOST_LOGITS, Decoder
 from ..models.init import ROLES
 from ..schemes.scales import Scale
 from ..schemes.streams import Connection
 from ..settings import to_dict
-from .config import Machine, TrainConfig
+from .config import TrainConfig
+from .distributed.parallel import ranks_of_a_copy
 from .distributed.ranks import World
 from .footprint import Conditions, Piece, footprint
 from .resolve import Resolved, resolve
@@ -38,56 +43,103 @@ MANY = 64
 """Sequences of a pass in which logits and activations outweigh what does not grow with them."""
 
 
-TFLOPS = {"bf16": 989.0, "fp32": 67.0}
-"""Peak of an H100 SXM by dtype, 10^12 operations per second."""
 MFU = 0.4
 """Share of the peak that the model's own operations reach, recomputation not counted."""
 
 
-def plan(config: TrainConfig, ranks: int = 1, machine: Machine | None = None) -> dict[str, Any]:
+def plan(config: TrainConfig, ranks: int = 1, machine: str = "auto") -> dict[str, Any]:
     """The plan of a run on so many ranks; sizes in bytes, times in seconds. ConfigError for settings that do not fit
     together."""
-    machine = machine or Machine()
-    setup = resolve(config, World(size=ranks))
-    shape, schedule, runtime = setup.shape, setup.schedule, setup.runtime
-    shard = (runtime.shard_size or ranks) if setup.layout == "fsdp" else 1
-    micro = setup.text.batch_size // (ranks * runtime.accumulate)
-    with torch.device("meta"):
-        model = Decoder(shape)
-    operations = flops_per_token(model)
-    tokens = setup.text.step_tokens
-    memory = Memory(model, setup, shard)
-    peak, tflops = memory.peak(micro), machine.tflops or TFLOPS[runtime.dtype]
+    on_cpu = machine == "cpu" or (machine == "auto" and config.runtime.device == "cpu")
+    place = machine_named(machine, config.runtime.device, config.runtime.threads)
+    world = World(size=ranks, local=min(ranks, 8))
+    open_setup = resolve(config.on_device("cpu" if on_cpu else "cuda"), world)
+    room = place.memory * 2**30
+    setup, memory = choose_passes(open_setup, world, room)
+    schedule, runtime, micro = setup.schedule, setup.runtime, setup.micro_batch
+    operations, tokens = flops_per_token(memory.model), setup.text.step_tokens
+    peak = memory.peak(micro)
+    tflops = (place.bf16 if runtime.dtype == "bf16" else place.fp32) or MACHINES["h100"].bf16
     seconds = operations * tokens / (ranks * tflops * 1e12 * MFU)
-    room = int(machine.memory * 2**30)
-    largest = memory.largest(room)
+    accumulate, largest = setup.text.batch_size // (ranks * micro), memory.largest(room)
     return {
         "settings": {**setup.folder.settings, "lr": schedule.lr, "optim": to_dict(schedule.optim)},
-        "model": to_dict(shape),
+        "model": to_dict(setup.shape),
         "fits": peak <= room,
+        "change": suggest_change(setup, memory, room),
         "peak_bytes": peak,
         "peak_bytes_recompute": memory.peak(micro, recompute=True),
         "peak_bytes_no_recompute": memory.peak(micro, recompute=False),
         "memory": memory.parts(micro),
         "lr": schedule.lr,
         "micro_batch": micro,
-        "accumulate": runtime.accumulate,
+        "accumulate": accumulate,
         "tokens_per_step": tokens,
         "tokens": schedule.steps * tokens,
         "largest_micro_batch": largest,
-        "largest_batch": largest * ranks * runtime.accumulate,
+        "largest_batch": largest * ranks * accumulate,
         "ranks": ranks,
         "parallel": setup.layout,
-        "ranks_of_a_copy": shard,
-        "parameters": model.parameter_count(),
-        "matmul_parameters": model.matmul_parameter_count(),
+        "ranks_of_a_copy": memory.shard,
+        "parameters": memory.model.parameter_count(),
+        "matmul_parameters": memory.model.matmul_parameter_count(),
         "flops_per_token": operations,
         "flops": operations * schedule.steps * tokens,
         "seconds_per_step": seconds,
         "mfu_assumed": MFU,
         "tflops_assumed": tflops,
-        "memory_assumed": machine.memory,
+        "memory_assumed": place.memory,
     }
+
+
+def fit_to_device(setup: Resolved, world: World, device: torch.device) -> Resolved:
+    """A run whose passes, and whose layout where it is left open, fit the device of a rank. ConfigError, which says
+    what to change, where none does."""
+    shape, rows = setup.shape, setup.text.batch_size // world.size
+    room = machine_here(device, world.local).memory * 2**30 or inf
+    rough = 4 * rows * shape.context * (shape.vocab_size + 40 * shape.layers * shape.width)
+    if device.type == "cpu" and not setup.micro_batch and 4 * rough < room:  # clearly
+        return replace(setup, micro_batch=rows)
+    setup, memory = choose_passes(setup, world, room)
+    if (peak := memory.peak(setup.micro_batch)) > room:
+        change = suggest_change(setup, memory, room)
+        raise ConfigError(f"a step takes {binary(peak)} of a rank, and there are {binary(int(room))}: {change}")
+    return setup
+
+
+def choose_passes(setup: Resolved, world: World, room: float) -> tuple[Resolved, Memory]:
+    """The most sequences of a pass that divide a rank's share of a step and fit into so many bytes, whole copies of the
+    model before shared ones, and what the run then takes; the least that there is where nothing fits."""
+    rows = setup.text.batch_size // world.size
+    with torch.device("meta"):
+        model = Decoder(setup.shape)
+    most = min(setup.micro_batch or rows, rows)
+
+    def choose_size(layout: str, several: bool) -> tuple[int, Memory]:
+        memory = Memory(model, setup, ranks_of_a_copy(setup.runtime, world), layout, several)
+        limit = most if setup.micro_batch else max(1, min(most, memory.largest(room)))
+        return next(size for size in range(limit, 0, -1) if rows % size == 0), memory
+
+    for layout in ("ddp", "fsdp") if (setup.layout, setup.runtime.parallel) == ("ddp", "auto") else (setup.layout,):
+        size, memory = choose_size(layout, several=most < rows)
+        if size < rows == most:  # gradients that are added to take more than those of one pass
+            size, memory = choose_size(layout, several=True)
+        if memory.peak(size) <= room:
+            break
+    return replace(setup, layout=layout, micro_batch=size), memory
+
+
+def suggest_change(setup: Resolved, memory: Memory, room: float) -> str:
+    """What to change in a run that does not fit, or does not need what slows it down; an empty string for nothing."""
+    recompute = setup.runtime.recompute
+    if memory.peak(setup.micro_batch) <= room:
+        # recomputation that memory does not ask for
+        return "leave out --runtime.recompute" * (recompute and memory.peak(setup.micro_batch, recompute=False) <= room)
+    if largest := memory.largest(room):
+        return f"choose --micro-batch {largest} or fewer"
+    if not recompute and memory.peak(1, recompute=True) <= room:
+        return "add --runtime.recompute"
+    return "share the model among more ranks with --runtime.parallel fsdp, or take a smaller one"
 
 
 def flops_per_token(model: Decoder) -> int:
@@ -135,10 +187,11 @@ def looked_up(model: Decoder) -> int:
 class Memory:
     """Bytes that a rank holds in a step, for any number of sequences in a pass."""
 
-    def __init__(self, model: Decoder, setup: Resolved, shard: int) -> None:
-        """shard: ranks that hold one copy of the model together."""
-        self.runtime, self.fsdp, self.shard = setup.runtime, setup.layout == "fsdp", shard
-        self.adding = setup.layout == "ddp" or (setup.layout == "none" and self.runtime.accumulate > 1)
+    def __init__(self, model: Decoder, setup: Resolved, ranks: int, layout: str, several: bool) -> None:
+        """ranks: of one copy of the model under fsdp. several: there is more than one pass in a step."""
+        self.model, self.runtime, self.fsdp = model, setup.runtime, layout == "fsdp"
+        self.shard = ranks if self.fsdp else 1
+        self.adding = layout == "ddp" or (layout == "none" and several)
         half = self.runtime.dtype == "bf16"
         conditions = Conditions(
             torch.bfloat16 if half and self.fsdp else torch.float32,
@@ -147,12 +200,14 @@ class Memory:
         )
         # bytes at any moment are linear in the number of sequences, the most of a pass is a maximum of such lines: that
         # of few sequences, where gradients of weights are most, and that of many
-        self.lines = {size: [footprint(model, n * size, conditions) for n in (1, 2)] for size in (1, MANY)}
+        self.logits = model.config.context * model.config.vocab_size  # of a sequence
+        with FakeTensorMode():
+            self.lines = {size: [footprint(model, n * size, conditions) for n in (1, 2)] for size in (1, MANY)}
         count = model.parameter_count()
         orthogonal = sum(w.numel() for role, w, _, _ in model.weights() if ROLES[role].hidden)
         momenta = 2 * count - (orthogonal if setup.schedule.optim.name == "muon" else 0)
-        self.parameters = FP32 * count // shard
-        self.optimizer = FP32 * momenta // shard
+        self.parameters = FP32 * count // self.shard
+        self.optimizer = FP32 * momenta // self.shard
         self.average = self.parameters if setup.schedule.average else 0
 
     def pieces(self, batch: int, recompute: bool | None = None) -> list[Piece]:
@@ -160,11 +215,12 @@ class Memory:
             [one.at(batch, size, two) for one, two in zip(*both, strict=True)] for size, both in self.lines.items()
         )
         pieces = [
-            replace(a, forward=max(a.forward, b.forward), backward=max(a.backward, b.backward))
+            a._replace(forward=max(a.forward, b.forward), backward=max(a.backward, b.backward))
             for a, b in zip(few, many, strict=True)
         ]
-        if recompute is None:
-            recompute = self.runtime.recompute
+        if (batch or 2) * self.logits > MOST_LOGITS:  # the head makes them in pieces, which is another line
+            pieces[-1] = many[-1]
+        recompute = self.runtime.recompute if recompute is None else recompute
         return [piece.with_recomputation() for piece in pieces] if recompute else pieces
 
     def parts(self, batch: int) -> dict[str, int]:
@@ -201,18 +257,14 @@ class Memory:
             cached += max(0, cast - fixed.saved)
         for piece in reversed(pieces):
             top = max(top, held + piece.backward + (FP32 * piece.weights if self.fsdp else 0))
-            held -= piece.saved
-            held += 0 if self.adding else FP32 * piece.weights // self.shard
+            held += (0 if self.adding else FP32 * piece.weights // self.shard) - piece.saved
         return top
 
     def gathered_weights(self, pieces: list[Piece]) -> int:
         """Whole weights that FSDP holds at once: those of a block and of the next, which is fetched ahead."""
-        if not self.fsdp:
-            return 0
-        whole = [piece.weights * piece.width for piece in pieces]
-        return max(map(sum, pairwise(whole)))
+        return max(map(sum, pairwise(piece.weights * piece.width for piece in pieces))) if self.fsdp else 0
 
-    def largest(self, room: int) -> int:
+    def largest(self, room: float) -> int:
         """Most sequences of a pass that fit into so many bytes; 0 if not even one does."""
         return bisect_right(range(1, 2**32), room, key=self.peak)
 
@@ -232,8 +284,10 @@ def table(planned: dict[str, Any]) -> str:
         "activations": f" ({now} recomputation)",
         "loss": " (logits, their gradient, copies in fp32)",
     }
-    names = {"weight_copies": "copies of weights", "loss": "head and loss", "gathered": "gathered weights"}
-    names["reducing"] = "reduction buffer"
+    names = {
+        "weight_copies": "copies of weights", "loss": "head and loss", "gathered": "gathered weights",
+        "reducing": "reduction buffer",
+    }  # fmt: skip
     rows = [
         (
             "model",
@@ -247,6 +301,7 @@ def table(planned: dict[str, Any]) -> str:
             f"{planned['ranks']} ({layouts[planned['parallel']]}); sequences a pass {planned['micro_batch']}, "
             f"passes a step {planned['accumulate']}, learning rate {planned['lr']:g}",
         ),
+        ("precision", f"{runtime['dtype']}, {'' if runtime['compile'] else 'not '}compiled"),
         ("tokens", f"{planned['tokens']:,} ({planned['tokens_per_step']:,} a step)"),
         ("FLOPs per token", f"{planned['flops_per_token']:,}"),
         ("FLOPs of the run", f"{planned['flops']:.3g}"),
@@ -257,20 +312,17 @@ def table(planned: dict[str, Any]) -> str:
             f"fits {planned['memory_assumed']:g} GiB",
             f"up to {batch} sequences a pass, batch_size {largest}" if largest else "no: not with one sequence",
         ),
+        *([("to change", planned["change"])] if planned["change"] else []),
         ("seconds a step", f"{seconds:.3g} of computing"),
         ("tokens a day", f"{86400 * planned['tokens_per_step'] / seconds:.3g} at most"),
         ("days of the run", f"{seconds * planned['settings']['steps'] / 86400:.3g} or more"),
         (
             "assumed",
-            f"{planned['tflops_assumed']:g} TFLOP/s in {runtime['dtype']} (--machine.*), "
-            f"MFU {planned['mfu_assumed']:g}",
+            f"{planned['tflops_assumed']:g} TFLOP/s in {runtime['dtype']} (--machine), MFU {planned['mfu_assumed']:g}",
         ),
     ]
     return "\n".join(f"{name:<22} {text}".rstrip() for name, text in rows)
 
 
 def binary(count: int) -> str:
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= size:
-            return f"{count / size:,.2f} {unit}"
-    return f"{count} bytes"
+    return f"{count / 2**30:,.2f} GiB" if count >= 2**30 else f"{count / 2**20:,.2f} MiB"

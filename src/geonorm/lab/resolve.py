@@ -13,7 +13,7 @@ from ..models.config import DecoderConfig
 from ..models.init import check_start
 from ..schemes import Scheme, parse
 from ..settings import to_dict
-from .config import Checkpoint, Evaluation, Guard, Log, Runtime, TrainConfig
+from .config import Checkpoint, Evaluation, Log, Runtime, TrainConfig
 from .distributed.parallel import layout
 from .distributed.ranks import World
 from .schedule import Schedule
@@ -30,6 +30,10 @@ class TextPart:
     context: int
     batch_size: int
     seed: int
+    field: str | None = None
+    """Where records have their text."""
+    limit: int | None = None
+    """Tokens of a split."""
 
     @property
     def step_tokens(self) -> int:
@@ -64,9 +68,11 @@ class Resolved:
     runtime: Runtime
     layout: str
     """none, ddp or fsdp on the ranks of a world; empty where no world is known."""
+    micro_batch: int
+    """Sequences of a pass, at most before `plan.fit_to_device` has seen the device; 0: as many as fit it."""
     evaluation: Evaluation
     checkpoint: Checkpoint
-    guard: Guard
+    guard: str
     log: Log
 
 
@@ -104,15 +110,18 @@ def resolve(config: TrainConfig, world: World | None = None, on_cpu: bool = Fals
             config.objective,
             shape.vocab_size,
             shape.context,
-            config.batch_size,
+            config.batch_size or 1,
             config.seed,
+            config.tokens.field,
+            config.tokens.limit,
         ),
         shape=shape,
         scheme=scheme,
         departures=departures,
         schedule=schedule,
         runtime=config.runtime,
-        layout="" if world is None else layout(config.runtime, world, config.batch_size),
+        layout="" if world is None else layout(config.runtime, world, config.batch_size or 1),
+        micro_batch=0 if config.micro_batch == "auto" else config.micro_batch,
         evaluation=config.evaluation,
         checkpoint=config.checkpoint,
         guard=config.guard,

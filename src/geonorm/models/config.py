@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from math import inf
 from typing import Annotated, Any, Literal
 
 from ..errors import ConfigError, unknown
@@ -66,7 +65,7 @@ class TransformerConfig(Settings):
     positions: Literal["rope", "learned", "none"] = "rope"
     """rope: queries and keys are rotated; learned: one vector a position, added to the embedding (GPT-2); none: only
     the causal mask tells positions apart."""
-    rope_theta: float = 10000.0
+    rope_theta: Positive = 10000.0
     """Base of the rotary position encoding."""
     rotary: float = 1.0
     """Share of each head that is rotated, its first dimensions (GPT-NeoX)."""
@@ -81,8 +80,6 @@ class TransformerConfig(Settings):
     def __post_init__(self) -> None:
         object.__setattr__(self, "scheme", str(self.scheme))  # a Scheme is as good as its name
         super().__post_init__()
-        if not 0 < self.rope_theta < inf:
-            raise ConfigError(f"model.rope_theta must be positive and finite, got {self.rope_theta}")
         even, pairs = ("n even", " (rotary pairs)") if self.positions == "rope" else ("", "")
         if self.head_width is None and (self.width % self.heads or (even and self.head_dim % 2)):
             raise ConfigError(f"model.width {self.width} must be a{even} multiple of model.heads {self.heads}{pairs}")
@@ -99,8 +96,6 @@ class TransformerConfig(Settings):
             raise ConfigError(f"model.window {self.window} needs a model whose tokens see those before them alone")
         if self.full_every is not None and self.window is None:
             raise ConfigError(f"model.full_every {self.full_every} needs model.window, which other blocks then have")
-        if self.full_every == 1:
-            raise ConfigError(f"model.full_every 1 leaves no block the model.window of {self.window}: leave both out")
         if self.heads % self.groups:
             raise ConfigError(f"model.heads {self.heads} must be a multiple of model.kv_heads {self.kv_heads}")
 

@@ -15,12 +15,20 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ..errors import ConfigError
 from ..norms import NormSpec, upcast
 from ..residual import Residual, StreamEnd
 from ..schemes import Scheme, Site, parse, slot_at
-from .attention import LayerCache, Rope, SelfAttention, rotary_of, token_tables, values_for_block
+from .attention import (
+    LayerCache,
+    Rope,
+    SelfAttention,
+    rotary_of,
+    token_tables,
+    values_for_block,
+)
 from .config import DecoderConfig, TransformerConfig
 from .init import Weight, constrain, draw_all, linear, undrawn_table, weights_of
 from .mlp import MLP
@@ -100,6 +108,8 @@ class ParallelBlock(nn.Module):
 
 IGNORED = -100
 """The target where there is nothing to predict."""
+MOST_LOGITS = 2**27
+"""Logits of a loss that exist at a time, tokens times vocabulary: 512 MiB in fp32."""
 BLOCKS = {"sequential": Block, "parallel": ParallelBlock}
 
 
@@ -129,11 +139,9 @@ class Transformer(nn.Module):
 
     def make_front(self, norm: NormSpec) -> None:
         """Make what turns inputs into vectors, and `values`, tables of token vectors for attention, if any."""
-        raise NotImplementedError(f"{type(self).__name__} must say what stands in front of the stream")
 
     def make_head(self) -> None:
         """Make what turns the end of the stream into logits: `head`, and what stands around it."""
-        raise NotImplementedError(f"{type(self).__name__} must say what stands behind the stream")
 
     def share_weights(self) -> None:
         """Make one tensor of weights that the model has in two places."""
@@ -143,13 +151,19 @@ class Transformer(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} must say what holds its outer matrices")
 
     def run_blocks(
-        self, x: Tensor, positions: Rope | None, ids: Tensor | None = None, cache: list[LayerCache] | None = None
+        self,
+        x: Tensor,
+        positions: Rope | None,
+        ids: Tensor | None = None,
+        cache: list[LayerCache] | None = None,
+        **context: Any,
     ) -> Tensor:
-        """The stream after all blocks. ids: tokens, for models with tables of token vectors."""
+        """The stream after all blocks. ids: tokens, for models with tables of token vectors. context: what attention
+        takes besides."""
         first_values: Tensor | None = None
         for layer, block in enumerate(self.blocks):
             values = values_for_block(self.values, ids, layer, first_values)
-            x = block(x, positions=positions, cache=cache[layer] if cache else None, values=values)
+            x = block(x, positions=positions, cache=cache[layer] if cache else None, values=values, **context)
             if isinstance(x, tuple):
                 x, first_values = x
         return x
@@ -226,6 +240,26 @@ class Transform(nn.Module):
         return out
 
 
+class LogitsHead(nn.Linear):
+    """The matrix to logits. With targets it gives a sum of losses over pieces of the tokens, whose logits are made one
+    piece after the other, and again for the backward pass. (torch 2.13 has a linear_cross_entropy, which knows neither
+    a cap on logits nor what schemes do to them.)"""
+
+    def forward(self, y: Tensor, targets: Tensor | None = None, sum_losses: Any = None) -> Tensor:
+        """y: (..., width), with targets (tokens, width) and (tokens,). sum_losses: of logits and targets."""
+        if targets is None:
+            return super().forward(y)
+
+        def losses_of_piece(y: Tensor, targets: Tensor) -> Tensor:
+            return sum_losses(F.linear(y, self.weight, self.bias), targets)
+
+        # a power of two, so that pieces are alike
+        count = 1 << ((targets.numel() * self.out_features - 1) // MOST_LOGITS).bit_length()
+        pieces = zip(y.chunk(count), targets.chunk(count), strict=True)
+        losses = [checkpoint(losses_of_piece, *p, use_reentrant=False, preserve_rng_state=False) for p in pieces]
+        return torch.stack(losses).sum()
+
+
 class Decoder(Transformer):
     """(batch, tokens) of ids to logits (batch, tokens, vocab_size).
 
@@ -250,7 +284,7 @@ class Decoder(Transformer):
     def make_head(self) -> None:
         c = self.config
         self.transform = Transform(c) if c.transform else None
-        self.head = linear("head", c.width, c.vocab_size, bias=c.transform)
+        self.head = linear("head", c.width, c.vocab_size, c.transform, LogitsHead)
         self.share_weights()
         self.logits_slot = slot_on_logits(self.exit, c.vocab_size, c.width, c.soft_cap)
 
@@ -261,9 +295,15 @@ class Decoder(Transformer):
     def ends(self) -> list[nn.Module]:
         return [] if self.config.tied else [self.embed, self.head]
 
-    def forward(self, ids: Tensor, cache: list[LayerCache] | None = None) -> Tensor:
+    def forward(self, ids: Tensor, cache: list[LayerCache] | None = None, targets: Tensor | None = None) -> Tensor:
+        """Logits; with targets the mean loss."""
         x, turns = self.begin(ids, cache[0].length if cache else 0)
-        return self.predict(self.run_blocks(self.entry(x), turns, ids, cache))
+        x = self.run_blocks(self.entry(x), turns, ids, cache)
+        return self.predict(x) if targets is None else self.predict_loss(x, targets)
+
+    def loss(self, inputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+        """As in every model; a mean without all logits at once where there would be more than MOST_LOGITS."""
+        return self(inputs, targets=targets) if reduction == "mean" else super().loss(inputs, targets, reduction)
 
     def begin(self, ids: Tensor, past: int = 0) -> tuple[Tensor, Rope | None]:
         """What enters the stream for ids (batch, tokens) behind `past` others, and the turns of their positions."""
@@ -271,7 +311,9 @@ class Decoder(Transformer):
         turns = None if self.rotary is None else self.rotary(positions)
         x = self.embed(ids)
         if self.position is not None:
-            self.within_context(past + ids.shape[1])
+            if (tokens := past + ids.shape[1]) > self.config.context:
+                known = f"the {self.config.context} positions that this model has learned"
+                raise ConfigError(f"{tokens} tokens are more than {known}; give fewer")
             x = x + self.position(positions)
         if self.embed_norm is not None:
             x = self.embed_norm(x)
@@ -279,19 +321,27 @@ class Decoder(Transformer):
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (batch, tokens, vocab_size) of the end of the stream."""
-        y = self.exit(x).to(self.head.weight.dtype)
-        if self.transform is not None:
-            y = self.transform(y).to(y.dtype)
-        logits: Tensor = self.head(y)
-        return logits if self.logits_slot is None else self.logits_slot(logits)
+        return self.finish_logits(self.head(self.features(x)))
 
-    def within_context(self, length: int) -> None:
-        """ConfigError where there is no vector for the last position."""
-        if length > self.config.context:
-            raise ConfigError(
-                f"{length} tokens are more than the {self.config.context} positions that this model has learned; "
-                "give fewer"
-            )
+    def predict_loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross entropy of the end of the stream in nats."""
+        if targets.numel() * self.config.vocab_size <= MOST_LOGITS:
+            return self.cross_entropy(self.predict(x).flatten(0, -2), targets.flatten())
+
+        def sum_losses(logits: Tensor, targets: Tensor) -> Tensor:
+            return self.cross_entropy(self.finish_logits(logits), targets, "sum")
+
+        total: Tensor = self.head(self.features(x).flatten(0, -2), targets.flatten(), sum_losses)
+        return total / (targets != IGNORED).sum()
+
+    def features(self, x: Tensor) -> Tensor:
+        """What the head reads of the end of the stream."""
+        y = self.exit(x).to(self.head.weight.dtype)
+        return y if self.transform is None else self.transform(y).to(y.dtype)
+
+    def finish_logits(self, logits: Tensor) -> Tensor:
+        """What is done to logits behind the head."""
+        return logits if self.logits_slot is None else self.logits_slot(logits)
 
     def new_cache(self, room: int) -> list[LayerCache]:
         """An empty key-value cache for up to `room` tokens."""

@@ -61,13 +61,13 @@ SLOTS = {
 """Where a scheme may put a module inside a branch or the head, by kind of site (`Scheme.slot`)."""
 
 
-def linear(role: str, inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
+def linear(role: str, inputs: int, outputs: int, bias: bool = False, kind: type[nn.Linear] = nn.Linear) -> nn.Linear:
     """A linear layer on the default device that knows its role, with memory for its weights but no values: the model
     draws them.
 
     They are registered anew, not moved as `skip_init` does, so that accelerate's `init_empty_weights`, and vLLM, see
     them and keep them on meta."""
-    layer = nn.Linear(inputs, outputs, bias=bias, device="meta")
+    layer = kind(inputs, outputs, bias=bias, device="meta")
     for name, weight in list(layer.named_parameters()):
         layer.register_parameter(name, nn.Parameter(torch.empty_like(weight, device=torch.get_default_device())))
     layer.role = role  # type: ignore[assignment]

@@ -11,6 +11,7 @@ import random
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -147,26 +148,18 @@ BAD_FILES = {
     "array.jsonl": (b'["a"]\n', "array.jsonl:1: a JSON str"),
     "object.json": (b'{\n"text": "a"}\n', "object.json:1: not valid JSON"),
     "null.jsonl": (b"null\n", "null.jsonl:1: a JSON NoneType"),
-    "fields.jsonl": (b'{"title": "a", "body": "b", "n": 1}\n', r"several string .*\(fields: title, body, n\)"),
-    "fields.csv": (b"title,body\na,b\n", r"fields.csv:2: several string .*\(fields: title, body\)"),
-    "short.csv": (b"n,text\n1\n", "short.csv:2: field 'text' holds no text"),
-    "numbers.jsonl": (b'{"n": 1}\n', r"no string field \(fields: n\)"),
-    "missing.jsonl": (b'{"text": "a"}\n{"n": 1}\n', "missing.jsonl:2: field 'text'"),
+    "fields.jsonl": (b'{"title": "a", "body": "b", "n": 1}\n', r"'text' \(strings: title, body; all: title, body, n\)"),
+    "short.csv": (b"n,text\n1\n", "short.csv:2: no text in a field 'text'"),
+    "numbers.jsonl": (b'{"n": 1}\n', r"strings: none; all: n\)"),
+    "missing.jsonl": (b'{"text": "a"}\n{"n": 1}\n', "missing.jsonl:2: its text is not in field 'text'"),
     "surrogate.jsonl": (b'{"text": "a\\ud800"}\n', "surrogate.jsonl:1: lone surrogate at character 1"),
     "bad.parquet": (TEXT, "not a readable Parquet or Arrow file|cannot be read"),
     "bad.arrow": (TEXT, "not a readable Parquet or Arrow file|cannot be read"),
     "bad.txt.gz": (TEXT, "broken compression"),
     # the first record alone does not say which field is text
-    "other.jsonl": (
-        b'{"title": "a"}\n{"title": "b", "text": "c"}\n',
-        r":2: its text is in 'text', that before it",
-    ),
-    "both.jsonl": (b'{"title": "a", "body": null}\n{"title": "b", "body": "c"}\n', ":2: several .*title, body"),
-    "turns.jsonl": (b'{"title": "a", "body": null}\n{"title": null, "body": "c"}\n', ":2: its text is in 'body', that"),
-    "more.jsonl": (b'{"body": "a"}\n{"body": "b", "lang": "en"}\n', ":2: several string fields .*body, lang"),
-    "null_text.jsonl": (b'{"body": "a"}\n{"body": "b", "text": null}\n', ":2: field 'text' holds no text"),
-    "tiny.txt": (b"a", "too short to hold out"),
-    "equal.jsonl": (jsonl(["a", "a"]), "all 2 documents are equal"),
+    "both.jsonl": (b'{"title": "a", "body": null}\n{"title": "b", "body": "c"}\n', ":2: .* not in field 'title'"),
+    "turns.jsonl": (b'{"title": "a", "body": null}\n{"title": null, "body": "c"}\n', ":2: .* not in field"),
+    "null_text.jsonl": (b'{"body": "a"}\n{"body": "b", "text": null}\n', ":2: its text is not in field 'body'"),
 }
 
 
@@ -238,14 +231,10 @@ def test_bad_places_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         with pytest.raises(DataError, match=message) as caught:
             open_source(spec)
         assert "\n" not in str(caught.value)
-
-    def deny(*args: Any, **kwargs: Any) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    for place, name in (("os.open", "train.jsonl"), ("pathlib.Path.iterdir", "")):
-        with monkeypatch.context() as patch, pytest.raises(DataError, match="permission denied"):
-            patch.setattr(place, deny)  # root, who runs containers, may read everything
-            open_source(str(tmp_path / name))
+    # root, who runs containers, may read everything
+    monkeypatch.setattr("os.open", Mock(side_effect=PermissionError(13, "Permission denied")))
+    with pytest.raises(DataError, match="permission denied"):
+        open_source(str(tmp_path / "train.jsonl"))
 
 
 @each("name, module", [("a.txt.zst", "zstandard"), ("a.parquet", "pyarrow"), ("o/n", "datasets")])

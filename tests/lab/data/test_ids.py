@@ -20,13 +20,9 @@ HEADER = np.zeros(256, "<i4")
 HEADER[:3] = 20240520, 1, len(IDS)
 
 
-def llm_c(path: Path, ids: Any) -> None:
-    path.write_bytes(HEADER.tobytes() + ids.astype("<u2").tobytes())
-
-
 WRITERS: list[tuple[str, Callable[[Path, Any], Any]]] = [
     ("a.bin", lambda path, ids: ids.astype("<u2").tofile(path)),
-    ("b.bin", llm_c),
+    ("b.bin", lambda path, ids: path.write_bytes(HEADER.tobytes() + ids.astype("<u2").tobytes())),
     ("a.npy", lambda path, ids: np.save(path, ids.astype(np.uint16))),
     ("b.npy", lambda path, ids: np.save(path, ids.astype(np.int32))),
 ]

@@ -24,15 +24,15 @@ SCHEMES = ("pre", "geonorm", "ngpt")
 STEPS = ["--steps", 10, "--model.layers", 2, "--batch_size", 8, "--evaluation.every", 5]
 SHARDED = ["--runtime.parallel", "fsdp"]
 WORLDS: dict[tuple[str, str], tuple[int, list[Any]]] = {
-    ("fp64", "accumulation"): (1, ["--runtime.accumulate", 4]),
-    ("fp64", "ddp and accumulation"): (2, ["--runtime.accumulate", 2]),
-    ("fp64", "fsdp and accumulation"): (2, [*SHARDED, "--runtime.accumulate", 2]),
+    ("fp64", "accumulation"): (1, ["--micro-batch", 2]),
+    ("fp64", "ddp and accumulation"): (2, ["--micro-batch", 3]),
+    ("fp64 in pieces", "fsdp and accumulation"): (2, [*SHARDED, "--micro-batch", 2]),
     ("fp32", "ddp"): (2, ["--runtime.parallel", "ddp"]),
     ("fp32", "fsdp"): (2, SHARDED),
 }
 MORE: dict[tuple[str, str], tuple[int, list[Any]]] = {
     ("fp64", "fsdp, recomputed"): (2, [*SHARDED, "--runtime.recompute"]),
-    ("fp64", "hsdp"): (4, [*SHARDED, "--runtime.shard_size", 2]),
+    ("fp64", "hsdp"): (4, ["--runtime.parallel", "hsdp"]),
 }
 
 
@@ -59,8 +59,9 @@ def test_every_world_computes_the_same(runs: Any, tmp_path: Path, scheme: str) -
         assert [r.status for r in runs(alone.name, 1, *STEPS, "--scheme", scheme, dtype=dtype)] == [0]
         assert len(set(numbers(alone, "loss"))) == 10
     for (dtype, name), (size, options) in (WORLDS | MORE if scheme == "geonorm" else WORLDS).items():
-        bound = 1e-10 if dtype == "fp64" else 1e-5
-        alone, run = tmp_path / f"{dtype} alone", tmp_path / f"{dtype} {name}"
+        wide = dtype.startswith("fp64")
+        bound = 1e-10 if wide else 1e-5
+        alone, run = tmp_path / f"{dtype[:4]} alone", tmp_path / f"{dtype} {name}"
         ended = runs(run.name, size, *STEPS, "--scheme", scheme, *options, dtype=dtype)
         assert [r.status for r in ended] == [0] * size, ended
         assert all(r.err == "" for r in ended) and all(r.out == "" for r in ended[1:]), ended
@@ -71,7 +72,7 @@ def test_every_world_computes_the_same(runs: Any, tmp_path: Path, scheme: str) -
         assert summary["parallel"] == ("none" if size == 1 else name[:3].replace("fsd", "fsdp").replace("hsd", "fsdp"))
         trace = list(read_rows(run / "trace.jsonl"))
         assert [row["step"] for row in trace] == [5] * 4 + [10] * 4
-        if dtype == "fp64":
+        if wide:
             assert numbers(run, "grad_norm") == pytest.approx(numbers(alone, "grad_norm"), rel=1e-9)
             expected = weights(alone / "checkpoints" / "step-10")
             found = weights(run / "checkpoints" / "step-10")
@@ -151,26 +152,11 @@ def test_a_run_goes_on_in_another_world(saved_on_two: Path, runs: Any, call: Any
     assert evaluated.status == 0 and '"loss"' in evaluated.out  # a sharded checkpoint read whole
 
 
-@each(
-    "options, said",
-    [
-        (["--data", "/nowhere/text.txt"], "/nowhere/text.txt"),
-        (["--scheme", "geonrom"], "did you mean 'geonorm'"),
-    ],
-)
-def test_bad_input_is_one_line_of_one_rank(runs: Any, options: list[Any], said: str) -> None:
-    ended = runs("run", 2, "--steps", 2, *options)
-    assert [r.status for r in ended] == [2, 2]
-    assert said in ended[0].err and len(ended[0].err.splitlines()) == 1 and ended[1].err == ""
-
-
-@each("kind", ["fsdp", "ddp"])
-def test_alone_is_said_where_ranks_are_needed(call: Any, tiny: list[str], tmp_path: Path, kind: str) -> None:
-    """A comparison left a folder of runs that had failed."""
-    for verb in ("train", "compare"):
-        result = call(verb, *tiny, "--out", tmp_path / "out", "--runtime.parallel", kind)
-        assert result.status == 2 and "needs torchrun: torchrun --nproc-per-node N" in result.err
-        assert not (tmp_path / "out").exists()
+def test_bad_input_is_one_line_of_one_rank(runs: Any) -> None:
+    for options in (["--data", "/nowhere/text.txt"], ["--scheme", "geonrom"]):
+        ended = runs("run", 2, "--steps", 2, *options)
+        assert [r.status for r in ended] == [2, 2]
+        assert options[1] in ended[0].err and len(ended[0].err.splitlines()) == 1 and ended[1].err == ""
 
 
 def settings(text: Path, **changes: Any) -> dict[str, Any]:

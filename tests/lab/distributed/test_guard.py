@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from geonorm.lab import checkpoint, storage
-from geonorm.lab.config import Guard
 from geonorm.lab.runs.folder import read_rows
 from geonorm.lab.statistics.spikes import SpikeWatch, spikes
 from geonorm.lab.train import loop
@@ -25,7 +24,7 @@ def test_losses_read_seldom_leave_out_the_bad_batch_alone(train: Any, monkeypatc
     that was bad first is gone back behind, and no good batch with it."""
     monkeypatch.setitem(loop.LOG_EVERY, "cpu", 10)
     spoil(monkeypatch, lambda _, batch: batch == 13)
-    options = ["--checkpoint.every", 10, "--evaluation.every", 24, "--guard.nan", "rewind"]
+    options = ["--checkpoint.every", 10, "--evaluation.every", 24, "--guard", "rewind"]
     assert train(tmp_path / "run", "--steps", 24, *options).status == 0
     expected = {"step": 13, "action": "rewind", "what": "loss is not finite", "loss": None, "to": 10}
     assert summary(tmp_path / "run")["events"] == [expected]
@@ -37,7 +36,7 @@ def test_a_bad_batch_is_left_out(train: Any, losses: Any, after: Any, tmp_path: 
     """Batch 7 of the data is bad: back to step 6, whose next batch is then 8, so that but for the learning rate the
     weights are those of a run that never saw it. Interrupted right after, the run comes to the same end."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    options = ["--steps", 12, "--checkpoint.every", 3, "--evaluation.every", 12, "--guard.nan", "rewind"]
+    options = ["--steps", 12, "--checkpoint.every", 3, "--evaluation.every", 12, "--guard", "rewind"]
     with pytest.MonkeyPatch.context() as patch:
         spoil(patch, lambda _, batch: batch == 7)
         result = train(whole, *options)
@@ -66,27 +65,27 @@ def test_rewound_data_is_what_follows_the_bad_batch(train: Any, tmp_path: Path) 
             return fetch_batch(state, step)
 
         patch.setattr(loop, "fetch_batch", note)
-        assert train(tmp_path / "run", "--steps", 6, "--checkpoint.every", 3, "--guard.nan", "rewind").status == 0
+        assert train(tmp_path / "run", "--steps", 6, "--checkpoint.every", 3, "--guard", "rewind").status == 0
     assert seen == [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (4, 6), (5, 7), (6, 8)]
 
 
 def test_too_often_is_the_end(train: Any, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         spoil(patch, lambda _, batch: batch >= 4)
-        result = train(tmp_path / "run", "--steps", 30, "--guard.nan", "rewind")
+        result = train(tmp_path / "run", "--steps", 30, "--guard", "rewind")
     assert result.status == 2 and "the run was rewound 10 times before" in result.err
     assert summary(tmp_path / "run")["status"] == "diverged" and len(summary(tmp_path / "run")["events"]) == 10
 
 
-@each("action", ["ignore", "rewind"])
-def test_a_jump_of_the_loss(train: Any, tmp_path: Path, action: str) -> None:
+@each("setting", ["rewind", "spikes"])
+def test_a_jump_of_the_loss(train: Any, tmp_path: Path, setting: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         spoil(patch, lambda _, batch: batch == 30, factor=100.0)
-        result = train(tmp_path / "run", "--steps", 36, "--checkpoint.every", 8, "--guard.spike", action)
+        result = train(tmp_path / "run", "--steps", 36, "--checkpoint.every", 8, "--guard", setting)
     ended = summary(tmp_path / "run")
-    assert result.status == 0 and ended["spikes"] == (action == "ignore"), "a rewound step's row is written anew"
+    assert result.status == 0 and ended["spikes"] == (setting == "rewind"), "a rewound step's row is written anew"
     events = [(event["step"], event["what"][:8], event["to"]) for event in ended["events"]]
-    assert events == ([(30, "loss jum", 24)] if action == "rewind" else [])
+    assert events == ([(30, "loss jum", 24)] if setting == "spikes" else [])
 
 
 def test_the_guard_is_one_with_the_count_of_spikes() -> None:
@@ -103,12 +102,12 @@ def test_the_guard_is_one_with_the_count_of_spikes() -> None:
         watch = SpikeWatch(recent=list(watch.recent), streak=watch.streak)
     assert flagged == spikes(values) == strange
 
-    guard, flagged = AnomalyGuard(Guard(spike="rewind", nan="rewind")), []
+    guard, flagged = AnomalyGuard("spikes"), []
     for i, value in enumerate(values):
         rows = [{"step": i, "loss": value, "grad_norm": 1.0}]
         if guard.first_not_finite(rows) or guard.first_spike(rows):
             flagged.append(i)
-        state, guard = guard.state(), AnomalyGuard(guard.config)
+        state, guard = guard.state(), AnomalyGuard(guard.setting)
         guard.restore(state)
     assert flagged == strange
 
@@ -128,7 +127,7 @@ def world(ranks: Any, tiny: list[str], tmp_path: Path) -> Any:
 @pytest.mark.parametrize("action", ["rewind", "stop"])
 def test_ranks_decide_alike(world: Any, tmp_path: Path, action: str) -> None:
     """The rows of the second rank alone are bad; a run whose ranks went different ways would hang."""
-    ended = world("spoilt", 1, 7, options=["--guard.nan", action])
+    ended = world("spoilt", 1, 7, options=["--guard", action])
     found = summary(tmp_path / "run")
     if action == "stop":
         assert [r.status for r in ended] == [2, 2] and "loss is not finite at step 7" in ended[0].err

@@ -16,6 +16,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ...devices import pick_device
 from ...elsewhere import MAIN, digest, place_of, run_text, source_of
 from ...errors import CheckpointError, ConfigError
@@ -110,7 +112,7 @@ def run_comparison(
     Raises GeonormError for bad input before anything is written, and Interrupted after Ctrl-C with every run saved. A
     run that fails stops no other: its status says so, and the next call tries it again.
     """
-    schemes = [str(parse(scheme)) for scheme in config.schemes]
+    schemes, config = [str(parse(scheme)) for scheme in config.schemes], config.on_device(device_of_runs(config))
     make_run = partial(run_config, config)
     samples = [make_run(scheme, Rates(lr), 0) for lr in config.lrs for scheme in schemes]
     check_folders(samples)
@@ -199,6 +201,14 @@ def resolve_samples(samples: Sequence[TrainConfig], launcher: str, device: str) 
         on_cpu = pick_device(device).type == "cpu" and here
     world = None if launcher == "submitit" else ALONE  # a job of Slurm may have several ranks
     return [resolve(sample, world, on_cpu) for sample in samples]
+
+
+def device_of_runs(config: Grid) -> str:
+    """cpu or cuda, whichever the runs of a study compute on: its setting, GPUs that are asked for, those that are
+    here."""
+    kind = config.runtime.device.partition(":")[0]
+    on_request = config.launcher != "local" and (config.slurm.gpus or config.ray.gpus)
+    return kind if kind in ("cpu", "cuda") else "cuda" if on_request or torch.cuda.is_available() else "cpu"
 
 
 def make_executor(config: Grid, say: Say, live: bool) -> Executor:

@@ -93,16 +93,18 @@ class CompareConfig(Grid, Recipe):
 
     verb, noun = "compare", "comparison"
 
-    lrs: list[Annotated[float, Range(1e-12)]] = field(default_factory=lambda: [5e-3])
+    lrs: list[Annotated[float, Range(1e-12)]] = field(default_factory=list)
     """Learning rates. Several are tried on a seed of their own, which does not count, and each scheme is trained at its
-    best."""
+    best. When not given one, 0.64 / width, 5e-3 at most."""
     tune: bool = False
     """Add half octaves until the best rate of a scheme has them on both sides, out to a factor of 2. A multiplier
     of the embedding (--optim.rates embed=16) is tuned, too, by factors of 4. Fair with --optim.floor 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.schemes or not self.lrs:
-            raise ConfigError("compare needs at least one scheme and one learning rate")
+        if not self.schemes:
+            raise ConfigError("compare needs at least one scheme")
+        if not self.lrs:
+            object.__setattr__(self, "lrs", [self.usual_lr])
         if len(set(self.lrs)) < len(self.lrs):
             raise ConfigError("--lrs names a learning rate twice")

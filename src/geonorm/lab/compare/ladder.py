@@ -28,7 +28,7 @@ from ..load import Ladder
 from ..plan import looked_up
 from ..runs.folder import slug
 from ..statistics.speedup import judge_ladder
-from .compare import begin_study, order_schemes
+from .compare import begin_study, device_of_runs, order_schemes
 from .executors import Say
 from .ladder_config import LadderConfig, Size
 from .tune import round_rate
@@ -64,7 +64,7 @@ def train_ladder(
 ) -> dict[str, Any]:
     """Run what is missing and return the content of results.json; `command` is what repeats it. Raises what a
     comparison raises."""
-    schemes = [str(parse(scheme)) for scheme in config.schemes]
+    schemes, config = [str(parse(scheme)) for scheme in config.schemes], config.on_device(device_of_runs(config))
     shape = config.shape(find_baseline(Path(config.out), schemes))
     sizes = [config.size(depth, partial(count_parameters, shape)) for depth in config.depth]
     if ruled := [scheme for scheme in schemes if config.recipe == "own" and "lr" in parse(scheme).recipe()]:
@@ -132,7 +132,7 @@ def about(config: TrainConfig, parameters: int | None = None) -> dict[str, Any]:
         "depth": shape.layers,
         "width": shape.width,
         "batch_size": config.batch_size,
-        "planned_tokens": config.steps * config.batch_size * shape.context,
+        "planned_tokens": config.steps * (config.batch_size or 0) * shape.context,
         "parameters": parameters or model.parameter_count(),
         "embedding": looked_up(model),
     }

@@ -23,8 +23,6 @@ SHARE = 0.15
 """Of the tokens of a window, those that are to be predicted."""
 HELD_OUT = 2**63
 """Seed of the masks of held-out text: none that a run can have."""
-MASKS = 2**64 - 1
-"""Second half of the key of the masks' random bits; that of the order of a text is an epoch."""
 
 
 class Objective(Protocol):
@@ -67,7 +65,11 @@ class MaskedTokens:
         ids = windows[:, :-1].copy()
         targets = np.full_like(ids, IGNORED)
         for row, target, number in zip(ids, targets, numbers, strict=True):
-            self.mask_row(row, target, draw_bits(seed, number, 3 * len(row)).reshape(3, -1))
+            # the second half of the key is an epoch in the order of a text, here more than there ever are
+            # raw bits, whose stream numpy keeps for ever; the counter gives each window 2^64 blocks of its own
+            key, counter = np.array([seed, 2**64 - 1], np.uint64), np.array([0, number, 0, 0], np.uint64)
+            bits = np.random.Philox(key=key, counter=counter).random_raw(3 * len(row))
+            self.mask_row(row, target, bits.reshape(3, -1))
         return torch.from_numpy(ids), torch.from_numpy(targets)
 
     def mask_row(self, ids: NDArray[np.int64], targets: NDArray[np.int64], bits: NDArray[np.uint64]) -> None:
@@ -79,13 +81,6 @@ class MaskedTokens:
         fate = bits[1, chosen] % np.uint64(10)
         ids[chosen[fate < 8]] = self.mask
         ids[chosen[fate == 8]] = (bits[2, chosen[fate == 8]] % np.uint64(self.vocab_size)).astype(np.int64)
-
-
-def draw_bits(seed: int, number: int, count: int) -> NDArray[np.uint64]:
-    """Random bits of a window."""
-    # raw bits, whose stream numpy keeps for ever; the counter gives each window 2^64 blocks of its own
-    source = np.random.Philox(key=np.array([seed, MASKS], np.uint64), counter=np.array([0, number, 0, 0], np.uint64))
-    return source.random_raw(count)
 
 
 def pick_objective(name: str, tokenizer: Tokenizer) -> Objective:

@@ -13,11 +13,8 @@ from ...errors import DataError, cause
 
 
 def cache_folder() -> Path:
-    """``$GEONORM_CACHE``, or ``~/.cache/geonorm`` where it is not set. DataError where there is no home either."""
-    try:
-        return Path(os.environ.get("GEONORM_CACHE") or Path.home() / ".cache" / "geonorm")
-    except RuntimeError:  # neither $HOME nor an entry in the list of users
-        raise DataError("there is no home directory for the cache: set GEONORM_CACHE to a writable folder") from None
+    """``$GEONORM_CACHE``, or ``~/.cache/geonorm`` where it is not set."""
+    return Path(os.environ.get("GEONORM_CACHE") or os.path.expanduser("~/.cache/geonorm"))
 
 
 @contextmanager

@@ -20,13 +20,10 @@ from contextlib import contextmanager
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, Any, cast
 
 from ...errors import DataError, cause
 from ...parsing import from_json
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 FORMATS = {
@@ -94,14 +91,14 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_documents(path: Path) -> Iterator[str]:
-    """The non-empty documents of one file, lazily and in order."""
+def read_documents(path: Path, field: str | None = None) -> Iterator[str]:
+    """The non-empty documents of one file, lazily and in order. field: where records have their text."""
     readers = {
-        "jsonl": lambda path: read_texts(read_json_records(path)), "csv": read_csv, "parquet": read_column,
-        "arrow": read_column, "text": read_plain_text,
+        "jsonl": lambda path, field: read_texts(read_json_records(path), field), "csv": read_csv,
+        "parquet": read_column, "arrow": read_column, "text": lambda path, field: read_plain_text(path),
     }  # fmt: skip
     with one_line_errors(path):
-        yield from readers[format_of(path)](path)
+        yield from readers[format_of(path)](path, field)
 
 
 def read_bytes(path: Path) -> bytes:
@@ -125,8 +122,6 @@ def import_extra(module: str, what: str, extra: str) -> Any:
 def one_line_errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except MemoryError as error:
-        raise DataError(f"{path}: too large for the memory of this machine: cut it into smaller documents") from error
     except OSError as error:
         # Parquet reports damage as an OSError without an error number
         reason = error.strerror.lower() if error.strerror else f"cannot be read ({cause(error)})"
@@ -163,7 +158,7 @@ class Decompressed(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
+    def readinto(self, buffer: Any, /) -> int:
         self.ready = self.ready or memoryview(next(self.pieces, b""))
         target = memoryview(buffer)
         size = min(len(target), len(self.ready))
@@ -244,27 +239,28 @@ def read_json_records(path: Path) -> Iterator[tuple[str, Any]]:
                 yield place, record
 
 
-def read_csv(path: Path) -> Iterator[str]:
+def read_csv(path: Path, field: str | None = None) -> Iterator[str]:
     """The texts of a table whose first line names its columns."""
     csv.field_size_limit(WHOLE_BYTES)
     with open_file(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as lines:
         rows = csv.DictReader(lines, delimiter="\t" if suffix_of(path) == ".tsv" else ",", restkey="more")
         try:
-            yield from read_texts((f"{path}:{rows.line_num}", row) for row in rows)
+            yield from read_texts(((f"{path}:{rows.line_num}", row) for row in rows), field)
         except (csv.Error, UnicodeDecodeError) as error:
             raise DataError(f"{path}:{rows.line_num}: not a table in UTF-8 ({cause(error)})") from error
 
 
-def read_texts(records: Iterable[tuple[str, Any]]) -> Iterator[str]:
-    """The text of each record, of which the place is known."""
-    field: str | None = None
+def read_texts(records: Iterable[tuple[str, Any]], field: str | None = None) -> Iterator[str]:
+    """The text of each record, of which the place is known; it is in `field`, else where the first record has it."""
+    loose = field is None  # one record alone cannot say that its only string is the text
     for place, record in records:
         if not isinstance(record, dict):
             raise DataError(f"{place}: a JSON {type(record).__name__}, where an object with a text field is needed")
-        field = field_of(place, record, field)
-        text = record.get(field)
-        if not isinstance(text, str):
-            raise DataError(f"{place}: field '{field}' is missing or no string: every record needs it")
+        strings = [name for name, value in record.items() if isinstance(value, str)]
+        field = field or text_field(place, strings, list(record))
+        if field not in strings or (loose and field != "text" and (len(strings) > 1 or "text" in record)):
+            raise DataError(f"{place}: its text is not in field '{field}' as that before it: --tokens.field says where")
+        text = record[field]
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -273,30 +269,19 @@ def read_texts(records: Iterable[tuple[str, Any]]) -> Iterator[str]:
             yield text
 
 
-def field_of(place: str, record: dict[str, Any], known: str | None) -> str:
-    """The field that holds the text of a record, where `known` is that of the records before: one record alone cannot
-    say that its only string is the text. DataError where it is another, or not clear."""
-    if known == "text":
-        return known
-    field = text_field(place, [name for name, value in record.items() if isinstance(value, str)], list(record))
-    if known not in (None, field):
-        raise DataError(f"{place}: its text is in '{field}', that before it in '{known}': put all text into 'text'")
+def text_field(place: str, strings: list[str], fields: list[str], named: str | None = None) -> str:
+    """The field that holds the text, of the string fields `strings`: the one that is named, ``text``, else the only
+    one."""
+    field = named or ("text" if "text" in fields or len(strings) != 1 else strings[0])
+    if field not in strings:  # no other field takes the place of `text`, a name least of all
+        raise DataError(
+            f"{place}: no text in a field '{field}' (strings: {', '.join(strings) or 'none'}; all: "
+            f"{', '.join(fields) or 'none'}): --tokens.field says which it is"
+        )
     return field
 
 
-def text_field(place: str, strings: list[str], fields: list[str]) -> str:
-    """The field that holds the text: ``text``, else the only one of the string fields `strings`."""
-    if "text" in fields:  # no other field takes its place, a name least of all
-        if "text" not in strings:
-            raise DataError(f"{place}: field 'text' holds no text: remove it, or put the text there")
-        return "text"
-    if len(strings) == 1:
-        return strings[0]
-    problem = "several string fields and none named 'text'" if strings else "no string field"
-    raise DataError(f"{place}: {problem} (fields: {', '.join(fields) or 'none'}): rename one to 'text'")
-
-
-def read_column(path: Path) -> Iterator[str]:
+def read_column(path: Path, named: str | None = None) -> Iterator[str]:
     """The texts of a Parquet file or of a stream of Arrow batches (which `datasets` saves), by pyarrow."""
     pa = import_extra("pyarrow", f"{path}: reading Parquet and Arrow", "hf")
     pq = import_module("pyarrow.parquet")
@@ -307,10 +292,8 @@ def read_column(path: Path) -> Iterator[str]:
             schema = table.schema_arrow if whole else table.schema
             kinds = {f.name: f.type.value_type if pa.types.is_dictionary(f.type) else f.type for f in schema}
             strings = [name for name, kind in kinds.items() if str(kind) in STRINGS]
-            field = text_field(str(path), strings, schema.names)
+            field = text_field(str(path), strings, schema.names, named)
             for batch in table.iter_batches(256, columns=[field]) if whole else table:
                 yield from (text for text in batch.column(field).to_pylist() if text)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, UnicodeDecodeError) as error:
         raise DataError(f"{path}: not a readable Parquet or Arrow file ({cause(error)})") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: column '{field}' holds text that is not UTF-8") from error

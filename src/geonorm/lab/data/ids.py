@@ -1,4 +1,5 @@
-"""Token ids in files that other programs have made: nanoGPT (raw uint16), llm.c (a header before it), and .npy."""
+"""Token ids in files that other programs have made: nanoGPT (raw uint16), llm.c (a header before it), Megatron (an
+.idx beside it), and .npy."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ from ...errors import DataError, cause
 from .files import one_line_errors, open_regular
 
 TOKEN_SUFFIXES = (".npy", ".bin")
-LLM_C, LLM_C_HEADER = 20240520, 1024
-"""How a file of llm.c begins, as int32 (magic, version, tokens, ...), and the bytes before its tokens."""
+LLM_C, LLM_C_HEADER = {20240520: "<u2", 20240801: "<u4"}, 1024
+"""How files of llm.c begin, as int32 (magic, version, tokens, ...), with the types of their tokens (of GPT-2 and of
+Llama 3), and the bytes before these."""
 NUMPY = b"\x93NUMPY"
 PIECE = 1 << 20
 """Ids that are read at once."""
@@ -43,12 +45,9 @@ class Span:
             yield ids
 
 
-Spans = tuple[Span, ...]
-
-
 def token_span(path: Path) -> Span:
     """All ids of a file, by how it begins; without a beginning that is known they are uint16. DataError, one line, for
-    what holds no ids: an array of another kind, a file that was cut short, a file of Megatron."""
+    what holds no ids: an array of another kind, a file that was cut short."""
     if path.suffix not in TOKEN_SUFFIXES:
         raise DataError(f"{path}: text beside token ids: one source holds one of the two")
     if path.suffix == ".bin" and path.with_suffix(".idx").exists():
@@ -67,9 +66,9 @@ def token_span(path: Path) -> Span:
                 )
             return Span(path, array.dtype, array.offset, 0, len(array))
     head = np.frombuffer(header[:12].ljust(12, b"\0"), "<i4")
-    offset = LLM_C_HEADER if head[0] == LLM_C else 0
-    count, rest = divmod(size - offset, 2)
+    dtype, offset = np.dtype(LLM_C.get(head[0], "<u2")), LLM_C_HEADER if head[0] in LLM_C else 0
+    count, rest = divmod(size - offset, dtype.itemsize)
     if rest or count < 2 or (offset and count != head[2]):
         wanted = f"{head[2]} tokens that its header names" if offset else "whole uint16 tokens"
         raise DataError(f"{path}: {size - offset} bytes are no {wanted}: make the file again")
-    return Span(path, np.dtype("<u2"), offset, 0, count)
+    return Span(path, dtype, offset, 0, count)

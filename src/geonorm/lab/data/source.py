@@ -31,7 +31,7 @@ from .files import (
     suffix_of,
     text_field,
 )
-from .ids import TOKEN_SUFFIXES, Spans, token_span
+from .ids import TOKEN_SUFFIXES, Span, token_span
 
 Split = Literal["train", "validation"]
 SPLITS: tuple[Split, Split] = ("train", "validation")
@@ -62,7 +62,7 @@ class Source:
     """True if it came with text to validate on; else that was held out of its own."""
     sums: tuple[str, ...] = ()
     """SHA-256 of each file when it was opened."""
-    spans: Mapping[Split, Spans] = field(default_factory=dict, repr=False, compare=False)
+    spans: Mapping[Split, tuple[Span, ...]] = field(default_factory=dict, repr=False, compare=False)
     """Of token ids in the place of text: where those of a split lie."""
 
     def documents(self, split: Split) -> Iterator[str]:
@@ -90,8 +90,9 @@ class LocalFiles(NamedTuple):
     validation: tuple[Path, ...] = ()
 
 
-def open_source(spec: str) -> Source:
-    """Open ``stdlib``, a file, a folder, a corpus of ``$GEONORM_DATA`` or a Hub name ``owner/name[:config]``.
+def open_source(spec: str, field: str | None = None) -> Source:
+    """Open ``stdlib``, a file, a folder, a corpus of ``$GEONORM_DATA``, a Hub name ``owner/name[:config]``.
+    field: where records have their text, if not in ``text``.
 
     A source without a validation split has 5 % of it held out. Raises `DataError` where the source does not exist,
     holds no text, its first document cannot be read, or a validation file has the content of a training file.
@@ -102,15 +103,15 @@ def open_source(spec: str) -> Source:
     """
     parts = find_local(spec)
     if parts is None:
-        return open_hub(spec)
+        return open_hub(spec, field)
     if any(suffix_of(path) in TOKEN_SUFFIXES for path in parts.train):
         return open_ids(parts)
-    lines = [f"geonorm source {FORMAT}"]
+    lines = [f"geonorm source {FORMAT}", *([f"field {field}"] if field else [])]
     splits: dict[Split, Documents] = {}
     sums: list[str] = []
     known: dict[str, Path] = {}
     for split, files in zip(SPLITS, (parts.train, parts.validation), strict=True):
-        splits[split] = partial(read_all, files)
+        splits[split] = partial(read_all, files, field)
         if files and next(splits[split](), None) is None:
             raise DataError(f"{files[0] if len(files) == 1 else parts.name}: empty: give a file with text in it")
         for path in files:
@@ -118,12 +119,12 @@ def open_source(spec: str) -> Source:
             lines.append(f"{split} {format_of(path)} {sha256}")
             if split == "train":
                 known[sha256] = path
-            elif sha256 in known and next(read_documents(path), None) is not None:
+            elif sha256 in known and next(read_documents(path, field), None) is not None:
                 raise DataError(f"{path}: its content is that of {known[sha256]}, training text: take one of them out")
     if not parts.validation:
         lines.append(f"held out {HELD_OUT_SHARE!r}")
         one_text = len(parts.train) == 1 and format_of(parts.train[0]) == "text"
-        splits = hold_out(parts.name, splits["train"], HELD_OUT_SHARE, one_text=one_text)
+        splits = hold_out(splits["train"], HELD_OUT_SHARE, one_text=one_text)
     fingerprint = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     files = parts.train + parts.validation
     return Source(parts.name, fingerprint, files, splits, bool(parts.validation), tuple(sums))
@@ -140,13 +141,13 @@ def open_ids(parts: LocalFiles) -> Source:
     if set(sums[: len(parts.train)]) & set(sums[len(parts.train) :]):
         raise DataError(f"{parts.name}: a validation file has the content of a training file: take one of them out")
     identity = "\n".join(["geonorm ids 1", str(len(parts.train)), *sums])
-    spans: dict[Split, Spans] = {"train": tuple(train), "validation": tuple(held_out)}
+    spans: dict[Split, tuple[Span, ...]] = {"train": tuple(train), "validation": tuple(held_out)}
     fingerprint = hashlib.sha256(identity.encode()).hexdigest()
     return Source(parts.name, fingerprint, files, {}, bool(parts.validation), sums, spans)
 
 
-def read_all(files: tuple[Path, ...]) -> Iterator[str]:
-    return chain.from_iterable(map(read_documents, files))
+def read_all(files: tuple[Path, ...], field: str | None) -> Iterator[str]:
+    return chain.from_iterable(read_documents(path, field) for path in files)
 
 
 def corpora() -> dict[str, Path]:
@@ -167,16 +168,17 @@ def find_local(spec: str) -> LocalFiles | None:
         modules = stdlib.find_modules()
         train = tuple(path for module, path in modules.items() if module not in stdlib.VALIDATION)
         validation = tuple(path for module, path in modules.items() if module in stdlib.VALIDATION)
-        if train and validation:
-            return LocalFiles("stdlib", train, validation)
-        raise DataError("this Python has no source files of its standard library: give a text file instead of stdlib")
+        return LocalFiles("stdlib", train, validation)
     path = Path(os.path.expanduser(spec))
     if not os.path.exists(path):
         known = corpora()
         if spec not in known:
             if HUB_NAME.fullmatch(spec) and suffix_of(path) not in READABLE and not path.parent.is_dir():
                 return None
-            raise unknown_source(spec, path, known)
+            names = ["stdlib", *known]
+            hint = nearest(spec, [*names, *map(str, path.parent.glob("*"))]) or f"known corpora: {', '.join(names)}"
+            missing = "" if known else " ($GEONORM_DATA names no folder with corpora)"
+            raise DataError(f"no file, folder or corpus '{spec}': {hint}{missing}")
         path = known[spec]
     name = Path(os.path.abspath(path)).name
     if not path.is_dir():
@@ -185,13 +187,6 @@ def find_local(spec: str) -> LocalFiles | None:
         return LocalFiles(name, files_at(path))
     train, validation = (tuple(chain.from_iterable(map(files_at, split[part]))) for part in SPLITS)
     return LocalFiles(name, train, validation)
-
-
-def unknown_source(spec: str, path: Path, known: Mapping[str, Path]) -> DataError:
-    names = ["stdlib", *known]
-    hint = nearest(spec, [*names, *map(str, path.parent.glob("*"))]) or f"known corpora: {', '.join(names)}"
-    missing = "" if known else " ($GEONORM_DATA names no folder with corpora)"
-    return DataError(f"no file, folder or corpus '{spec}': {hint}{missing}")
 
 
 def split_folder(folder: Path) -> dict[Split, list[Path]]:
@@ -205,7 +200,7 @@ def split_by_name(folder: Path) -> dict[Split, list[Path]]:
     """The parts of a folder: the entries called like one of `TRAIN_NAMES` and one of `HELD_OUT_NAMES`, up to the first
     dot or dash of their names, as in the Hub's ``train-00000-of-00002.parquet``. Else nothing."""
     named: dict[str, list[Path]] = {}
-    for path in entries(folder):
+    for path in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
         if path.is_dir() or is_in_folder(
             path, (*DATA_SUFFIXES, *TOKEN_SUFFIXES)
         ):  # a program's train.py and test.py are no parts
@@ -214,13 +209,6 @@ def split_by_name(folder: Path) -> dict[Split, list[Path]]:
         next((named[name] for name in names if name in named), []) for names in (TRAIN_NAMES, HELD_OUT_NAMES)
     )
     return {"train": train, "validation": held_out} if train and held_out else {}
-
-
-def entries(folder: Path) -> list[Path]:
-    try:
-        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    except OSError as error:
-        raise DataError(f"{folder}: {(error.strerror or 'unreadable').lower()}: check its permissions") from error
 
 
 def files_at(path: Path) -> tuple[Path, ...]:
@@ -242,7 +230,7 @@ def files_at(path: Path) -> tuple[Path, ...]:
     return files
 
 
-def open_hub(spec: str) -> Source:
+def open_hub(spec: str, named: str | None = None) -> Source:
     """Open a dataset of the Hugging Face Hub, streamed, at its newest revision, which the fingerprint names. Without a
     validation split, some train documents are held out by hash of their text. Needs network."""
     what = f"'{spec}' is no file or corpus; a Hugging Face dataset"
@@ -254,23 +242,25 @@ def open_hub(spec: str) -> Source:
         columns = getattr(dataset["train"], "features", None) or {}
     except Exception as error:  # the libraries raise a dozen kinds for network, names, configs and formats
         raise no_dataset(spec, error) from error
-    field = None  # of JSON and CSV nothing is known before the rows
+    field = named  # of JSON and CSV nothing is known before the rows
     if columns:
         strings = [name for name, about in columns.items() if getattr(about, "dtype", None) in STRINGS]
-        field = text_field(spec, strings, list(columns))
+        field = text_field(spec, strings, list(columns), named)
 
     def read(split: Split) -> Iterator[str]:
         rows = ({field: row[field] or ""} if field else row for row in dataset[split])
         try:
-            yield from read_texts((spec, row) for row in rows)
+            yield from read_texts(((spec, row) for row in rows), field)
         except Exception as error:
             raise error if isinstance(error, DataError) else no_dataset(spec, error) from error
 
     splits: dict[Split, Documents] = {split: partial(read, split) for split in SPLITS}
     if not (has_split := "validation" in dataset):
-        splits = hold_out_stream(splits["train"], HELD_OUT_SHARE)
+        # by document, without the reading in advance
+        border, train = int(HELD_OUT_SHARE * HASH_RANGE), splits["train"]
+        splits = {split: lambda split=split: pick_documents(train(), border, split) for split in SPLITS}  # type: ignore[misc]
     part = "own split" if has_split else repr(HELD_OUT_SHARE)
-    identity = f"geonorm hub 2\n{name}\n{config}\n{revision}\n{part}"
+    identity = f"geonorm hub 2\n{name}\n{config}\n{revision}\n{part}" + (f"\n{named}" if named else "")
     return Source(spec, hashlib.sha256(identity.encode()).hexdigest(), (), splits, own_split=has_split)
 
 
@@ -281,7 +271,7 @@ def no_dataset(spec: str, error: Exception) -> DataError:
     )
 
 
-def hold_out(name: str, documents: Documents, fraction: float, *, one_text: bool) -> dict[Split, Documents]:
+def hold_out(documents: Documents, fraction: float, *, one_text: bool) -> dict[Split, Documents]:
     """Split `documents` into train and validation; `one_text`: they are the pieces of one text, in order.
 
     Both splits are lazy; the first use of either reads all documents once, to make sure that neither will be
@@ -300,11 +290,7 @@ def hold_out(name: str, documents: Documents, fraction: float, *, one_text: bool
         count, characters = sizes
         if one_text or count == 1:
             tail = max(round(fraction * characters), min(256, characters // 2))
-            if tail == 0:
-                raise DataError(f"{name}: too short to hold out validation text: give a longer text")
             return True, max(characters - tail, 1)
-        if smallest == largest:
-            raise DataError(f"{name}: all {count} documents are equal: give validation text of its own")
         return False, min(max(int(fraction * HASH_RANGE), smallest + 1), largest)
 
     def part(split: Split) -> Iterator[str]:
@@ -312,12 +298,6 @@ def hold_out(name: str, documents: Documents, fraction: float, *, one_text: bool
         return cut_text(documents(), start, split) if whole else pick_documents(documents(), start, split)
 
     return {split: partial(part, split) for split in SPLITS}
-
-
-def hold_out_stream(documents: Documents, fraction: float) -> dict[Split, Documents]:
-    """Like `hold_out` by document, without the reading in advance: for sources that come over the network."""
-    border = int(fraction * HASH_RANGE)
-    return {split: lambda split=split: pick_documents(documents(), border, split) for split in SPLITS}  # type: ignore[misc]
 
 
 def hash_of(text: str) -> int:

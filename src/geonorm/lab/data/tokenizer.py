@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,13 @@ END_NAMES = (END, "<|end_of_text|>", "<|end|>", "<eos>", "</s>", "[SEP]", "<|im_
 BPE_FORMAT = 1  # raise it whenever the training below changes
 BPE_CHARACTERS = 16_000_000  # of train text that the own BPE is trained on
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+(?<!\.json)(?<!\.gz)(?<!\.xz)")
-PATIENCE = 5  # seconds that the Hub has to answer
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 TokenIds = NDArray[np.unsignedinteger[Any]]
 
 
-class Tokenizer(ABC):
-    """What geonorm needs of a tokenizer.
+class Tokenizer:
+    """What geonorm needs of a tokenizer; by itself that of token ids which another program made: nothing is known of
+    the text that they stand for.
 
     `eos` is the id put after each document; text that spells its name stays text where it is a special token. `mask`
     is the id that hides a token, where there is one; `unknown` that of text without a token of its own, else -1.
@@ -43,13 +42,14 @@ class Tokenizer(ABC):
     not follow from it.
     """
 
-    name: str
-    vocab_size: int
-    eos: int
+    name: str = "none"
+    eos: int = -1
     mask: int | None = None
     unknown: int = -1
     own_end: str | None = None
-    json: str
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size, self.json = vocab_size, f"{NONE}{vocab_size}}}"
 
     @property
     def fingerprint(self) -> str:
@@ -64,17 +64,17 @@ class Tokenizer(ABC):
         """Write a ``tokenizer.json`` that `load_tokenizer` and the tokenizers library read."""
         path.write_text(self.json, encoding="utf-8")
 
-    @abstractmethod
     def encode(self, texts: list[str]) -> list[TokenIds]:
         """The ids (1-d, `dtype`) of each text, without special tokens."""
+        raise DataError(NO_TOKENIZER)
 
-    @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`; special tokens vanish, broken UTF-8 becomes U+FFFD."""
+        raise DataError(NO_TOKENIZER)
 
-    @abstractmethod
     def token_bytes(self) -> NDArray[np.int64]:
         """The UTF-8 length in bytes of each id's text, shape (vocab_size,); 0 for special tokens."""
+        return np.zeros(self.vocab_size, dtype=np.int64)
 
 
 class ByteTokenizer(Tokenizer):
@@ -91,22 +91,6 @@ class ByteTokenizer(Tokenizer):
 
     def token_bytes(self) -> NDArray[np.int64]:
         return np.array([1] * 256 + [0], dtype=np.int64)
-
-
-class NoTokenizer(Tokenizer):
-    """Of token ids that another program made: nothing is known of the text that they stand for."""
-
-    def __init__(self, vocab_size: int) -> None:
-        self.name, self.vocab_size, self.eos, self.json = "none", vocab_size, -1, f"{NONE}{vocab_size}}}"
-
-    def encode(self, texts: list[str]) -> list[TokenIds]:
-        raise DataError(NO_TOKENIZER)
-
-    def decode(self, ids: Iterable[int]) -> str:
-        raise DataError(NO_TOKENIZER)
-
-    def token_bytes(self) -> NDArray[np.int64]:
-        return np.zeros(self.vocab_size, dtype=np.int64)
 
 
 class FileTokenizer(Tokenizer):
@@ -176,13 +160,13 @@ def load_tokenizer(
     if source.spans:
         if spec not in ("bpe", "none"):
             raise DataError(f"{source.name} holds token ids: they need no tokenizer, leave {spec} out")
-        return NoTokenizer(vocab_size)
+        return Tokenizer(vocab_size)
     if spec == "bpe":
         tokenizer = load_bpe(source, vocab_size, cache or cache_folder(), [END, *([MASK] if mask else [])])
     else:
         text = BYTE_JSON if spec == "byte" else read_bytes(find_tokenizer(spec)).decode(errors="replace")
         if text.startswith(NONE):
-            return NoTokenizer(vocab_size)
+            return Tokenizer(vocab_size)
         tokenizer = ByteTokenizer() if text == BYTE_JSON else FileTokenizer(Path(spec).name.split(".")[0], text)
     if mask and tokenizer.mask is None:
         tokenizer = add_mask(tokenizer)
@@ -223,8 +207,8 @@ def find_tokenizer(spec: str) -> Path:
     hub = import_extra("huggingface_hub", f"'{spec}' is no file; a tokenizer of the Hugging Face Hub", "hf")
     try:
         if not isinstance(file := hub.try_to_load_from_cache(spec, "tokenizer.json"), str):
-            hub.HfApi().model_info(spec, timeout=PATIENCE)  # a download tries a Hub out of reach for half a minute
-            file = hub.hf_hub_download(spec, "tokenizer.json", etag_timeout=PATIENCE)
+            hub.HfApi().model_info(spec, timeout=5)  # seconds; a download tries a Hub out of reach for half a minute
+            file = hub.hf_hub_download(spec, "tokenizer.json", etag_timeout=5)
     except Exception as error:  # the library raises a dozen kinds for network, names and permissions
         raise DataError(
             f"no tokenizer '{spec}' here, and the Hugging Face Hub gave none ({type(error).__name__}: "
@@ -250,11 +234,6 @@ def add_mask(tokenizer: Tokenizer) -> FileTokenizer:
 def train_bpe(source: Source, vocab_size: int, special: list[str]) -> str:
     """Train a byte-level BPE with GPT-2's pre-tokenizer; return its JSON, a function of the text. special: tokens that
     are no text, the first ids."""
-    if vocab_size < (least := 256 + len(special)):
-        raise DataError(
-            f"a byte-level BPE needs at least {least} ids: set --model.vocab_size {least} or more, not {vocab_size} "
-            "(of geonorm data --vocab-size)"
-        )
     library = import_extra("tokenizers", "tokenizer 'bpe'", "train")
     level = library.pre_tokenizers.ByteLevel
     tokenizer = library.Tokenizer(library.models.BPE())

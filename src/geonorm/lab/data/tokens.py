@@ -10,6 +10,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,6 @@ PIECE = 1 << 18  # characters encoded at once: a long document is cut, so that m
 BATCH = 1 << 20  # characters encoded in one call
 # Between these two, GPT-2's pre-tokenizer (and most others) separates anyway: a cut here changes no token.
 SAFE_CUT = re.compile(r"(?<=\S)\n(?=\S)")
-
-Progress = Callable[[Split, int], None]
 
 
 @dataclass(frozen=True)
@@ -72,27 +71,34 @@ class TokenFile:
         ids = np.frombuffer(b"".join(map(self.read_block, range(first, last))), self.dtype)
         return ids[start - first * per_block : stop - first * per_block]
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return self[:].astype(dtype or self.dtype)
+
     def read_block(self, number: int) -> bytes:
         content = os.pread(self.handle, BLOCK, number * BLOCK)
         if zlib.crc32(content) != self.sums[number]:
             raise DataError(f"{self.path} is damaged at byte {number * BLOCK}: remove its folder, and start again")
         return content
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        return self[:].astype(dtype or self.dtype)
-
 
 def tokenize(
-    source: Source, tokenizer: Tokenizer, cache: Path | None = None, *, progress: Progress = lambda split, tokens: None
+    source: Source,
+    tokenizer: Tokenizer,
+    cache: Path | None = None,
+    *,
+    limit: int | None = None,
+    progress: Callable[[Split, int], None] = lambda split, tokens: None,
 ) -> TokenData:
     """The tokens of `source`, from the cache or written to it.
 
+    limit: of each split, the piece of text that reaches so many tokens is the last.
     `cache` defaults to ``$GEONORM_CACHE`` or ``~/.cache/geonorm``. Processes that tokenize the same data at
     the same time all succeed. `progress(split, tokens so far)` is called after each chunk. Raises `DataError`
     where the source cannot be read, a split holds no text, or the cache cannot be written.
     """
     cache = cache or cache_folder()
-    parts = [source.fingerprint, tokenizer.fingerprint, str(FORMAT), *filter(None, [tokenizer.own_end])]
+    more = [tokenizer.own_end, f"limit {limit}" if limit else None]
+    parts = [source.fingerprint, tokenizer.fingerprint, str(FORMAT), *filter(None, more)]
     key = hashlib.sha256(" ".join(parts).encode()).hexdigest()
     folder = cache / "tokens" / key
     for _ in range(3):  # a second round where another process removed what it took for damaged
@@ -102,7 +108,7 @@ def tokenize(
             if folder.exists():
                 discard(folder)
             with new_folder(folder) as temporary:
-                write_tokens(temporary, source, tokenizer, progress)
+                write_tokens(temporary, source, tokenizer, progress, limit or inf)
     raise DataError(f"cannot read back the token cache {folder}: remove it or set GEONORM_CACHE to another folder")
 
 
@@ -119,34 +125,30 @@ def load_tokens(folder: Path, tokenizer: Tokenizer) -> TokenData | None:
         return None
 
 
-def write_tokens(folder: Path, source: Source, tokenizer: Tokenizer, progress: Progress) -> None:
+def write_tokens(
+    folder: Path, source: Source, tokenizer: Tokenizer, progress: Callable[[Split, int], None], limit: float = inf
+) -> None:
     digest = hashlib.sha256()
     splits = {}
     lengths, scored = tokenizer.token_bytes(), 0
     for split in SPLITS:
         counts, unknown = {"documents": 0, "tokens": 0, "bytes": 0}, 0
         with (folder / f"{split}.bin").open("w+b") as file:
-            for batch in pieces_in_batches(iter(()) if source.spans else source.documents(split)):
-                for (text, ends), ids in zip(batch, tokenizer.encode([text for text, _ in batch]), strict=True):
-                    data = np.append(ids, ids.dtype.type(tokenizer.eos)) if ends else ids
-                    file.write(content := data.tobytes())
-                    digest.update(content)
-                    counts["documents"] += ends
-                    counts["tokens"] += len(data)
-                    counts["bytes"] += len(text.encode())
-                    scored += int(lengths[ids].sum())
-                    unknown += int((ids == tokenizer.unknown).sum())
-                progress(split, counts["tokens"])
-            for ids in (ids for span in source.spans.get(split, ()) for ids in span.read()):
-                check_ids(source, ids, tokenizer)
+            for ids, ends, size in read_ids(source, tokenizer, split):
                 file.write(content := ids.astype(tokenizer.dtype).tobytes())
                 digest.update(content)
-                counts["documents"], counts["tokens"] = 1, counts["tokens"] + len(ids)
+                counts["documents"] += ends
+                counts["tokens"] += len(ids)
+                counts["bytes"] += size
+                scored += int(lengths[ids].sum())
+                unknown += int((ids == tokenizer.unknown).sum())
                 progress(split, counts["tokens"])
+                if counts["tokens"] >= limit:
+                    break
             file.seek(0)
             sums = [zlib.crc32(block) for block in iter(lambda: file.read(BLOCK), b"")]
         np.array(sums, np.uint32).tofile(folder / f"{split}.crc32")
-        if counts["documents"] == 0:
+        if counts["tokens"] == 0:
             raise DataError(f"{source.name}: no {split} text: give a larger source or validation text of its own")
         if unknown > MOST_UNKNOWN * counts["tokens"]:
             share = f"{unknown / counts['tokens']:.0%} of the {split} tokens of {source.name}"
@@ -169,6 +171,17 @@ def write_tokens(folder: Path, source: Source, tokenizer: Tokenizer, progress: P
     (folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
 
 
+def read_ids(source: Source, tokenizer: Tokenizer, split: Split) -> Iterator[tuple[NDArray[Any], bool, int]]:
+    """The ids of a split piece by piece, an end behind each document; with them, whether a document ends and how many
+    bytes of text they stand for."""
+    for ids in (ids for span in source.spans.get(split, ()) for ids in span.read()):
+        check_ids(source, ids, tokenizer)
+        yield ids, False, 0
+    for batch in pieces_in_batches(iter(()) if source.spans else source.documents(split)):
+        for (text, ends), ids in zip(batch, tokenizer.encode([text for text, _ in batch]), strict=True):
+            yield np.append(ids, ids.dtype.type(tokenizer.eos)) if ends else ids, ends, len(text.encode())
+
+
 def check_ids(source: Source, ids: NDArray[Any], tokenizer: Tokenizer) -> None:
     """DataError for ids that a vocabulary does not have."""
     least, most = int(ids.min()), int(ids.max())
@@ -182,23 +195,19 @@ def check_ids(source: Source, ids: NDArray[Any], tokenizer: Tokenizer) -> None:
 def inspect_source(source: Source, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
     """Read `source` once and return name, files, sha256, counts per split and its first 200 characters.
 
-    Counts are documents, characters and UTF-8 bytes; with a tokenizer also tokens (each document's eos
-    included) and bytes per token. Nothing is written.
+    Counts are documents, characters and UTF-8 bytes; with a tokenizer also tokens, each document's eos included.
+    Nothing is written.
     """
     splits = {}
     for split in SPLITS:
-        counts: dict[str, Any] = {"documents": 0, "characters": 0, "bytes": 0}
-        tokens = 0
+        counts: dict[str, Any] = dict.fromkeys(("documents", "characters", "bytes"), 0)
         for batch in pieces_in_batches(source.documents(split)):
             texts = [text for text, _ in batch]
-            counts["documents"] += sum(ends for _, ends in batch)
-            counts["characters"] += sum(map(len, texts))
-            counts["bytes"] += sum(len(text.encode()) for text in texts)
-            if tokenizer is not None:
-                tokens += sum(map(len, tokenizer.encode(texts)))
-        if tokenizer is not None:
-            tokens += counts["documents"]
-            counts |= {"tokens": tokens, "bytes_per_token": counts["bytes"] / tokens if tokens else None}
+            encoded = tokenizer.encode(texts) if tokenizer else []
+            documents = sum(ends for _, ends in batch)
+            sizes = {"documents": documents, "characters": sum(map(len, texts)), "bytes": len("".join(texts).encode())}
+            sizes |= {"tokens": documents + sum(map(len, encoded))} if tokenizer else {}
+            counts = {name: counts.get(name, 0) + size for name, size in sizes.items()}
         splits[split] = counts
     return {
         "name": source.name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from hashlib import sha256
 from typing import Any, TypeVar
@@ -21,22 +21,19 @@ from ...errors import ConfigError
 from ...models.decoder import Transformer
 from ...models.init import draw_weight, restore_scalars
 from ..config import Runtime
-from .ranks import ALONE, KEPT_GROUPS, World
+from .ranks import KEPT_GROUPS, World
 
-Optimizers = list[torch.optim.Optimizer]
 Loss = Callable[[Tensor, Tensor], Tensor]
 M = TypeVar("M", bound=Transformer)
 WHOLE, PAYS = 6, 10_000
 """Most blocks of a model that is compiled as one graph with its loss, and fewest steps. That compiling takes longer the
 deeper the model is, for four blocks 26 s of a CPU in place of 8, and saves some 7 ms a step."""
 
-MODELS = 64
-"""Graphs of one function that a process may have. Models share their functions, and beyond PyTorch's 8 the next model
-would run eagerly, with no more than a warning."""
-
 
 def distribute(model: M, runtime: Runtime, device: torch.device) -> M:
     """Moves the model and wraps its blocks and its loss in place; parameter names do not change."""
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high" if runtime.dtype == "bf16" else "highest")
     model.to(device)
     for block in model.blocks:
         if runtime.recompute:
@@ -44,7 +41,9 @@ def distribute(model: M, runtime: Runtime, device: torch.device) -> M:
         if runtime.compile:
             block.compile()
     if runtime.compile:
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MODELS)
+        # graphs of one function in a process: models share their functions, and beyond PyTorch's 8 the next model would
+        # run eagerly, with no more than a warning
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
         model.cross_entropy = torch.compile(Transformer.cross_entropy)  # type: ignore[method-assign]
     return model
 
@@ -72,31 +71,14 @@ def layout(runtime: Runtime, world: World, batch_size: int) -> str:
     kind = runtime.parallel if runtime.parallel != "auto" else "none" if world.size == 1 else "ddp"
     if kind != "none" and world.size == 1 and not dist.is_initialized():
         raise ConfigError(f"--runtime.parallel {kind} needs torchrun: torchrun --nproc-per-node N -m geonorm train ...")
-    if batch_size % (world.size * runtime.accumulate):
-        raise ConfigError(
-            f"batch_size {batch_size} must be a multiple of {world.size} ranks times runtime.accumulate "
-            f"{runtime.accumulate}"
-        )
-    if runtime.shard_size is not None and (kind != "fsdp" or world.size % runtime.shard_size):
-        raise ConfigError(
-            f"--runtime.shard_size {runtime.shard_size} needs --runtime.parallel fsdp and a number of ranks that is a "
-            f"multiple of it; this is {kind} on {world.size}"
-        )
-    return kind
+    if batch_size % world.size:
+        raise ConfigError(f"batch_size {batch_size} must be a multiple of {world.size} ranks")
+    return "fsdp" if kind == "hsdp" else kind
 
 
-def build_device(kind: str) -> torch.device:
-    """Where a model is built: one that is cut among ranks on the meta device, so that no rank ever holds all of it."""
-    return torch.device("meta" if kind == "fsdp" else "cpu")
-
-
-def group_alike(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Tensors in groups that lie on the same ranks in the same way: one operator can take a group as a list."""
-    groups: dict[Any, list[Tensor]] = {}
-    for tensor in tensors:
-        where = (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else None
-        groups.setdefault(where, []).append(tensor)
-    return list(groups.values())
+def ranks_of_a_copy(runtime: Runtime, world: World) -> int:
+    """Ranks that share one copy of the model under fsdp or hsdp."""
+    return world.local if runtime.parallel == "hsdp" else world.size
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -104,13 +86,13 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def sum_over_ranks(value: Tensor, group: list[Tensor]) -> Tensor:
-    """A number that was computed from this rank's part of a group, summed over the ranks that hold the other parts."""
-    first = group[0]
-    if not isinstance(first, DTensor):
+def sum_over_ranks(value: Tensor, like: Tensor) -> Tensor:
+    """A number that was computed from this rank's parts of tensors that lie on the ranks as `like` does, summed over
+    the ranks that hold the other parts."""
+    if not isinstance(like, DTensor):
         return value
-    parts = [Replicate() if placement.is_replicate() else Partial() for placement in first.placements]
-    return DTensor.from_local(value, first.device_mesh, parts, run_check=False).full_tensor()
+    parts = [Replicate() if placement.is_replicate() else Partial() for placement in like.placements]
+    return DTensor.from_local(value, like.device_mesh, parts, run_check=False).full_tensor()
 
 
 class Losses(nn.Module):
@@ -138,7 +120,12 @@ class ParallelModel:
     ) -> None:
         self.model, self.runtime, self.device = model, runtime, device
         if kind == "fsdp":
-            shard(model, runtime, mesh_of(runtime, world, device))
+            # the ranks that share one copy of the model, and beside them, if asked, the copies
+            each = ranks_of_a_copy(runtime, world)
+            sizes = (world.size,) if each == world.size else (world.size // each, each)
+            mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("replicate", "shard")[-len(sizes) :])
+            KEPT_GROUPS.extend(mesh.get_all_groups())
+            shard(model, runtime, mesh)
             draw_weights(model, device)
         self.parameters = list(model.parameters())  # once: the walk through a small model costs as much as the clipping
         self.loss: Loss = model.loss
@@ -165,16 +152,12 @@ class ParallelModel:
 
     def clip(self, limit: float) -> Tensor:
         """Norm of the whole gradient over all ranks, which is scaled down to `limit` where it is larger."""
-        groups = group_alike(p.grad for p in self.parameters if p.grad is not None)
-        if len(groups) == 1 and not isinstance(groups[0][0], DTensor):
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        if not isinstance(gradients[0], DTensor):
             return torch.nn.utils.clip_grad_norm_(self.parameters, limit)
-        parts = [[local_part(gradient) for gradient in group] for group in groups]
-        norms = [torch.nn.utils.get_total_norm(part) for part in parts]
-        squares = [sum_over_ranks(norm.square(), group) for norm, group in zip(norms, groups, strict=True)]
-        total = torch.stack(squares).sum().sqrt()
-        scale = (limit / (total + 1e-6)).clamp(max=1.0)
-        for part in parts:
-            torch._foreach_mul_(part, scale)
+        parts = [local_part(gradient) for gradient in gradients]
+        total = sum_over_ranks(torch.nn.utils.get_total_norm(parts).square(), gradients[0]).sqrt()
+        torch._foreach_mul_(parts, (limit / (total + 1e-6)).clamp(max=1.0))
         return total
 
     def reshard(self) -> None:
@@ -182,15 +165,6 @@ class ParallelModel:
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
-
-
-def mesh_of(runtime: Runtime, world: World, device: torch.device) -> DeviceMesh:
-    """The ranks that share one copy of the model, and beside them, if asked, the copies."""
-    each = runtime.shard_size
-    sizes = (world.size,) if each is None else (world.size // each, each)
-    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("replicate", "shard")[-len(sizes) :])
-    KEPT_GROUPS.extend(mesh.get_all_groups())
-    return mesh
 
 
 def draw_weights(model: Transformer, device: torch.device) -> None:
@@ -247,17 +221,6 @@ def shard(model: Transformer, runtime: Runtime, mesh: DeviceMesh) -> None:
     cut(model, plain)
 
 
-def split_groups(optimizers: Optimizers) -> Optimizers:
-    """Puts parameters that lie on the ranks in different ways into groups of their own: one fused call cannot take them
-    together."""
-    for optimizer in optimizers:
-        for group in list(optimizer.param_groups):
-            group["params"], *others = group_alike(group["params"])
-            for params in others:
-                optimizer.add_param_group({**group, "params": params})
-    return optimizers
-
-
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor of this process's memory on the device; a GPU fetches it without this process waiting for the GPU's
     earlier work."""
@@ -266,17 +229,9 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 def precision(runtime: Runtime, device: torch.device) -> AbstractContextManager[object]:
     """Matrix products in bfloat16 if asked; weights, norms and the residual stream stay fp32."""
-    if runtime.dtype == "fp32":
-        return nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16)
+    return torch.autocast(device.type, dtype=torch.bfloat16) if runtime.dtype == "bf16" else nullcontext()
 
 
 def rank_seed(seed: int, world: World) -> int:
     """Of what a rank draws by itself (dropout): that of the run on the first, and on no rank that of another run."""
     return int.from_bytes(sha256(f"{seed} {world.rank}".encode()).digest()[:7]) if world.rank else seed
-
-
-def rank_rows(batch_size: int, world: World = ALONE) -> slice:
-    """This rank's rows of the global batch."""
-    each = batch_size // world.size
-    return slice(world.rank * each, (world.rank + 1) * each)

@@ -9,7 +9,7 @@ import json
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -35,6 +35,8 @@ class World:
 
     rank: int = 0
     size: int = 1
+    local: int = 1
+    """Ranks of a machine."""
     saving: Any = None
     """A gloo group of its own for checkpoints: they are written by a second thread beside the training."""
 
@@ -101,11 +103,6 @@ class World:
                 raise raised_by_all_ranks(KINDS.get(kind, GeonormError)(text if rank == 0 else f"rank {rank}: {text}"))
         return result
 
-    def on_rank_zero_first(self, work: Callable[[], T]) -> T:
-        """The first rank's work, then that of all others: they find in the cache what the first has prepared."""
-        done = self.on_all_ranks(lambda: work() if self.first else None)
-        return self.on_all_ranks(lambda: work() if done is None else done)
-
 
 ALONE = World()
 KEPT_GROUPS: list[Any] = []
@@ -136,16 +133,24 @@ def rank_device(device: torch.device) -> torch.device:
 
 
 @contextmanager
-def join_world(device: torch.device) -> Iterator[World]:
-    """The world that torchrun describes, or a world of one. gloo carries numbers of the CPU and checkpoints, NCCL those
-    of GPUs. A rank that waits for another longer than TIMEOUT, or sees it end, raises."""
+def join_world(device: torch.device, prepare: Callable[[World], object] = lambda world: None) -> Iterator[World]:
+    """The world that torchrun describes, or a world of one. `prepare` is the first rank's work before the ranks wait
+    for each other in time, as long as it takes; what fails there is for all ranks to see later. gloo carries numbers of
+    the CPU and checkpoints, NCCL those of GPUs. A rank that waits for another longer than TIMEOUT, or sees it end,
+    raises."""
     if not launched():
         yield ALONE
         return
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", size))
     try:
         # torchrun started its ranks again: the store still holds keys of their earlier life
         store = PrefixStore(f"life {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", meet())
+        if rank == 0:
+            with suppress(GeonormError, OSError, MemoryError):
+                prepare(World(rank, size, local))
+            store.set("prepared", "")
+        store.wait(["prepared"], timedelta(days=7))
         options: dict[str, Any] = {"store": store, "rank": rank, "world_size": size, "timeout": TIMEOUT}
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -154,7 +159,7 @@ def join_world(device: torch.device) -> Iterator[World]:
         try:
             saving = dist.new_group(backend="gloo", timeout=TIMEOUT)
             KEPT_GROUPS.extend((dist.group.WORLD, saving))
-            yield World(rank, size, saving)
+            yield World(rank, size, local, saving)
         finally:
             dist.destroy_process_group()
     except Exception as error:

@@ -21,8 +21,7 @@ from ..config import TrainConfig
 from .records import Summary
 
 VOLATILE = (
-    "out", "resume", "branch", "checkpoint.keep", "log.to",
-    "runtime.accumulate", "runtime.parallel", "runtime.shard_size",
+    "out", "resume", "branch", "checkpoint.keep", "log.to", "micro_batch", "runtime.parallel",
 )  # fmt: skip
 """What a resumed run may say differently: nothing here changes the numbers by more than the order of a sum."""
 APART = (*VOLATILE, "steps", "evaluation.every", "evaluation.whole", "checkpoint.every")

@@ -9,7 +9,6 @@ from math import isfinite
 from typing import Any, Literal
 
 from ...errors import GeonormError
-from ..config import Guard
 from ..statistics.spikes import SpikeWatch
 
 Action = Literal["stop", "rewind"]
@@ -40,8 +39,9 @@ class AnomalyGuard:
     """Watches losses and gradient norms, and records what was done. Its state goes into checkpoints, so that a resumed
     run decides as an uninterrupted one."""
 
-    def __init__(self, config: Guard) -> None:
-        self.config = config
+    def __init__(self, setting: str) -> None:
+        """setting: stop, rewind or spikes."""
+        self.setting = setting
         self.watch = SpikeWatch()
         self.events: list[dict[str, Any]] = []
 
@@ -52,12 +52,13 @@ class AnomalyGuard:
             for key, what in (("loss", "loss"), ("grad_norm", "gradient norm"), ("val_loss", "validation loss")):
                 value = row.get(key, 0.0)
                 if value is None or not isfinite(value):
-                    return Anomaly(row["step"], f"{what} is not finite", self.config.nan, row["loss"])
+                    action: Action = "stop" if self.setting == "stop" else "rewind"
+                    return Anomaly(row["step"], f"{what} is not finite", action, row["loss"])
         return None
 
     def first_spike(self, rows: Iterable[Mapping[str, Any]]) -> Anomaly | None:
         """The first row whose loss is a spike, if spikes are rewound. Each row is to be shown once."""
-        if self.config.spike == "rewind":
+        if self.setting == "spikes":
             for row in rows:
                 if self.watch(row["loss"]):
                     return Anomaly(row["step"], f"loss jumps to {row['loss']:.4g}", "rewind", row["loss"])

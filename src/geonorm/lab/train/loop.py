@@ -30,6 +30,7 @@ from ...settings import to_dict
 from .. import checkpoint
 from ..config import TrainConfig, phase_of
 from ..distributed.ranks import World, join_world, lost_peers_in_one_line, raised_by_all_ranks, rank_device
+from ..plan import fit_to_device
 from ..resolve import Resolved, resolve
 from ..runs import environment
 from ..runs.folder import LONGER, VOLATILE, RunFolder, first_difference
@@ -69,8 +70,13 @@ def train(
     read_backend("auto")  # $GEONORM_BACKEND, before anything is written
     device = rank_device(pick_device(config.runtime.device))
     torch.set_num_threads(config.runtime.threads)
-    with join_world(device) as world, lost_peers_in_one_line(world), subnormals_as_zero(device), ExitStack() as stack:
-        setup = resolve(config, world, on_cpu=device.type == "cpu")
+
+    def set_up(world: World) -> Resolved:
+        return fit_to_device(resolve(config.on_device(device.type), world, device.type == "cpu"), world, device)
+
+    joined = join_world(device, lambda world: load_text(set_up(world).text))
+    with joined as world, lost_peers_in_one_line(world), subnormals_as_zero(device), ExitStack() as stack:
+        setup = set_up(world)
         return train_on_rank(setup, world, device, say, loggers, progress or Unwatched(tell=False), stack)
 
 
@@ -84,13 +90,13 @@ def train_on_rank(
     stack: ExitStack,
 ) -> dict[str, Any]:
     """The whole of `train`, in its order, on one rank of a world. stack: closes what is opened here."""
-    schedule, folder, accumulate = setup.schedule, setup.folder, setup.runtime.accumulate
+    schedule, folder, size = setup.schedule, setup.folder, setup.micro_batch
     stop_times: list[float] = []  # of signals to stop
     # a line that nobody can hear any more (a closed pipe) is a signal to stop
     say = stop_unheard(say, stop_times) if world.first else lambda line: None
 
     # Text and model: all that can be refused is refused before anything is written.
-    text = world.on_rank_zero_first(lambda: load_text(setup.text))
+    text = world.on_all_ranks(lambda: load_text(setup.text))
     # another run with the same first steps, which need not be trained again
     prefix = find_shared_prefix(folder, schedule)
     state = build_state(setup, text, device, world)
@@ -98,7 +104,7 @@ def train_on_rank(
     names = [*["TensorBoard"] * setup.runtime.tensorboard, *setup.log.to]
     libraries = find_loggers(names) if world.first else {}
     provenance = text.provenance([setup.shape.scheme])
-    check_ranks(world, {**state.identity, "GEONORM_BACKEND": read_backend("auto")})
+    check_ranks(world, {**state.identity, "GEONORM_BACKEND": read_backend("auto"), "sequences of a pass": size})
     extension = world.on_all_ranks(lambda: find_extension(folder, schedule))
 
     # The folder of the run, which the first rank writes.
@@ -149,7 +155,7 @@ def train_on_rank(
         try:
             timer = saved_at = time.monotonic()
             # something to rewind to
-            if state.step == 0 and "rewind" in (setup.guard.nan, setup.guard.spike):
+            if state.step == 0 and setup.guard != "stop":
                 save_state(state, hooks, saver)
             while state.step < schedule.steps:
                 step, last = state.step + 1, state.step + 1 == schedule.steps
@@ -158,14 +164,13 @@ def train_on_rank(
 
                 # Forward and backward, one micro-batch after the other.
                 ids, targets = fetch_batch(state, step)
-                size = len(ids) // accumulate
                 losses = []
                 for start in range(0, len(ids), size):
                     part = slice(start, start + size)
                     with parallel_model.micro_batch(last=start + size == len(ids)):
                         with parallel_model.precision():
                             loss = parallel_model.loss(ids[part], targets[part])
-                        (loss / accumulate).backward()
+                        (loss / (len(ids) // size)).backward()
                     losses.append(loss.detach())
                 for hook in hooks:
                     hook.after_backward(state, evaluating)

@@ -30,7 +30,7 @@ class TrainState:
     device: torch.device
     model: Decoder
     parallel_model: parallel.ParallelModel
-    optimizers: parallel.Optimizers
+    optimizers: list[torch.optim.Optimizer]
     schedule: Schedule
     batches: Batches
     validation: Validation
@@ -53,13 +53,15 @@ def build_state(setup: Resolved, text: TrainingText, device: torch.device, world
     """The state before the first step. Nothing is written; GeonormError for settings that do not fit together."""
     runtime, schedule, seed = setup.runtime, setup.schedule, setup.text.seed
     torch.manual_seed(seed)
-    with torch.device(build_device := parallel.build_device(setup.layout)):
+    # a model that is cut among ranks is built on the meta device, so that no rank ever holds all of it
+    cut = setup.layout == "fsdp"
+    with torch.device("meta" if cut else "cpu"):
         model = Decoder(setup.shape)
-    model = parallel.distribute(model, runtime, device if build_device.type == "cpu" else build_device)
+    model = parallel.distribute(model, runtime, torch.device("meta") if cut else device)
     parallel_model = parallel.ParallelModel(model, runtime, world, device, setup.layout, schedule.steps)
     initial = load_initial_weights(setup.folder, model, text.tokenizer.fingerprint, world)
     torch.manual_seed(parallel.rank_seed(seed, world))
-    optimizers = parallel.split_groups(optim.build_optimizers(model, schedule.optim, schedule.lr))
+    optimizers = optim.build_optimizers(model, schedule.optim, schedule.lr)
     validation = text.validation(setup.evaluation, schedule.steps, device, world, schedule.evaluate_every)
     return TrainState(
         world, device, model, parallel_model, optimizers, schedule, text.batches(), validation,
@@ -69,6 +71,7 @@ def build_state(setup: Resolved, text: TrainingText, device: torch.device, world
 
 def fetch_batch(state: TrainState, step: int) -> tuple[Tensor, Tensor]:
     """This rank's rows of the batch of a step, on its device: ids and targets (rows, context)."""
-    rows = parallel.rank_rows(state.batches.batch_size, state.world)
+    each = state.batches.batch_size // state.world.size
+    rows = slice(state.world.rank * each, (state.world.rank + 1) * each)
     ids, targets = state.batches.at(step - 1 + state.batch_offset, rows)
     return parallel.to_device(ids, state.device), parallel.to_device(targets, state.device)

@@ -52,9 +52,11 @@ class TrainingText:
 def load_text(part: TextPart) -> TrainingText:
     """Tokens for a run or comparison; prepares and caches them on first use. DataError for anything unusable, too few
     tokens for one batch or one validation window included."""
-    source = open_source(part.source)
+    source = open_source(part.source, part.field)
     tokenizer = load_tokenizer(part.tokenizer, source, part.vocab_size, mask=part.objective == "mlm")
-    text = TrainingText(part, tokenize(source, tokenizer), tokenizer, pick_objective(part.objective, tokenizer))
+    text = TrainingText(
+        part, tokenize(source, tokenizer, limit=part.limit), tokenizer, pick_objective(part.objective, tokenizer)
+    )
     text.batches()
     next(validation_batches(text.tokens.validation, 1, part.context))
     return text

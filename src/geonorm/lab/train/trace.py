@@ -19,7 +19,7 @@ from ...modes import evaluating
 from ...norms import Derf, DyT, GatedNorm, LayerNorm, RMSNorm, UnitNorm, upcast
 from ...residual import Residual, StreamEnd
 from ...schemes import Scheme, Site, read_at, write_at
-from ..distributed.parallel import group_alike, local_part, sum_over_ranks
+from ..distributed.parallel import local_part, sum_over_ranks
 from ..runs.folder import RunFolder
 from .hooks import Hook, Row
 from .state import TrainState
@@ -177,9 +177,6 @@ def read_gradients(model: Transformer) -> Gradients:
 
 def gradient_length(parameters: Iterable[Tensor]) -> float:
     """Length of the gradients that are there as one vector, wherever its parts lie."""
-    groups = group_alike(p.grad for p in parameters if p.grad is not None)
-    squares = [
-        sum_over_ranks(torch.stack([local_part(g).double().square().sum() for g in group]).sum(), group)
-        for group in groups
-    ]
-    return torch.stack(squares).sum().sqrt().item() if squares else 0.0
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    squares = [local_part(gradient).double().square().sum() for gradient in gradients]
+    return sum_over_ranks(torch.stack(squares).sum(), gradients[0]).sqrt().item() if squares else 0.0

@@ -47,7 +47,7 @@ def measure_turns(before: Copies) -> dict[str, float]:
     for role, weight, old in before:
         a, b = old.double(), local_part(weight).double()
         products = torch.stack([(a * a).sum(), (a * b).sum(), (b * b).sum()])
-        aa, ab, bb = sum_over_ranks(products, [weight]).tolist()
+        aa, ab, bb = sum_over_ranks(products, weight).tolist()
         values[f"angle_{role}"].append(atan2(sqrt(max(0.0, aa * bb - ab * ab)), ab))
         values[f"norm_{role}"].append(sqrt(bb))
     return {name: fmean(each) for name, each in values.items()}
