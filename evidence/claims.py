@@ -349,7 +349,7 @@ def unregistered(evidence: Evidence) -> Iterator[str]:
         claim = evidence.claims[claim.change[0]] if claim.change else claim
         place = evidence.place(claim)
         path = f"experiments/{place.experiment}"
-        if not git("rev-list", "--ancestry-path", "-n1", f"{commit}..HEAD"):
+        if not git("merge-base", commit, "HEAD").startswith(commit):
             yield f"claim {name}: the history has no commit {commit}"
         if (commit, path) not in known:
             known[commit, path] = git("show", f"{commit}:{path}/{place.results}")
