@@ -37,7 +37,7 @@ class AttentionResiduals(Placement):
         claim="The loss of a baseline that computes 1.25 times as much; small re-runs by others found no gain, but "
         "for one (erogol/BlaGPT).",
         checked="its Eq. 2 to 6 in fp64, full and in blocks; the step of reading: a third party's code run "
-        "(fla-org/flash-linear-attention bc3b101, naive), to rounding; no official code is published; "
+        "(fla-org/flash-linear-attention bc3b101, naive), to rounding; its authors published no code; "
         "values=norm, one query and queries=qkv: transformers (Inkling-2), to rounding",
         shipped="Inkling-2, with values=norm, and queries=qkv in layers of full attention",
         lawless="a sub-layer reads its way through the history, not one stream",
