@@ -159,12 +159,6 @@ def test_where_the_velocity_jumps() -> None:
     assert Flow("pre", Fresh(lambda layer: Attention()), 8).breaks(0.5, 4.0) == [1.0, 2.0, 3.0]
 
 
-def test_a_scheme_that_is_one_for_all_blocks_is_not_asked_about_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    flow = Flow("pre", Attention(), 10**12)
-    monkeypatch.setattr(Flow, "rule", lambda *_: pytest.fail("asked about a layer"))
-    assert flow.breaks(0.0, 1e12) == []
-
-
 @pytest.mark.parametrize("scheme", ["polar", "mix(a=polar, b=polar)"])
 def test_a_state_that_is_no_vector_is_refused(scheme: str) -> None:
     with pytest.raises(ConfigError, match=r"keeps a token as direction and log-radius.*law is that of pre"):

@@ -68,10 +68,6 @@ def test_a_chain_is_one_cluster() -> None:
         d.clusters(chain, 1e-9)
 
 
-def test_spread_of_radii() -> None:
-    assert d.radius_cv(torch.tensor([1.0, 3.0])).item() == pytest.approx(0.5)
-
-
 # starting points
 
 

@@ -123,26 +123,8 @@ def test_a_token_that_does_not_turn_has_infinite_speed_and_nothing_is_nan(planar
         assert dynamics.radial_rate(planar, x, u, site).isfinite().all()
 
 
-def test_shapes_dtypes_scheme_objects_and_no_graph() -> None:
-    x, u = states()
-    site = Site(1, "attn", DEPTH)
-    for dtype in (torch.float32, torch.float64):
-        s = dynamics.speed("peri", x.to(dtype).requires_grad_(), u.to(dtype), site)
-        assert s.shape == (4, 7) and s.dtype == dtype and not s.requires_grad
-    assert dynamics.speed("pre", x[0, 0], u[0, 0], site).shape == ()
-    assert torch.equal(dynamics.speed(parse("peri"), x, u, site), dynamics.speed("peri", x, u, site))
-
-
 def test_schemes_outside_the_plane_are_refused() -> None:
     x, u = states()
     for scheme in ("residual_dual", "mix(residual_dual, residual_dual)", "polar"):
         with pytest.raises(ConfigError, match=r"no .* law"):
             dynamics.speed(scheme, x, u, Site(0, "attn", DEPTH))
-
-
-def test_mix_switches_in_continuous_time() -> None:
-    x, u = states(1.0, size=3.0)
-    for layer, part in ((0.0, "post"), (2.999, "post"), (3.0, "pre"), (7.5, "pre")):
-        site = Site(layer, "attn", DEPTH)
-        assert torch.equal(dynamics.radial_rate("mix", x, u, site), dynamics.radial_rate(part, x, u, site))
-    assert not torch.equal(*(dynamics.radial_rate("mix", x, u, Site(t, "attn", DEPTH)) for t in (2.999, 3.0)))

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import ConfigError, unknown
+from ..errors import ConfigError
 from ..models.attention import SelfAttention, rope
 from ..models.config import DecoderConfig
 from ..models.init import draw_weight
@@ -99,8 +99,6 @@ def random_attention(
     >>> field.beta, field.v.shape
     (8.0, torch.Size([64, 64]))
     """
-    if init not in GAINS:
-        raise ConfigError(unknown("init", init, GAINS))
     generator = generator_of(seed, layer)
     q, k, v = (
         torch.randn(dim, dim, generator=generator, dtype=torch.float64).mul_(GAINS[init] / sqrt(dim)).to(dtype)
