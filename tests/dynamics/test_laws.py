@@ -37,12 +37,6 @@ def test_the_gap_is_accurate_where_subtraction_sees_nothing(angle: float) -> Non
     assert abs(d.gap(theta).item() / (2 * np.sin(angle / 2) ** 2) - 1) < 1e-2
 
 
-def test_one_particle_is_together_with_itself() -> None:
-    theta = d.uniform(1, 4)
-    assert d.gap(theta).item() == 0 and d.mean_cosine(theta).item() == 1
-    assert d.clusters(theta).item() == 1 and d.order_parameter(theta).item() == pytest.approx(1)
-
-
 @each("scheme", [name for name in names() if name != "polar"])
 def test_the_rate_of_the_mean_cosine_is_its_derivative(scheme: str) -> None:
     flow = d.Flow(scheme, d.Attention(beta=1.5), 8)
