@@ -102,8 +102,10 @@ def fit_to_device(setup: Resolved, world: World, device: torch.device) -> Resolv
         return replace(setup, micro_batch=rows)
     setup, memory = choose_passes(setup, world, room)
     if (peak := memory.peak(setup.micro_batch)) > room:
-        change = suggest_change(setup, memory, room)
-        raise ConfigError(f"a step takes {binary(peak)} of a rank, and there are {binary(int(room))}: {change}")
+        raise ConfigError(
+            f"a step takes {binary(peak)} of a rank, and there are {binary(int(room))}: "
+            f"{suggest_change(setup, memory, room)}"
+        )
     return setup
 
 

@@ -88,6 +88,18 @@ def test_tokens_are_read_from_the_cache_of_the_same_source_and_tokenizer(path, t
         assert again.sha256 == data.sha256 and np.array_equal(again.validation, data.validation)
 
 
+def test_a_field_that_is_named_and_a_limit(tmp_path):
+    records = [{"text": "no", "body": f"{n:099}"} for n in range(99)]
+    (path := tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    source = open_source(str(path), "body")
+    assert source.fingerprint != open_source(str(path)).fingerprint
+    assert {len(text) for text in source.documents("train")} == {99}
+    whole, part = (tokenize(source, ByteTokenizer(), tmp_path, limit=limit) for limit in (None, 250))
+    assert len(part.train) == 300 < len(whole.train) and (part.train[:] == whole.train[:300]).all()
+    with pytest.raises(DataError, match=r"a.jsonl:1: its text is not in field 'lines'"):
+        open_source(str(path), "lines")
+
+
 def test_two_ends_of_one_vocabulary_are_other_data(path, tmp_path):
     """tokenizer.json does not say which token ends a document where none has a usual name: folders beside it do."""
     library = pytest.importorskip("tokenizers")
