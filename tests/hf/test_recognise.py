@@ -36,6 +36,7 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
         "pre",
     ),
     "mamba": ({"state_size": 4}, "pre"),
+    "openai-gpt": ({}, "post"),
     "beam": ({**EXPERTS, "n_group": 1, "topk_group": 1, "n_routed_experts": 4}, "beam"),
 }
 """Side by side, experts, windows, linear attention, layers that differ within one model."""

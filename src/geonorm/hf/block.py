@@ -60,7 +60,7 @@ class Chain(nn.Module):
         u = y if self.gains is None else self.gains(y)
         for place, step in enumerate(self.steps):
             out = step(u, **arguments) if place == 0 else step(u)
-            if isinstance(out, tuple):
+            if isinstance(out, tuple | list):
                 u, beside = out[0], beside or out[1:]
             else:
                 u = out

@@ -61,7 +61,7 @@ def bind(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> t
 
 def first_of(result: Any) -> Any:
     """A copy of the first tensor that a module returned, since the block may change it in place."""
-    first = result[0] if isinstance(result, tuple) else result
+    first = result[0] if isinstance(result, tuple | list) else result
     return first.detach().clone() if isinstance(first, Tensor) else first
 
 

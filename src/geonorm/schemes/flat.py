@@ -61,7 +61,7 @@ class Peri(Decayed):
         claim="Average of benchmarks against Pre-Norm, 30B tokens: 49.69 to 51.57 (400M), 53.71 to 56.55 (1.5B), "
         "56.69 to 58.56 (3.2B).",
         checked="transformers (Gemma 2 to 4, GLM-4) and x-transformers, to rounding; the paper through notes",
-        shipped="Gemma 2 and 3, GLM-4, AFMoE, Kolibri 1, Muse Glimmer, LFM3; with layer_scalar Gemma 4",
+        shipped="Gemma 2 and 3, GLM-4, AFMoE, Kolibri 1, Muse Glimmer, LFM3, HyperCLOVA X; with layer_scalar Gemma 4",
         law="s = r |A|, r' = <θ,A> / |A|",
     )
 
