@@ -166,7 +166,7 @@ def choose(summaries: Sequence[Summary]) -> Choice:
 
 def at_best_multipliers(summaries: Sequence[Summary]) -> list[Summary]:
     """The runs with the multipliers of the best final run; all where no final run finished."""
-    final = [run for run in summaries if usable(run) and run.phase != "tune"]
+    final = (run for run in summaries if usable(run) and run.phase != "tune")
     best = min(final, key=lambda run: run.val_loss or 0.0, default=None)
     return [run for run in summaries if best is None or run.rates == best.rates]
 
@@ -377,8 +377,10 @@ def _rate_fit(minimum: Minimum, base: Minimum | None, most: float) -> RateFit:
 
 def _by_seed(runs: Sequence[Summary]) -> dict[int | None, float]:
     """Validation loss of each seed; a seed that was run twice counts once, with its mean."""
-    seeds = dict.fromkeys(run.seed for run in runs)
-    return {seed: float(np.mean(losses_of([run for run in runs if run.seed == seed]))) for seed in seeds}
+    return {
+        seed: float(np.mean(losses_of([run for run in runs if run.seed == seed])))
+        for seed in dict.fromkeys(run.seed for run in runs)
+    }
 
 
 def _finite(runs: Sequence[Summary], column: str) -> list[float]:
