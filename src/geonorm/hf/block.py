@@ -61,7 +61,7 @@ class Chain(nn.Module):
         for place, step in enumerate(self.steps):
             out = step(u, **arguments) if place == 0 else step(u)
             if isinstance(out, tuple | list):
-                u, beside = out[0], beside or out[1:]
+                u, beside = out[0], beside or tuple(out[1:])
             else:
                 u = out
         return u, *beside
