@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import geonorm
 from geonorm import Decoder, DecoderConfig, Site, parse
 from geonorm.errors import ConfigError
 from geonorm.schemes import read_at, write_at
@@ -144,3 +145,15 @@ def test_gpas_scales_values_and_not_gradients() -> None:
     g = embedding().roll(1, -1)
     along_x, along_u = torch.autograd.grad((out * g).sum(), (x, u))
     assert torch.equal(along_x, g) and torch.equal(along_u, g) and abs(gate.item()) > 1e-3
+
+
+def test_attention_may_read_thrice() -> None:
+    """Each reading has a query and a norm of its own that learn; a particle, which reads once, refuses."""
+    rule = "attnres(values=norm, queries=qkv)"
+    model = Decoder(DecoderConfig(scheme=rule, width=16, heads=2, layers=2, vocab_size=11, context=8))
+    model(torch.arange(6).view(1, 6))[0].square().mean().backward()
+    learned = dict(model.blocks[1].attn.own.named_parameters())
+    assert learned["recall.query"].shape == (3, 16) and all(row.any() for row in learned["recall.query"].grad)
+    assert learned.keys() == {"recall.query", "input.weight", "key.weight", "value.weight"}
+    with pytest.raises(ConfigError, match="a particle once: use queries=one"):
+        geonorm.simulate(schemes=[rule], tokens=4, dim=8, time=1.0)

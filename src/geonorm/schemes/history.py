@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..norms import NormSpec, autocast_device, upcast
 from ..settings import Count
-from .base import About, Number, Placement, Site
+from .base import About, Number, Placement, Site, require
 from .registry import register
 
 
@@ -80,6 +80,7 @@ class AttentionResiduals(Placement):
         seen = p.recall(x, block + begun) if hasattr(p, "recall") else (x.sum(-2),) * 3
         if not hasattr(p, "key"):
             return p.input(seen[0])
+        require(not isinstance(site.layer, float), f"{self} reads three times, a particle once: use queries=one")
         return tuple(norm(each) for norm, each in zip((p.input, p.key, p.value), seen, strict=True))
 
     def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
