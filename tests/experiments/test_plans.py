@@ -54,16 +54,6 @@ def test_every_run_of_a_plan_is_a_command(experiment: str) -> None:
         assert config.steps and config.shape(config.scheme).layers
 
 
-def test_a_plan_extends_rates_and_then_asks_for_seeds() -> None:
-    """A loss that falls with the rate up to 1.2e-2 asks for an octave more; one with an interior best for seeds."""
-    plan = plan_of("016-streams")
-    first = plan({})
-    wider = plan(finished(first, lambda lr: 3 + abs(lr - 1.2e-2)))
-    assert len(wider) == 25 * 4 and any("lr0.024" in name for name in wider)
-    seeded = plan(finished(first, lambda lr: 3 + abs(lr - 6e-3)))
-    assert len(seeded) == 25 * 5 and sum("lr0.006-seed2" in name for name in seeded) == 25
-
-
 def test_the_next_rates_of_a_row() -> None:
     own = runpy.run_path(str(ROOT / "rates.py"))
     start = [4e-3, 2e-3, 8e-3]
