@@ -57,7 +57,7 @@ ALLOWED = {
 FREE_OF_TORCH = """
     errors lazy output parsing progress results decay settings elsewhere measure.anatomy cli.arguments
     cli.main dynamics.config measure.config models.config lab.config lab.compare.config lab.compare.ladder_config
-    lab.load lab.runs.folder lab.runs.records lab.runs.ladder_records lab.statistics.spikes
+    lab.load lab.runs.folder lab.runs.identity lab.runs.records lab.runs.ladder_records lab.statistics.spikes
     lab.statistics.comparison lab.simulate
     lab.transfer_config report report.config bench.config
 """.split()

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import time
-import weakref
-from collections.abc import Callable
-from contextlib import nullcontext
-from itertools import chain, repeat
 from random import Random
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from geonorm.bench.config import OpsBench
 from geonorm.bench.ops import bench_ops
-from geonorm.bench.timing import Call, Clock, GraphClock, ratio, take_turns
-
-from ..rows import each
+from geonorm.bench.timing import Clock, ratio, take_turns
 
 CPU = torch.device("cpu")
 
@@ -48,86 +41,10 @@ def test_ratios_are_paired() -> None:
     assert low <= middle <= high and abs(middle - 1.5) < 0.01 and high - low < 0.02
 
 
-def test_few_rounds_give_no_interval() -> None:
-    assert ratio([2.0] * 5, [1.0] * 5) == (2.0, None, None)
-    assert ratio([2.0] * 6, [1.0] * 6) == (2.0, 2.0, 2.0)
-    with pytest.raises(ValueError):
-        ratio([1.0, 2.0], [1.0])
-
-
-class FakeClock(Clock):
-    """Time passes only where a call says so: what is tested rests on no machine."""
-
-    now = 0.0
-
-    def __init__(self) -> None:
-        super().__init__(CPU)
-        self.read = lambda: self.now
-
-    def calls(self, *durations: float) -> Call:
-        """A call that takes these seconds one after another, the last of them for good."""
-        left = chain(durations, repeat(durations[-1]))
-
-        def call() -> None:
-            self.now += next(left)
-
-        return call
-
-
 def test_one_thread_is_timed_by_its_own_work() -> None:
     """Waiting for a core is what a crowded machine makes a program do; several threads have no one clock."""
     assert (Clock(CPU, 1).read, Clock(CPU, 1).name) == (time.process_time, "CPU time of the process")
     assert (Clock(CPU, 2).read, Clock(CPU, 2).name) == (time.perf_counter, "wall time")
-    clock = FakeClock()
-    assert clock.seconds(clock.calls(1.0, 2.0, 6.0), 3) == 3.0
-
-
-@each("duration, repeated", [(1e-6, 2000), (1e-3, 2), (0.5, 1), (0.0, 2_000_000)])
-def test_short_calls_are_repeated_and_divided(duration: float, repeated: int) -> None:
-    """The first call is a warm-up and the shorter of the next two says how often a sample repeats it."""
-    clock, count = FakeClock(), 0
-    call = clock.calls(9.0, 1.0, duration)
-
-    def counted() -> None:
-        nonlocal count
-        count += 1
-        call()
-
-    sample = clock.sampler(lambda: counted, cached=False)
-    assert count == 3
-    assert sample() == pytest.approx(duration)
-    assert count == 3 + repeated
-
-
-class FakeEvent:
-    def __init__(self, enable_timing: bool) -> None: ...
-    def record(self) -> None: ...
-    def synchronize(self) -> None: ...
-    def elapsed_time(self, other: object) -> float:
-        return 1.0
-
-
-def test_what_a_captured_graph_points_to_outlives_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph knows addresses, and capturing the next one gives free memory back to the driver."""
-    stream = SimpleNamespace(wait_stream=lambda other: None, synchronize=lambda: None)
-    for name, fake in {
-        "stream": lambda stream: nullcontext(), "current_stream": lambda device: stream, "Event": FakeEvent,
-        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None), "graph": lambda graph, stream: nullcontext(),
-    }.items():  # fmt: skip
-        monkeypatch.setattr(torch.cuda, name, fake)
-    clock = GraphClock.__new__(GraphClock)
-    clock.device, clock.stream, clock.flush = torch.device("cpu"), stream, torch.zeros(1)  # type: ignore[assignment]
-    alive: list[Callable[[], torch.Tensor | None]] = []
-
-    def build() -> Call:
-        source = torch.ones(4)
-        alive.append(weakref.ref(source))
-        return lambda: source + 1
-
-    sample = clock.sampler(build, cached=False)
-    assert sample() == 1e-3 and alive[0]() is not None
-    del sample
-    assert alive[0]() is None
 
 
 @pytest.mark.gpu

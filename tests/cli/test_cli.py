@@ -45,7 +45,7 @@ SHARED = set(
     runtime.tensorboard runtime.parallel""".split()
 )
 PLAN = {"dry_run", "world_size", "json", "machine"}
-TRAIN = SHARED | PLAN | set("scheme lr seed resume init_from branch".split())
+TRAIN = SHARED | PLAN | set("scheme lr seed resume accept_changed init_from branch".split())
 COMPARE = SHARED | set(
     """schemes lrs seeds tune
     jobs launcher ray.address ray.gpus slurm.time slurm.gpus slurm.options slurm.setup""".split()

@@ -72,7 +72,7 @@ SITUATIONS: list[tuple[str, str, Mapping[str, Content], Mapping[str, str]]] = [
     ("generate model", "model", {"model/model.safetensors": cut}, {}),
     ("generate model", "scheme", {"model/config.json": replaced('"scheme": "pre"', '"scheme": "nothing"')}, {}),
     ("generate model", "another model", {"model/config.json": replaced('"hidden_size": 16', '"hidden_size": 32')}, {}),
-    ("generate model", "holds no model.blocks.", {"model/config.json": replaced(LAYERS, LAYERS + "0")}, {}),
+    ("generate model", "not agree on model.blocks.", {"model/config.json": replaced(LAYERS, LAYERS + "0")}, {}),
     ("generate model", "tokenizer", {"model/tokenizer.json": cut}, {}),
     ("generate model", "tokenizer", {"model/tokenizer.json": Path.unlink}, {}),
     ("export run --to model2", "model2 is not empty", {"model2/mine": "x"}, {}),

@@ -71,7 +71,7 @@ def test_a_summary_with_values_of_another_kind_is_damaged(make_run: MakeRun) -> 
         run = read_run(path)
         assert run.damaged == 1 and run.summary.status == "interrupted" and run.summary.seed == 4
         assert RunFolder(path).summary() is None  # so that a comparison ends it again
-    assert "Unreadable lines or files were skipped" in "".join(load_comparison(path).limits())
+    assert "Unreadable or missing lines" in "".join(load_comparison(path).limits())
 
 
 def test_order_and_baseline(comparison_dir: Path) -> None:

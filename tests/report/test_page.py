@@ -15,9 +15,11 @@ from urllib.parse import unquote
 import pytest
 
 from geonorm.errors import GeonormError
-from geonorm.report import build, draw, summarize, write_figures
+from geonorm.report import build, draw, formats, summarize, write_figures
 from geonorm.report.comparison import load_comparison
 from geonorm.report.style import COLOURS, GREYS, HUES
+
+from .conftest import run_summary, write_run
 
 MakeRun = Callable[..., Path]
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -192,6 +194,19 @@ def test_latex_csv_and_pdf(comparison_dir: Path, tmp_path: Path) -> None:
         build(comparison_dir, tmp_path / "r.tex", format="csv")
     with pytest.raises(GeonormError, match="unknown scheme 'perry': did you mean 'peri'"):
         build(comparison_dir, tmp_path / "none.html", schemes=["perry"])
+
+
+def test_names_are_no_commands_and_folders_of_this_machine_stay_here(tmp_path: Path) -> None:
+    """A name that ends a comment of LaTeX, texts that a spreadsheet computes, absolute paths."""
+    folder = write_run(tmp_path / "a\r\\input{b}", run_summary("=pre", 0))
+    (folder / "config.yaml").write_text(f"data: {tmp_path}/my.txt\n")
+    tex = build(folder, tmp_path / "r.tex", format="latex").read_bytes()
+    assert b"\r" not in tex and b"\n% a \\input{b}" in tex
+    assert ",'=pre," in build(folder, tmp_path / "r.csv", format="csv").read_text()
+    page = build(folder, tmp_path / "r.html").read_text()
+    assert str(tmp_path) not in page and "data: my.txt" in page
+    cells = {"=1": "'=1", "@a": "'@a", "\t=1": "'\t=1", "-x": "'-x", "-1.5e-3": "-1.5e-3", "+2": "+2", "pre": "pre"}
+    assert {text: formats.as_text(text) for text in cells} == cells and formats.as_text(-1.5) == -1.5
 
 
 def test_the_terminal_has_the_table_the_sentences_and_the_limits_of_the_page(comparison_dir: Path) -> None:

@@ -15,6 +15,7 @@ from torch._functorch import config as functorch
 
 from ..errors import ConfigError, GeonormError
 from ..lab.runs import environment
+from ..lab.runs.folder import save_summary
 from ..ops import backends
 from . import show
 from .candidates import GAINS, PRE, Candidate, Tensors, candidates, draw_inputs, why_missing
@@ -55,20 +56,16 @@ def bench_ops(config: OpsBench, say: show.Say = print) -> dict[str, Any]:
                 say(f"left out: {name} ({why})")
                 missing[f"{name}, {place}"] = why
             summary["rows"] += rows
-            show.save_summary(config.out, summary)
+            save_summary(config.out, summary)
     return summary
 
 
 def choose_candidates(available: list[Candidate], words: list[str]) -> list[Candidate]:
-    """Those with one of the words in their name, and Pre-Norm, which all are compared with, without and with gains."""
-    for word in words:
-        if not any(word in candidate.name for candidate in available):
-            names = "; ".join(candidate.name for candidate in available)
-            raise ConfigError(f"--only {word!r} is part of no candidate's name; here are {names}")
-    chosen = [candidate for candidate in available if not words or any(word in candidate.name for word in words)]
-    compiled = any(candidate.compiled for candidate in chosen)
-    base = {PRE, GAINS, *((f"{PRE} compiled", f"{GAINS}, compiled") if compiled else ())}
-    return [candidate for candidate in available if candidate in chosen or candidate.name in base]
+    """Those with one of the words in their name, and every norm, which they are compared with."""
+    names = "; ".join(candidate.name for candidate in available)
+    if unknown := [word for word in words if word not in names]:
+        raise ConfigError(f"--only {unknown[0]!r} is part of no candidate's name; here are {names}")
+    return [each for each in available if each.kind == "norm" or not words or any(word in each.name for word in words)]
 
 
 def run_both_passes(forward: Callable[..., Any], inputs: Sequence[Tensor], grads: Tensors) -> tuple[Tensors, Tensors]:

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from ..devices import pick_device
-from ..errors import CheckpointError
-from ..lab.runs.folder import check_writable, read_object, write_json
+from ..lab.runs.folder import check_out_folder, read_object
 from ..report.tables import align
 from .config import Timing
 
@@ -74,15 +73,7 @@ def begin(config: Timing) -> torch.device:
     device = pick_device(config.device)
     torch.set_num_threads(config.threads)
     if config.out:
-        check_writable(folder := Path(config.out))
-        names = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
-        if names and not (names <= {"summary.json", "figures"} and "rows" in read_object(folder / "summary.json")):
-            raise CheckpointError(f"{folder} is not empty and holds no benchmark; choose another --out")
+        names = {entry.name for entry in Path(config.out).glob("*")}
+        ours = names <= {"summary.json", "figures"} and "rows" in read_object(Path(config.out, "summary.json"))
+        check_out_folder(Path(config.out), "benchmark", ours)
     return device
-
-
-def save_summary(out: str | None, summary: Mapping[str, Any]) -> None:
-    """Writes summary.json into the folder, if there is to be one."""
-    if out:
-        Path(out).mkdir(parents=True, exist_ok=True)
-        write_json(Path(out) / "summary.json", dict(summary))

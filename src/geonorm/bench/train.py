@@ -16,6 +16,7 @@ from ..errors import GeonormError, cause
 from ..lab.config import Optim, Runtime
 from ..lab.distributed import parallel
 from ..lab.runs import environment
+from ..lab.runs.folder import save_summary
 from ..lab.train import optim
 from ..models.config import DecoderConfig, preset
 from ..models.decoder import Decoder
@@ -92,7 +93,7 @@ def bench_train(config: TrainBench, say: show.Say = print) -> dict[str, Any]:
         "rows": rows,
         "environment": environment.collect(device, config.threads, ""),
     }
-    show.save_summary(config.out, summary)
+    save_summary(config.out, summary)
     return summary
 
 

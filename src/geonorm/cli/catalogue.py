@@ -35,7 +35,7 @@ def look_up(name: str) -> dict[str, Any]:
     cls = type(scheme)
     return {
         "name": name,
-        "title": first_sentence(cls.__doc__ or ""),
+        "title": re.split(r"(?<=\.)\s", " ".join((cls.__doc__ or "").split()), maxsplit=1)[0],
         "equation": scheme.about.equation,
         "source": scheme.about.source,
         "claim": scheme.about.claim,
@@ -45,7 +45,9 @@ def look_up(name: str) -> dict[str, Any]:
         "planar": scheme.planar,
         "fields": {
             f.name: {
-                "default": as_json(getattr(scheme, f.name)),
+                "default": format_value(value)
+                if isinstance(value := getattr(scheme, f.name), (float, Scheme))
+                else value,
                 "values": field_values(cls, f.name),
                 "meaning": docs(cls).get(f.name, ""),
             }
@@ -59,17 +61,9 @@ def look_up(name: str) -> dict[str, Any]:
     }
 
 
-def first_sentence(text: str) -> str:
-    return re.split(r"(?<=\.)\s", " ".join(text.split()), maxsplit=1)[0]
-
-
 def field_values(cls: type[Scheme], name: str) -> str:
     hint = hints(cls)[name]
     return "a scheme" if takes_scheme(hint) else describe_type(hint, between=" | ")
-
-
-def as_json(value: Any) -> str | float | int | bool:
-    return format_value(value) if isinstance(value, (float, Scheme)) else value
 
 
 def initial_scalars(scheme: Scheme) -> dict[str, str]:

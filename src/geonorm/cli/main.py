@@ -195,14 +195,11 @@ def run_train(command: TrainCommand) -> int:
 def run_eval(config: EvalConfig) -> int:
     """loss on any text, and tasks, of a run, an exported folder or any Hugging Face model"""
     from ..lab.evaluate.evaluate import evaluate_model as run
+    from ..lab.runs.folder import save_summary
 
     result = run(config, live=sys.stderr.isatty())
     print(json.dumps(result, indent=1))
-    if config.out:
-        from ..lab.runs.folder import write_json
-
-        Path(config.out).mkdir(parents=True, exist_ok=True)
-        write_json(Path(config.out) / "summary.json", result)
+    save_summary(config.out, result)
     return 0
 
 

@@ -101,7 +101,8 @@ def export(
     layout: geonorm, an architecture of transformers such as gpt2, or stock, which is the first of those that the
     decoder equals. remote_code: the folder brings its modeling file, for `trust_remote_code=True` where geonorm is not
     installed. card: text of README.md. shard: the size of the largest weight file. trained_on: sha256 of the training
-    data, for `geonorm eval`. ConfigError if the folder is not empty, or if the decoder does not equal the architecture.
+    data, for `geonorm eval`. ConfigError if the folder is not empty, or if the decoder does not equal the architecture;
+    CheckpointError if a weight is not finite.
 
     >>> from pathlib import Path
     >>> from tokenizers import Tokenizer, models
@@ -112,6 +113,9 @@ def export(
     [...'config.json', ...'model.safetensors', ...]
     """
     check_target(to)
+    for name, parameter in decoder.named_parameters():
+        if not bool(parameter.isfinite().all()):
+            raise CheckpointError(f"{name} is not finite: this model has diverged (geonorm probe says where it breaks)")
     model_type = architecture(decoder.config, layout)
     if model_type != "geonorm" and remote_code:
         raise ConfigError(f"--layout {layout} loads without --remote-code: leave one of them out")

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from ..errors import CheckpointError, cause
 from .distributed.ranks import ALONE, World, raised_by_all_ranks
-from .runs.folder import LONGER, VOLATILE, first_difference
+from .runs.identity import OtherRun, check_identity
 from .storage import (
     Headers,
     Writer,
@@ -40,8 +40,6 @@ from .storage import (
 Optimizers = list[torch.optim.Optimizer]
 Scalars = dict[str, dict[str, Any]]
 Tensors = Mapping[str, Tensor]
-Identity = Mapping[str, Any]
-"""What a run is made from, as `provenance.identity_of` says it."""
 NOTHING: Tensors = {}
 """Tensors beside weights, optimizer state and random states that a run keeps, by KIND.NAME."""
 
@@ -105,7 +103,7 @@ def load_checkpoint(
     optimizers: Optimizers | None = None,
     world: World = ALONE,
     more: Tensors = NOTHING,
-    identity: Identity | None = None,
+    identity: Mapping[str, Any] = NOTHING,
 ) -> dict[str, Any]:
     """Restores model, optimizers and random states in place from a checkpoint folder and returns its state.
 
@@ -113,11 +111,7 @@ def load_checkpoint(
     from something else than `identity`; then nothing was changed. Without optimizers only the weights are read.
     """
     state = world.on_all_ranks(lambda: read_and_verify(path, world, optimizers is not None))
-    if identity:
-        # under a cosine another length is another rate at every step
-        but = VOLATILE if identity.get("optim.schedule") == "cosine" else LONGER
-        if differs := first_difference(state["identity"], identity, but):
-            raise CheckpointError(f"checkpoint {path} was made with {differs}")
+    check_identity(f"checkpoint {path}", state.get("identity", {}), identity)
     headers, weights = read_headers(path), named_weights(model)
     saved = {name for name in headers if kind_of(name) == "model"}
     for name in sorted(saved | weights.keys()):
@@ -167,7 +161,7 @@ def load_newest(
     world: World = ALONE,
     more: Tensors = NOTHING,
     last: float = inf,
-    identity: Identity | None = None,
+    identity: Mapping[str, Any] = NOTHING,
 ) -> dict[str, Any] | None:
     """The newest checkpoint that is whole, of steps up to `last`; each corrupt one is reported through `warn` and
     passed over. None if there is no checkpoint at all; CheckpointError if there are some and none can be used."""
@@ -175,6 +169,8 @@ def load_newest(
     for step in reversed(steps):
         try:
             return load_checkpoint(folder / f"step-{step}", model, optimizers, world, more, identity)
+        except OtherRun:
+            raise
         except CheckpointError as error:
             if step == steps[0]:
                 raise raised_by_all_ranks(

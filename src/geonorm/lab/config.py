@@ -310,6 +310,9 @@ class TrainConfig(Recipe):
     """Run directory. One that holds this run is resumed from its newest checkpoint."""
     resume: Literal["auto", "never"] = "auto"
     """auto: go on from the newest checkpoint in --out; never: refuse a directory that holds a run."""
+    accept_changed: list[str] = field(default_factory=list)
+    """Settings, or data_sha256, tokenizer_sha256, that differ from those of the run in --out: it goes on with them, as
+    a new part that is recorded. Without, a change is refused by name."""
     init_from: str | None = None
     """Run, of any scheme, whose newest weights this one begins with where names match; steps and optimizer begin
     anew."""

@@ -21,7 +21,7 @@ def export_run(options: ExportConfig) -> list[str]:
     to = Path(options.to)
     check_target(to)
     path = Path(run_of(options.run, options.scheme))
-    summary, environment, _ = read_finished(path)
+    summary, environment = read_finished(path)
     run = open_run(path)
     if run.tokenizer.name == "none":
         raise CheckpointError(f"{path} was trained on token ids and has no tokenizer: a model folder needs one")
@@ -31,4 +31,8 @@ def export_run(options: ExportConfig) -> list[str]:
     export(run.model, run.tokenizer.json, run.tokenizer.eos, to, options.layout, options.remote_code, text,
            mask=None if shape.causal else run.tokenizer.mask,
            trained_on=" ".join(sorted(seen_data(path))))  # fmt: skip
-    return [str(to), f"load it: {loading(str(to), shape, model_type, options.remote_code)}"]
+    return [
+        str(to),
+        f"step {run.step} of {path}",
+        f"load it: {loading(str(to), shape, model_type, options.remote_code)}",
+    ]

@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 from ..errors import GeonormError, near_folder
 from ..parsing import from_yaml
 from ..results import Result, Rows
-from .runs.folder import read_object, read_objects, read_rows, read_summary, read_text, rows_of
+from .runs.folder import read_object, read_objects, read_rows, read_summary, read_text, rows_of, rows_sha256_of
+from .runs.identity import identity_sha256, recorded_identity
 from .runs.ladder_records import LadderPoint, LawFit, SpeedupRow, TrendRow
 from .runs.records import ComparisonRow, MetricRow, Record, Summary, TraceRow
 from .statistics.comparison import aggregate
@@ -88,13 +89,22 @@ class Run(Saved):
 
     @cached_property
     def damaged(self) -> int:
-        """Files that cannot be read, and lines, but a last one that was cut short."""
+        """Files that cannot be read, and lines, but a last one that was cut short; or are not those of one run."""
         no_summary = (self.path / "summary.json").is_file() and read_summary(self.path) is None
         bad = 0
         for name, kind in KINDS.items():
             lines = [line for line in read_text(self.path / f"{name}.jsonl").split("\n")[:-1] if line.strip()]
             bad += len(lines) - sum(kind.read_or_none(row) is not None for row in rows_of(lines))
-        return no_summary + bool(self.config_text and not self.config) + bad
+        return no_summary + bool(self.config_text and not self.config) + bad + self.mixed
+
+    @property
+    def mixed(self) -> bool:
+        """True if settings, summary and rows are not all those of one run, as far as its record says which that is."""
+        identity = (self.environment or [{}])[-1].get("identity")
+        if identity is None:
+            return False
+        now, rows = identity_sha256(recorded_identity(self.path, self.config)), rows_sha256_of(self.path)
+        return {now, self.summary.identity or now} != {identity} or rows != (self.summary.rows_sha256 or rows)
 
     def tables(self) -> dict[str, Rows]:
         return {

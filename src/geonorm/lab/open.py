@@ -23,9 +23,11 @@ from .data import NO_TEXT, Tokenizer, load_tokenizer
 from .data.batches import NEXT, MaskedTokens, Objective, pick_objective
 from .data.tokenizer import FileTokenizer
 from .distributed import parallel
-from .runs.folder import RunFolder, read_rows
-from .runs.provenance import read_last, read_sources, recorded_identity
+from .runs.folder import RunFolder, read_summary, rows_sha256_of
+from .runs.identity import check_identity, read_last, recorded_identity
+from .runs.provenance import read_sources
 from .statistics.comparison import usable
+from .storage import weights_sha256
 
 CPU = torch.device("cpu")
 ENDLESS = 10**9
@@ -101,6 +103,8 @@ class OpenedRun(Opened):
     model: Decoder
     tokenizer: Tokenizer
     config: TrainConfig
+    step: int
+    """Of its weights."""
 
     def encode(self, text: str) -> list[int]:
         return [int(i) for i in self.tokenizer.encode([text])[0]]
@@ -185,7 +189,8 @@ def read_settings(
 
 def open_run(path: Path, device: torch.device = CPU) -> OpenedRun:
     """The model of a run at its newest whole checkpoint, or at the one that `path` names (RUN/checkpoints/step-N),
-    whatever number of ranks trained it. CheckpointError if there is none, or a finished run has lost its last one."""
+    whatever number of ranks trained it. CheckpointError if there is none, or one that is not of this run, or that of a
+    finished run is not the one that its summary is about."""
     folder = run_folder(path)
     run = RunFolder(folder)
     config = run.config()
@@ -193,21 +198,22 @@ def open_run(path: Path, device: torch.device = CPU) -> OpenedRun:
     model = Decoder(config.shape(config.scheme)).to(device)
     identity = recorded_identity(folder, to_dict(config))
     if path != folder:
-        checkpoint.load_checkpoint(path, model, identity=identity)
+        state: Any = checkpoint.load_checkpoint(path, model, identity=identity)
     else:
         state = checkpoint.load_newest(run.checkpoints, model, None, lambda line: print(line, file=sys.stderr),
                                        identity=identity)  # fmt: skip
         if state is None:
             raise CheckpointError(f"{path} holds no checkpoint: let it train first, or put its checkpoints back")
-        summary, step = run.summary(), state["step"]
-        if summary and summary.status == "finished" and summary.steps not in (None, step):
-            raise CheckpointError(
-                f"{path} has finished at step {summary.steps}, and its last whole checkpoint is of step {step}: to use "
-                f"that, give {run.checkpoints / f'step-{step}'}"
-            )
-    shape = model.config
-    tokenizer = load_tokenizer(str(folder / "tokenizer.json"), NO_TEXT, shape.vocab_size)
-    return OpenedRun(str(path), model.eval(), tokenizer, shape.context, device, config)
+        summary, last = run.summary(), run.checkpoints / f"step-{state['step']}"
+        if summary and summary.status == "finished":
+            ended = summary.steps or state["step"], summary.weights_sha256 or weights_sha256(state)
+            if ended != (state["step"], weights_sha256(state)):
+                raise CheckpointError(
+                    f"{path} has finished at step {ended[0]} with other weights than {last} has: to use these, give it"
+                )
+    tokenizer = load_tokenizer(str(folder / "tokenizer.json"), NO_TEXT, model.config.vocab_size)
+    check_identity(str(folder / "tokenizer.json"), {**identity, "tokenizer_sha256": tokenizer.fingerprint}, identity)
+    return OpenedRun(str(path), model.eval(), tokenizer, model.config.context, device, config, state["step"])
 
 
 def run_folder(path: Path) -> Path:
@@ -215,19 +221,17 @@ def run_folder(path: Path) -> Path:
     return path.parents[1] if path.parent.name == "checkpoints" else path
 
 
-def read_finished(path: Path) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
-    """Summary, environment (of the part that reached the end) and rows of the finished run in a folder. CheckpointError
-    if there is none or it has not come to its end."""
+def read_finished(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Summary and environment (of the part that reached the end) of the finished run in a folder. CheckpointError if
+    it has not come to its end, or has lost rows since."""
     run = RunFolder(path)
-    run.config()
     summary = run.summary()
     if summary is None or summary.status != "finished":
         status = summary.status if summary else "running or interrupted"
         raise CheckpointError(f"{path} is not finished ({status}): the command that began it goes on with it")
-    environment = read_last(path)
-    if not environment:
-        raise CheckpointError(f"{path / 'environment.json'} is missing: the run directory is damaged")
-    return summary.row(), environment, list(read_rows(run.metrics))
+    if summary.rows_sha256 not in (None, rows_sha256_of(path)):
+        raise CheckpointError(f"{path} has lost rows since it finished, or has others: train anew with another --out")
+    return summary.row(), read_last(path)
 
 
 def run_of(name: str, scheme: str | None) -> str:
@@ -246,8 +250,8 @@ def run_of(name: str, scheme: str | None) -> str:
             f"{name} is a comparison: give --scheme for the best run of a scheme, or one in {path / 'runs'}: {runs}"
         )
     wanted = str(parse(scheme))
-    ended = [(summary, folder) for folder in folders if (summary := RunFolder(folder).summary()) is not None]
-    final = [(summary, folder) for summary, folder in ended if usable(summary) and summary.phase != "tune"]
+    ended = ((summary, folder) for folder in folders if (summary := read_summary(folder)) and usable(summary))
+    final = [(summary, folder) for summary, folder in ended if summary.phase != "tune"]
     of_scheme = [(summary.val_loss, str(folder)) for summary, folder in final if summary.scheme == wanted]
     if not of_scheme:
         known = ", ".join(dict.fromkeys(str(summary.scheme) for summary, _ in final)) or "none"

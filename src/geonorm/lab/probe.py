@@ -26,7 +26,7 @@ from ..measure.ablation import ablation
 from ..measure.config import ProbeConfig
 from ..measure.load import context_of
 from ..measure.metrics import pool_spreads
-from ..measure.probe import Inputs, ProbedModel
+from ..measure.probe import Inputs, ProbedModel, first_not_finite
 from ..measure.schedule import implied
 from ..parsing import finite_row
 from ..results import Result, Rows
@@ -70,9 +70,9 @@ class ProbeResult(Result):
 
     @property
     def not_finite(self) -> str | None:
-        """The first sub-layer behind which the stream holds NaN or infinity; None where there is none."""
-        row = next((row for row in self.sites if row["radius_after"] is None), None)
-        return None if row is None else f"{row['stack']} layer {row['layer']} {row['kind']}"
+        """The first sub-layer behind which the stream holds NaN or infinity, or the embedding before the first; None
+        where there is none."""
+        return first_not_finite(self.sites)
 
     def __repr__(self) -> str:
         """A line: the rows themselves are hundreds of numbers each."""
@@ -152,7 +152,9 @@ def probe(
         batches, loss_batches = read_data(opened, data, config)
     else:
         batches = loss_batches = list_batches(data)
-    return measure_model(probed, name or opened.name, batches, loss_batches, config, progress)
+    return measure_model(
+        probed, name or opened.name, batches, loss_batches, config, progress, getattr(opened, "step", None)
+    )
 
 
 def probe_models(config: ProbeConfig, progress: Progress | None = None) -> list[ProbeResult]:
@@ -168,7 +170,9 @@ def probe_models(config: ProbeConfig, progress: Progress | None = None) -> list[
         opened = open_probed(name, config)
         probed = ProbedModel(opened.model, sites=not config.norms_only)
         batches, loss_batches = read_data(opened, config.data, config)
-        results.append(measure_model(probed, label, batches, loss_batches, config, progress))
+        results.append(
+            measure_model(probed, label, batches, loss_batches, config, progress, getattr(opened, "step", None))
+        )
         del opened, probed
     machine = environment.collect(pick_device(config.device))
     machine["transformers"] = environment.installed_version("transformers")
@@ -183,8 +187,10 @@ def measure_model(
     loss_batches: Sequence[Tensor | Inputs],
     config: ProbeConfig,
     progress: Progress | None,
+    step: int | None = None,
 ) -> ProbeResult:
-    """Runs the batches under the hooks. loss_batches: the same with labels, where a loss is of labels."""
+    """Runs the batches under the hooks. loss_batches: the same with labels, where a loss is of labels. step: of the run
+    whose weights these are."""
     started = time.perf_counter()
     report = progress or (lambda what, share: None)
     if not batches:
@@ -212,6 +218,7 @@ def measure_model(
         "parameters": sum(p.numel() for p in probed.model.parameters()),
         "scheme": probed_scheme(probed, sites),
         "depth": sites[0]["depth"] if sites else None,
+        "step": step,
     }
     seconds = time.perf_counter() - started
     return ProbeResult(name, tokens[-1], seconds, about, sites, norms, implied(sites), ablated, loss)

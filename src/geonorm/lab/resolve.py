@@ -49,6 +49,8 @@ class FolderPart:
     settings: dict[str, Any]
     """As config.yaml holds them."""
     resume: bool
+    accepted: list[str]
+    """Names of what may have changed since the run was stopped."""
     branch: str | None
     init_from: str | None
 
@@ -99,8 +101,9 @@ def resolve(config: TrainConfig, world: World | None = None, on_cpu: bool = Fals
     return Resolved(
         folder=FolderPart(
             Path(config.out),
-            {field.name: settings[field.name] for field in fields(TrainConfig)},
+            {field.name: settings[field.name] for field in fields(TrainConfig)} | {"accept_changed": []},
             config.resume == "auto",
+            config.accept_changed,
             config.branch,
             config.init_from,
         ),

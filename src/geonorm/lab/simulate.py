@@ -13,9 +13,8 @@ from typing import Any
 
 from ..errors import CheckpointError
 from .runs.folder import (
-    check_writable,
+    check_out_folder,
     first_difference,
-    is_unused,
     lock_folder,
     read_object,
     read_rows,
@@ -34,12 +33,9 @@ SAME = ("geonorm", "commit", "python", "torch")
 def check_directory(out: Path, settings: Mapping[str, Any], kind: str = "simulation", key: str = "beta") -> None:
     """CheckpointError if `out` cannot be written or holds something else than this simulation, or than this study of
     another kind, whose settings have that key. Leaves nothing."""
-    check_writable(out)
-    if is_unused(out):
-        return
-    if not (out / "config.yaml").exists() or key not in (before := stored_settings(out)):
-        raise CheckpointError(f"{out} is not empty and holds no {kind}; choose another --out")
-    if differs := first_difference(before, dict(settings), but=VOLATILE):
+    before = stored_settings(out) if (out / "config.yaml").exists() else {}
+    check_out_folder(out, kind, key in before)
+    if before and (differs := first_difference(before, dict(settings), but=VOLATILE)):
         raise CheckpointError(f"{out} holds a {kind} with {differs}; choose another --out")
 
 
@@ -56,12 +52,11 @@ def read_interrupted(out: Path, environment: Mapping[str, Any]) -> dict[str, Any
     summary, before = read_object(out / "summary.json"), read_object(out / "environment.json")
     if summary.get("status") != "interrupted" or any(before.get(key) != environment[key] for key in SAME):
         return None
-    from .runs.provenance import changed_sources
-
-    then, now = before.get("schemes") or {}, environment["schemes"]
     for name in [row["scheme"] for row in summary["schemes"]]:
-        if other := changed_sources(then.get(name, {}), now.get(name, {}), out / "environment.json"):
-            raise CheckpointError(f"{out} was made {other[0]}: put it back, or choose another --out")
+        sources = ((record.get("schemes") or {}).get(name, {}) for record in (before, environment))
+        hashes = ({f"source of {place}": about["sha256"] for place, about in each.items()} for each in sources)
+        if differs := first_difference(*hashes):
+            raise CheckpointError(f"{out} was made with {differs}: put it back, or choose another --out")
     sides = {name: read_object(out / f"{name}.json") for name in ("theory", "particles")}
     rows = list(read_rows(out / "trace.jsonl"))
     return {"summary": summary, "trace": rows, **sides, "trajectories": read_trajectories(out)}

@@ -174,6 +174,11 @@ def read_state(path: Path) -> dict[str, Any]:
     return state
 
 
+def weights_sha256(state: dict[str, Any]) -> str:
+    """sha256 of the files of weights of a checkpoint, by its state."""
+    return digest_of({name: digest for name, digest in state["sha256"].items() if kind_of(name) == "model"})
+
+
 def verify(path: Path, sums: Iterable[tuple[str, str]]) -> None:
     """CheckpointError if a file is missing or its content is not what was written."""
     for name, digest in sums:

@@ -25,14 +25,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from .. import sphere
-from ..errors import CheckpointError, ConfigError
+from ..errors import ConfigError
 from ..measure.observe import ModelSite, watch
 from ..models.config import DecoderConfig
 from ..models.decoder import Decoder
 from ..models.init import ROLES
 from ..schemes import parse
 from .runs import environment
-from .runs.folder import check_writable, is_unused, read_object
+from .runs.folder import check_out_folder, read_object
 from .simulate import describe_sources, save
 from .statistics.comparison import paired_interval
 from .transfer_config import HEAD, TransferConfig
@@ -50,9 +50,7 @@ def check_transfer(config: TransferConfig, progress: Progress = lambda scheme, s
     """Measures every scheme at every size and writes the folder; returns the summary. ConfigError for an unknown
     scheme, CheckpointError for a folder that cannot be written or holds something else."""
     out = Path(config.out)
-    check_writable(out)
-    if not is_unused(out) and read_object(out / "summary.json").get("kind") != "transfer":
-        raise CheckpointError(f"{out} is not empty and holds no check of transfer; choose another --out")
+    check_out_folder(out, "check of transfer", read_object(out / "summary.json").get("kind") == "transfer")
     schemes = list(dict.fromkeys(str(parse(scheme)) for scheme in config.schemes))
     sizes = dict.fromkeys(size for along in config.axes.values() for size in along)
     runs = [(*size, seed) for size in sizes for seed in range(config.seeds)]

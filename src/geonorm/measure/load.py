@@ -12,8 +12,10 @@ import torch
 from safetensors import SafetensorError
 
 from ..errors import CheckpointError, ConfigError, GeonormError, cause, near_folder
+from ..parsing import from_json
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+NUMBER = re.compile(r"\d+")
 PATIENCE = 5.0
 """Seconds until the hub must have answered."""
 
@@ -112,14 +114,23 @@ def load_model(
             f"{no_model(name, causal)}: there are no safetensors weights; pickled ones are not read: convert them first"
         )
     with one_line(no_model(name, causal)):
+        for index in path.glob("*.index.json"):
+            weights = from_json(index.read_text(encoding="utf-8"))["weight_map"]
+            if not all(re.fullmatch(r"[\w.-]+\.safetensors", file) for file in weights.values()):
+                raise CheckpointError(f"{index} names other files than safetensors of its own folder")
         model, report = model_class(config, causal).from_pretrained(
             name, config=config, dtype="auto" if dtype == "auto" else getattr(torch, dtype), revision=revision,
             trust_remote_code=trust_remote_code, use_safetensors=True, output_loading_info=True,
             ignore_mismatched_sizes=True,
         )  # fmt: skip
     missing = {key for key in report["missing_keys"] if "pooler." not in key} & dict(model.named_parameters()).keys()
-    for key in sorted(missing | {entry[0] for entry in report["mismatched_keys"]}):
-        raise CheckpointError(f"{name} holds no {key} as its config.json wants it: one of the two is of another model")
+    known = {NUMBER.sub("#", key) for key in model.state_dict()}
+    # what a stock model leaves out is no further block of those that it has
+    extra = {
+        key for key in report["unexpected_keys"] if config.model_type == "geonorm" or NUMBER.sub("#", key) in known
+    }
+    for key in sorted(missing | extra | {entry[0] for entry in report["mismatched_keys"]}):
+        raise CheckpointError(f"{name} and its config.json do not agree on {key}: one of the two is of another model")
     return model.to(device).eval()
 
 

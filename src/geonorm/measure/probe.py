@@ -154,6 +154,15 @@ class ProbedModel:
         return gradient_norms(sites, lambda parameters: length_of(gradients.get(p) for p in parameters))
 
 
+def first_not_finite(rows: Iterable[Mapping[str, Any]]) -> str | None:
+    """The first sub-layer of some rows behind which the stream is not finite (its length: NaN, infinity or an
+    overflow), or the embedding before it; None where there is none."""
+    row = next((row for row in rows if row["radius_after"] is None), None)
+    if row is None:
+        return None
+    return f"{row['stack']} " + ("embedding" if row["radius"] is None else f"layer {row['layer']} {row['kind']}")
+
+
 def check_ids(model: Any, ids: Tensor) -> Tensor:
     """Ids as long integers. ConfigError unless they are integers (batch, tokens) that the model knows."""
     if ids.is_floating_point() or ids.dtype == torch.bool or ids.dim() != 2 or not ids.numel():

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
+from ..errors import ConfigError, GeonormError
 from ..modes import evaluating
 from .decoder import Decoder
 
@@ -50,12 +50,15 @@ def generate(
 
 
 def sample(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:
-    """One id per row of logits (batch, vocab_size), shape (batch, 1)."""
+    """One id per row of logits (batch, vocab_size), shape (batch, 1). GeonormError where they hold NaN or infinity."""
+    largest = logits.amax(-1, keepdim=True)
+    if not bool(largest.isfinite().all()):
+        raise GeonormError("the logits are not finite: this model has diverged (geonorm probe says where it breaks)")
     if temperature < torch.finfo(torch.float32).tiny:  # 0, or what fp32 takes for it
         return logits.argmax(-1, keepdim=True)
     if top_k is not None and top_k < logits.shape[-1]:
         threshold = logits.topk(top_k).values[:, -1:]
         logits = logits.masked_fill(logits < threshold, -torch.inf)
-    logits = logits - logits.amax(-1, keepdim=True)  # stays finite at any temperature
+    logits = logits - largest  # stays finite at any temperature
     temperature = min(temperature, torch.finfo(torch.float32).max)  # what is left out is -inf, and over inf NaN
     return torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator)

@@ -197,7 +197,7 @@ def list_other_sizes(sizes: Iterable[tuple[str, int, int]], whom: str) -> list[s
 
 def _damage(comparison: ComparedRuns) -> list[str]:
     damaged = ", ".join(run.path.name for run in comparison.runs if run.damaged)
-    return [f"Unreadable lines or files were skipped in {damaged}."] if damaged else []
+    return [f"Unreadable or missing lines, or files that do not belong together, in {damaged}."] if damaged else []
 
 
 CHECKS: Sequence[Callable[[ComparedRuns], list[str]]] = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,9 @@ ESCAPES = {
     "·": r"$\cdot$", "°": r"$^\circ$", "γ": r"$\gamma$", "β": r"$\beta$", "θ": r"$\theta$", "√": r"$\sqrt{}$",
     "⟨": r"$\langle$", "⟩": r"$\rangle$", **{character: "\\" + character for character in "&%$#_{}"},
 }  # fmt: skip
+
+FORMULA = re.compile(r"[\t\r]|\s*[=@]|\s*[+-](?!\d*\.?\d+(e[+-]?\d+)?$)")
+"""How a text begins that a spreadsheet computes, unless it is a number."""
 
 
 def tex(text: str) -> str:
@@ -42,7 +46,8 @@ def latex(studies: Sequence[Study]) -> str:
             head, *body = [" & ".join(map(tex, row)) + r" \\" for row in (titles, *named)]
             lines += [rf"\begin{{tabular}}{{{'l' * len(titles)}}}", r"\toprule", head, r"\midrule", *body]
             lines += [r"\bottomrule", r"\end{tabular}"]
-    return "\n".join(line.replace("\n", " ") for line in lines) + "\n"
+    # a control character, such as \r, may end a line, and with it a comment
+    return "\n".join("".join(c if c.isprintable() else " " for c in line) for line in lines) + "\n"
 
 
 def csv_text(studies: Sequence[Study]) -> str:
@@ -60,10 +65,15 @@ def csv_text(studies: Sequence[Study]) -> str:
 def write_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows with all their columns."""
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    names = dict.fromkeys(key for row in rows for key in row)
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerows([as_text(value) for value in line] for line in [names, *(map(row.get, names) for row in rows)])
     return buffer.getvalue()
+
+
+def as_text(value: Any) -> Any:
+    """A cell that a spreadsheet shows as it is: an apostrophe before a text that it would compute."""
+    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
 
 
 def pdf(studies: Sequence[Study]) -> bytes:

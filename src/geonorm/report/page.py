@@ -23,6 +23,9 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inli
 WIDTH, HEIGHT = 235, 170
 """Pixels inside the axes: with its labels a chart is as wide as a phone, and three stand in a row of a large screen."""
 
+FOLDERS = re.compile(r"(?<![\w.:/<~-])/(?:[^\s/<>\"'&;,]+/)+")
+"""The folders of an absolute path: the page does not say where its files lay."""
+
 
 def page(studies: Sequence[Study], styles: Mapping[str, Look]) -> str:
     """The whole page. styles: the look of each entry of the legend; pressing an entry hides its series everywhere."""
@@ -56,9 +59,9 @@ def page(studies: Sequence[Study], styles: Mapping[str, Look]) -> str:
         '<meta name="color-scheme" content="light dark">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         f"<title>{escape(title)}</title><style>{css}{_colours(list(styles.values()))}</style></head><body>"
-        f"<header><h1>{escape(title)}</h1>{head}</header>"
+        f"<header><h1>{escape(title)}</h1>{FOLDERS.sub('', head)}</header>"
         f'<nav class="contents" aria-label="Contents"><ul>{contents}</ul></nav>{_legend(styles)}'
-        f"<main>{body}{glossary(head + body)}</main>"
+        f"<main>{FOLDERS.sub('', body)}{glossary(head + body)}</main>"
         '<div id="tip" role="status" aria-live="polite" hidden></div>'
         f"<script>{script}</script></body></html>\n"
     )

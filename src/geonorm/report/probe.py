@@ -91,7 +91,7 @@ class SavedProbe(Study):
 
     def caption(self) -> str:
         tokens = " / ".join(dict.fromkeys(si(model["tokens"]) for model in self.summary["models"]))
-        return ", ".join([*filter(None, [self.summary["data"]]), f"{tokens} tokens"])
+        return ", ".join([*filter(None, [Path(self.summary["data"] or "").name]), f"{tokens} tokens"])
 
     def findings(self) -> list[tuple[str, str]]:
         return [(name, self._headline(name)) for name in self.names]
@@ -99,13 +99,20 @@ class SavedProbe(Study):
     def _headline(self, name: str) -> str:
         law, step = self.schedule(name), column_mean(self.trace.get(name, []), "ratio")
         if step is None:
-            return f"{name}: no sub-layer of the stream was recognized, so only its norms are shown"
+            return f"{name}: no step of a sub-layer was measured, so only its norms are shown"
         sentence = f"{name}: a sub-layer moves a token by {figures(step)} of its length on average"
         if law:
             best, power = law["best"], power_of(law)
             shape = "none of the usual laws" if best == "none" else f"the {best} law (R² {figures(law[best]['r2'])})"
             sentence += f"; over the blocks the steps follow {shape}" + f", power of t {power}" * (power != "–")
         return sentence
+
+    def limits(self) -> list[str]:
+        return [
+            f"{model['model']} is not finite from {model['not_finite']} on, so nothing is known behind it."
+            for model in self.summary["models"]
+            if model.get("not_finite")
+        ]
 
     def tables(self) -> dict[str, Table]:
         records = self.records()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,7 @@ import pytest
 
 from geonorm.lab import checkpoint, storage
 from geonorm.lab.runs.folder import read_rows
-from geonorm.lab.statistics.spikes import SpikeWatch, spikes
 from geonorm.lab.train import loop
-from geonorm.lab.train.guard import AnomalyGuard
 
 from ...rows import each
 from ..conftest import spoil, summary
@@ -86,30 +83,6 @@ def test_a_jump_of_the_loss(train: Any, tmp_path: Path, setting: str) -> None:
     assert result.status == 0 and ended["spikes"] == (setting == "rewind"), "a rewound step's row is written anew"
     events = [(event["step"], event["what"][:8], event["to"]) for event in ended["events"]]
     assert events == ([(30, "loss jum", 24)] if setting == "spikes" else [])
-
-
-def test_the_guard_is_one_with_the_count_of_spikes() -> None:
-    """What the summary counts afterwards is what the guard sees step by step, restored in the middle or not."""
-    values = [5.0 - 0.01 * i + 0.05 * math.sin(7 * i) for i in range(280)]
-    values[40], values[90], values[91] = 9.0, math.nan, 30.0
-    values[150:] = [value + 5 for value in values[150:]]  # a new level, which is one after a hundred steps
-    strange = [40, 90, 91, *range(150, 250)]
-    watch = SpikeWatch()
-    flagged = []
-    for i, value in enumerate(values):
-        if watch(value):
-            flagged.append(i)
-        watch = SpikeWatch(recent=list(watch.recent), streak=watch.streak)
-    assert flagged == spikes(values) == strange
-
-    guard, flagged = AnomalyGuard("spikes"), []
-    for i, value in enumerate(values):
-        rows = [{"step": i, "loss": value, "grad_norm": 1.0}]
-        if guard.first_not_finite(rows) or guard.first_spike(rows):
-            flagged.append(i)
-        state, guard = guard.state(), AnomalyGuard(guard.setting)
-        guard.restore(state)
-    assert flagged == strange
 
 
 WORLD = ["--steps", 12, "--batch_size", 4, "--evaluation.every", 12, "--checkpoint.every", 3]

@@ -8,19 +8,16 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from geonorm.errors import GeonormError
 from geonorm.lab.config import TrainConfig
 from geonorm.lab.runs import loggers
 from geonorm.lab.runs.folder import read_object, read_rows
-from geonorm.lab.runs.loggers import Loggers, Start
 from geonorm.lab.train import loop
 from geonorm.lab.train.guard import Diverged
 from geonorm.lab.train.loop import train as train_run
@@ -109,17 +106,6 @@ def test_a_missing_package_is_one_line_and_nothing_is_written(
     assert refused.status == 2 and refused.err.count("\n") == 1
     assert f"{word} is missing: pip install 'geonorm[{word}]', or leave {word} out of --log.to" in refused.err
     assert not (tmp_path / "run").exists()
-
-
-def test_a_tracker_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextmanager
-    def no(library: Any, start: Start) -> Iterator[Any]:
-        raise RuntimeError("not logged in\nlong story")
-        yield
-
-    monkeypatch.setattr(loggers, "LOGGERS", {"wandb": ("", no, "")})
-    with pytest.raises(GeonormError, match=r"^wandb does not start: not logged in$"):
-        Loggers().start({"wandb": None}, [], Start(Path(), {}, 0, "id"), say=print)
 
 
 def test_trackio(text: Path, tmp_path: Path) -> None:

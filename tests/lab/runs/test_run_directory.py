@@ -24,7 +24,7 @@ SUMMARY = set(
 )
 ENVIRONMENT = set(
     """geonorm commit python platform torch numpy tokenizers backend device cores threads data_sha256 tokenizer_sha256
-    schemes step""".split()
+    schemes step identity accepted""".split()
 )
 
 
@@ -42,7 +42,7 @@ def test_files_and_keys(train: Any, tmp_path: Path) -> None:
     }  # fmt: skip
     metrics, trace = lines(run / "metrics.jsonl"), lines(run / "trace.jsonl")
     assert [row["step"] for row in metrics] == [1, 2, 3, 4]
-    measured = {"val_loss", "val_bpb", "angle_o", "angle_down", "norm_o", "norm_down"}
+    measured = {"val_loss", "val_bpb"}
     assert all(set(row) == METRICS | (measured if row["step"] % 2 == 0 else set()) for row in metrics)
     assert all(math.isfinite(value) for row in metrics for value in row.values())
     assert [row["tokens"] for row in metrics] == [64, 128, 192, 256]

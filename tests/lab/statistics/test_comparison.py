@@ -37,6 +37,12 @@ def test_paired_is_students_t_interval() -> None:
     assert not paired_interval([0.5]).resolved
 
 
+def test_rounding_is_no_difference() -> None:
+    losses = {"pre": 3.1, "other": math.nextafter(3.1, 4)}
+    row = aggregate([summary(scheme, seed, loss) for seed in range(3) for scheme, loss in losses.items()])[1]
+    assert (row.difference, row.resolved, row.p) == (0.0, False, 1.0)
+
+
 @settings(deadline=None)
 @given(st.lists(FINITE, min_size=2, max_size=12), FINITE)
 def test_paired_moves_with_a_shift_and_mirrors(values: list[float], shift: float) -> None:

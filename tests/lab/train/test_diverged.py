@@ -36,7 +36,7 @@ def test_diverged_run(train: Any, call: Any, monkeypatch: Any, tmp_path: Path) -
     assert result.status == 2 and len(result.err.splitlines()) == 1
     line = (
         r"geonorm train: loss is not finite at step 6; 1 parameters are not finite, first blocks\.0\.mlp\.branch\.down"
-        r"\.weight; first sub-layer to overflow: layer 0 mlp; clamp rate [\d.]+%; smallest \|x\| = [\d.]+; a lower --lr"
+        r"\.weight; first sub-layer to overflow: decoder layer 0 mlp; clamp rate [\d.]+%; smallest \|x\| = [\d.]+; a"
     )
     assert re.match(line, result.err), result.err
     ended = summary(run)

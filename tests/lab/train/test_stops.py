@@ -15,7 +15,7 @@ import pytest
 
 from geonorm.errors import CheckpointError
 from geonorm.lab import checkpoint
-from geonorm.lab.runs.folder import LOCK, check_free, lock_folder
+from geonorm.lab.runs.folder import LOCK, lock_folder
 
 from ..conftest import summary
 
@@ -64,9 +64,8 @@ def test_removed_folder_does_not_grow_back(train: Any, after: Any, tmp_path: Pat
 def test_lock_holds_the_number_of_its_process_and_follows_no_link(tmp_path: Path) -> None:
     with lock_folder(tmp_path / "run"):
         assert int((tmp_path / "run" / LOCK).read_text()) == os.getpid()
-        with pytest.raises(CheckpointError, match="in use by another process; wait"):
-            check_free(tmp_path / "run", "wait")
-    check_free(tmp_path / "run", "wait")
+        with pytest.raises(CheckpointError, match="in use by another process; wait"), lock_folder(tmp_path / "run"):
+            pass
     (tmp_path / "mine.txt").write_text("mine")
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked" / LOCK).symlink_to(tmp_path / "mine.txt")

@@ -13,7 +13,6 @@ import torch
 
 from geonorm import sphere
 from geonorm.lab.train import trace as lab
-from geonorm.lab.train.weight_norms import copy_writers, measure_turns
 from geonorm.measure.observe import watch
 from geonorm.models import Decoder, DecoderConfig
 from geonorm.schemes import names, read_at, write_at
@@ -160,7 +159,6 @@ def test_training_is_the_same_with_and_without(train: Any, losses: Any, tmp_path
     assert (tmp_path / "with" / last).read_bytes() == (tmp_path / "without" / last).read_bytes()
     traced = rows(tmp_path / "with" / "trace.jsonl")
     assert len(traced) == 8 and all(row["grad_norm"] > 0 for row in traced)
-    assert all({"norm_o", "angle_down"} <= row.keys() for row in rows(tmp_path / "with" / "metrics.jsonl"))
     assert not (tmp_path / "without" / "trace.jsonl").exists()
 
 
@@ -178,20 +176,3 @@ def test_quantiles_of_the_step_and_of_what_was_proposed() -> None:
             angle = min(site[f"proposal_{q}"], math.pi / 8)
             assert site[f"ratio_{q}"] == pytest.approx(math.sin(angle), rel=0.02)
         assert site["ratio_p05"] <= site["ratio_p50"] <= site["ratio_p95"] <= site["ratio_p99"] * 1.02
-
-
-@each("angle", [0.0, 1e-5, 0.3, 2.0])
-def test_the_angle_by_which_a_step_turns_a_matrix(angle: float) -> None:
-    decoder = model("geonorm").double()
-    before = copy_writers(decoder)
-    writers = [weight for role, weight, _, _ in decoder.weights() if role == "o"]
-    with torch.no_grad():
-        for weight in writers:
-            across = torch.randn_like(weight)
-            across -= (across * weight).sum() / weight.square().sum() * weight
-            across *= weight.norm() / across.norm()
-            weight.copy_(3 * (math.cos(angle) * weight + math.sin(angle) * across))
-    row = measure_turns(before)
-    assert row["angle_o"] == pytest.approx(angle, rel=1e-4, abs=1e-7)
-    assert row["angle_down"] == pytest.approx(0, abs=1e-7)
-    assert row["norm_o"] == pytest.approx(sum(weight.norm().item() for weight in writers) / 2)

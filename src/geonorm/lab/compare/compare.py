@@ -40,6 +40,7 @@ from ..runs.folder import (
     write_json,
     write_settings,
 )
+from ..runs.provenance import check_made_from, sources_in
 from ..runs.records import Summary
 from ..statistics.comparison import aggregate
 from ..train.text import load_text
@@ -115,7 +116,6 @@ def run_comparison(
     schemes, config = [str(parse(scheme)) for scheme in config.schemes], config.on_device(device_of_runs(config))
     make_run = partial(run_config, config)
     samples = [make_run(scheme, Rates(lr), 0) for lr in config.lrs for scheme in schemes]
-    check_folders(samples)
     with begin_study(config, samples[: len(schemes)], say, live) as study:
         recipes = {scheme: parse(scheme).recipe() if config.recipe == "own" else {} for scheme in schemes}
         best = {scheme: Rates(recipe["lr"]) for scheme, recipe in recipes.items() if "lr" in recipe}
@@ -179,15 +179,15 @@ def begin_study(config: Grid, samples: list[TrainConfig], say: Say, live: bool) 
     check_study_folder(out, settings, type(config))
     # once, here: the runs find the tokens in the cache
     text = load_text(max((setup.text for setup in setups), key=lambda part: part.batch_size))
-    provenance = text.provenance(dict.fromkeys(run.scheme for run in samples))
+    sources = sources_in(dict.fromkeys(run.scheme for run in samples))
     for folder in sorted((out / "runs").glob("*/config.yaml")):
-        provenance.check(folder.parent)
+        check_made_from(folder.parent, text.identity(settings, sources))
     with closing(make_executor(config, say, live)) as executor, lock_folder(out):
         order = order_schemes(out, schemes)
         if order[0] != schemes[0]:
             executor.say(f"differences are to {order[0]}, as before; to change that, name it behind another scheme")
         write_settings(out / "config.yaml", settings)
-        for place, about in provenance.schemes.items():
+        for place, about in sources.items():
             if place.startswith(MAIN) and about["source"] is not None:
                 (out / "schemes").mkdir(exist_ok=True)
                 write_atomic(out / "schemes" / f"{place}.py", about["source"])
@@ -231,15 +231,6 @@ def order_schemes(out: Path, schemes: Sequence[str]) -> list[str]:
     before = [name for name in listed if str(name) in finished] if isinstance(listed, list) else []
     extends = bool(before) and before[0] not in schemes
     return list(dict.fromkeys([*before, *schemes] if extends else [*schemes, *before]))
-
-
-def check_folders(runs: Sequence[TrainConfig]) -> None:
-    """ConfigError where two different runs would have one folder: rates that agree in all digits of its name."""
-    known: dict[str, TrainConfig] = {}
-    for run in runs:
-        other = known.setdefault(run.out, run)
-        if differs := first_difference(to_dict(other), to_dict(run)):
-            raise ConfigError(f"two runs would be one, {Path(run.out).name}, with {differs}: name only one of the two")
 
 
 def check_study_folder(out: Path, settings: dict[str, Any], kind: type[Grid]) -> None:

@@ -26,7 +26,7 @@ from ...progress import NAME, Pace, Unwatched, shorten, show_progress, span
 from ...schemes import parse, sources_of
 from ...settings import to_dict
 from ..config import Runtime, TrainConfig, phase_of
-from ..runs.folder import RunFolder, check_free, rows_of, write_settings
+from ..runs.folder import LOCK, RunFolder, lock_folder, rows_of, write_settings
 from ..runs.records import Summary
 from ..train.loop import Interrupted
 from ..train.signals import PARENT, handle_signals, stop_unheard
@@ -138,7 +138,9 @@ class Executor(ABC):
     def work(self, configs: list[TrainConfig]) -> None:
         """Return when every one of these runs has ended."""
         for config in configs:
-            check_free(Path(config.out), "a run whose comparison was killed saves and ends: then try the same command")
+            if (Path(config.out) / LOCK).exists():
+                with lock_folder(Path(config.out), "a run whose comparison was killed saves and ends: then try again"):
+                    pass
         phase = Phase(configs)
         self.say(f"{phase.header}, {self.jobs} at a time")
         last_line_at = time.monotonic()

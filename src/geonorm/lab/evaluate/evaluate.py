@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...devices import pick_device
-from ...errors import CheckpointError, ConfigError
+from ...errors import ConfigError
 from ...measure.load import predicts_masked
 from ...progress import Pace, show_progress
 from ..data import open_source, tokenize
 from ..data.batches import Pair, validation_batches
 from ..open import Opened, OpenedRun, open_model, run_folder
-from ..runs.folder import check_writable
+from ..runs.folder import check_out_folder
 from ..runs.provenance import seen_data
 from ..train.evaluate import evaluate_held_out, with_perplexity
 from ..train.validation import EVALUATION_BATCH
@@ -36,9 +36,8 @@ def evaluate_model(c: EvalConfig, live: bool = False) -> dict[str, Any]:
     written to `out`, so that lm-evaluation-harness can repeat them by itself. live: bars on stderr. CheckpointError if
     `out` cannot be written or holds something else than an evaluation, such as a run."""
     if c.out is not None:
-        check_writable(out := Path(c.out))
-        if out.exists() and not {entry.name for entry in out.iterdir()} <= {"summary.json", "tasks"}:
-            raise CheckpointError(f"{out} is not empty and holds no evaluation; choose another --out")
+        names = {entry.name for entry in Path(c.out).glob("*")}
+        check_out_folder(Path(c.out), "evaluation", names <= {"summary.json", "tasks"})
     tasks = Tasks(c.tasks, c.limit) if c.tasks else None
     opened = open_model(c.model, pick_device(c.device), scheme=c.scheme)
     if tasks is not None and not opened.causal:
@@ -60,7 +59,7 @@ def evaluate_model(c: EvalConfig, live: bool = False) -> dict[str, Any]:
 
 def describe_model(opened: Opened) -> dict[str, Any]:
     if isinstance(opened, OpenedRun):
-        return {"run": opened.name, "scheme": opened.config.scheme}
+        return {"run": opened.name, "scheme": opened.config.scheme, "step": opened.step}
     config = opened.model.config
     return {"model": opened.name, "model_type": config.model_type, "scheme": getattr(config, "scheme", None)}
 

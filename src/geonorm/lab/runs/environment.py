@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 
 from ... import __version__
 from ...ops.available import read_backend
+from .folder import read_text
 
 
 def collect(device: torch.device, threads: int | None = None, data_sha256: str | None = None) -> dict[str, Any]:
@@ -46,18 +48,12 @@ def commit(here: Path = Path(__file__).parent) -> str | None:
     a checkout, and in one that does not track it, as where an environment lies in somebody's repository."""
     try:
         subprocess.run(["git", "ls-files", "--error-unmatch", "."], cwd=here, capture_output=True, check=True)
-        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
-        dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=here, capture_output=True, text=True)
+        words = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
+        return subprocess.run(words, cwd=here, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-    return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")
 
 
 def processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+    name = re.search(r"^model name\s*: (.+)$", read_text(Path("/proc/cpuinfo")), re.MULTILINE)
+    return name[1] if name else platform.processor() or platform.machine()

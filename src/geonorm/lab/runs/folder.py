@@ -21,7 +21,7 @@ from ..config import TrainConfig
 from .records import Summary
 
 VOLATILE = (
-    "out", "resume", "branch", "checkpoint.keep", "log.to", "micro_batch", "runtime.parallel",
+    "out", "resume", "accept_changed", "branch", "checkpoint.keep", "log.to", "micro_batch", "runtime.parallel",
 )  # fmt: skip
 """What a resumed run may say differently: nothing here changes the numbers by more than the order of a sum."""
 APART = (*VOLATILE, "steps", "evaluation.every", "evaluation.whole", "checkpoint.every")
@@ -29,6 +29,7 @@ APART = (*VOLATILE, "steps", "evaluation.every", "evaluation.whole", "checkpoint
 LONGER = (*APART, "optim.warmup", "optim.warmup_steps")
 """Settings that may change when a run is extended, if no learning rate so far was another."""
 LOCK = ".lock"
+ROW_FILES = ("metrics.jsonl", "trace.jsonl", "norms.jsonl")
 
 
 def slug(scheme: str) -> str:
@@ -38,18 +39,13 @@ def slug(scheme: str) -> str:
 
 
 def check_writable(out: Path) -> None:
-    """CheckpointError if no file can be made in `out`, tried by making one; folders made for it are removed again."""
-    missing = [folder for folder in (out, *out.parents) if not folder.exists()]
+    """CheckpointError if no file can be made in `out`. Leaves nothing."""
+    place = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=out):
+        with TemporaryFile(dir=place):
             pass
     except OSError as error:
         raise CheckpointError(f"cannot write to {out}: {error.strerror}; choose another --out") from None
-    finally:
-        for folder in missing:
-            if folder.is_dir():
-                folder.rmdir()
 
 
 def is_unused(folder: Path) -> bool:
@@ -58,6 +54,13 @@ def is_unused(folder: Path) -> bool:
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder} is a file; choose another --out")
     return not folder.exists() or all(entry.name.startswith((LOCK, ".config.yaml.")) for entry in folder.iterdir())
+
+
+def check_out_folder(out: Path, noun: str, holds_one: bool) -> None:
+    """CheckpointError if `out` cannot be written, or holds something else than a study of its kind. Leaves nothing."""
+    check_writable(out)
+    if not is_unused(out) and not holds_one:
+        raise CheckpointError(f"{out} is not empty and holds no {noun}; choose another --out")
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -75,6 +78,13 @@ def write_atomic(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     write_atomic(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def save_summary(out: str | None, summary: Mapping[str, Any]) -> None:
+    """Writes summary.json into a folder, if there is to be one."""
+    if out:
+        Path(out).mkdir(parents=True, exist_ok=True)
+        write_json(Path(out) / "summary.json", dict(summary))
 
 
 def write_settings(path: Path, settings: Mapping[str, Any]) -> None:
@@ -132,9 +142,10 @@ def read_objects(path: Path) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
-    """Creates a folder and keeps other processes out of it; the number of this one stands in the lock. CheckpointError
-    if it cannot be written or is in use."""
+def lock_folder(folder: Path, remedy: str = "wait for it or choose another --out") -> Iterator[int]:
+    """Creates a folder and keeps other processes out of it; the number of this one stands in the lock, whose own number
+    in the file system is what it yields. CheckpointError if it cannot be written or, with what to do about it, is in
+    use."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
@@ -144,23 +155,10 @@ def lock_folder(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise in_use_error(folder, file.read(20), "wait for it or choose another --out") from None
+            raise in_use_error(folder, file.read(20), remedy) from None
         file.write(f"{os.getpid():<20}\n")
         file.flush()
-        yield
-
-
-def check_free(folder: Path, remedy: str) -> None:
-    """CheckpointError, which ends in what to do, if another process works in the folder now. Changes nothing."""
-    try:
-        lock = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return
-    with os.fdopen(lock) as file:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            raise in_use_error(folder, file.read(20), remedy) from None
+        yield os.fstat(lock).st_ino
 
 
 def in_use_error(folder: Path, content: str, remedy: str) -> CheckpointError:
@@ -192,19 +190,37 @@ def first_difference(old: Mapping[str, Any], new: Mapping[str, Any], but: Contai
     before, after = flatten(old), flatten(new)
     for key in after:
         if key not in but and before.get(key) != after[key]:
-            return f"{key} {before.get(key)}, not {after[key]}"
+            return f"{key} {short(before.get(key))}, not {short(after[key])}"
     return None
+
+
+def short(value: object) -> str:
+    """A value as a message shows it: of a long hash the beginning."""
+    text = str(value)
+    return f"{text[:12]}..." if len(text) >= 40 and text[:40].isalnum() else text
+
+
+def join_hashes(hashes: Iterable[Any]) -> str:
+    """One sha256 of several."""
+    return hashlib.sha256("".join(each.hexdigest() for each in hashes).encode()).hexdigest()
+
+
+def rows_sha256_of(folder: Path) -> str:
+    """sha256 of all rows that the folder of a run holds, as `RunFolder.rows_sha256`."""
+    return join_hashes(hashlib.sha256(read_text(folder / name).encode()) for name in ROW_FILES)
 
 
 class RunFolder:
     """The directory of one training run. `RunFolder.open` locks it against a second process. Of several ranks the first
     writes; on the others writing does nothing."""
 
+    lock: int | None = None
+    """The number of the file that keeps others out, where this process has locked the folder."""
+
     def __init__(self, path: Path, writes: bool = True) -> None:
         self.path, self.writes = path, writes
-        self.metrics = path / "metrics.jsonl"
-        self.trace = path / "trace.jsonl"
-        self.norms = path / "norms.jsonl"
+        self.metrics, self.trace, self.norms = (path / name for name in ROW_FILES)
+        self.hashes = {file: hashlib.sha256() for file in (self.metrics, self.trace, self.norms)}
         self.checkpoints = path / "checkpoints"
 
     @staticmethod
@@ -223,10 +239,16 @@ class RunFolder:
             run.check_same(settings, but)
         elif not is_unused(run.path):
             raise CheckpointError(f"{run.path} is not empty and holds no run; choose another --out")
-        with lock_folder(run.path):
+        with lock_folder(run.path) as run.lock:
             if not stored.exists():
                 write_settings(stored, settings)
             yield run
+
+    def check_lock(self) -> None:
+        """CheckpointError if another process has taken the folder: somebody has removed the lock of this one."""
+        lock = self.path / LOCK
+        if self.lock is not None and lock.exists() and lock.stat().st_ino != self.lock:
+            raise in_use_error(self.path, read_text(lock)[:20], "its lock was removed: this run ends, that one goes on")
 
     def config(self) -> TrainConfig:
         """The stored settings. CheckpointError if there are none or they are not those of a run."""
@@ -243,21 +265,42 @@ class RunFolder:
 
     def write(self, name: str, value: Any) -> None:
         """Writes a JSON file of the directory."""
+        self.check_lock()
         if self.writes:
             write_json(self.path / name, value)
 
     def append(self, path: Path, rows: list[dict[str, Any]]) -> None:
+        self.check_lock()
         if not self.writes:
             return
+        text = "".join(json.dumps(finite_row(row)) + "\n" for row in rows)
+        self.hashes[path].update(text.encode())
         with open(path, "a", encoding="utf-8") as file:
-            file.writelines(json.dumps(finite_row(row)) + "\n" for row in rows)
+            file.write(text)
 
-    def truncate(self, step: int) -> None:
-        """Drops rows after `step`: they will be written again by the resumed run."""
-        for path in (self.metrics, self.trace, self.norms) if self.writes else ():
-            lines = [json.dumps(row) + "\n" for row in read_rows(path) if is_ours(row, path) and row["step"] <= step]
-            if path.exists():
-                write_atomic(path, "".join(lines))
+    @property
+    def rows_sha256(self) -> str:
+        """sha256 of all rows so far, whatever the files hold now: of those that this process found and appended."""
+        return join_hashes(self.hashes.values())
+
+    def sync(self) -> None:
+        """Returns when all rows are on the disk: a checkpoint is not to be there without them."""
+        for path in filter(Path.exists, self.hashes):
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+
+    def truncate(self, step: int, sha256: str | None = None) -> None:
+        """Drops rows after `step`: they will be written again by the resumed run. CheckpointError, before anything is
+        written, if those up to it are not what its checkpoint knows."""
+        if not self.writes:
+            return
+        rows = {path: [row for row in read_rows(path) if is_ours(row, path)] for path in self.hashes}
+        texts = {path: "".join(json.dumps(row) + "\n" for row in rows[path] if row["step"] <= step) for path in rows}
+        self.hashes = {path: hashlib.sha256(text.encode()) for path, text in texts.items()}
+        if sha256 not in (None, self.rows_sha256):
+            raise CheckpointError(f"{self.path} has lost rows up to step {step}, or has others: choose another --out")
+        for path in filter(Path.exists, texts):
+            write_atomic(path, texts[path])
 
     def summary(self) -> Summary | None:
         """How the run ended; None as long as it has not."""

@@ -127,6 +127,11 @@ class Summary(HeldOut):
     """Steps that were skipped or rewound."""
     diagnosis: str | None
     """Why a run diverged."""
+    identity: str | None = None
+    """sha256 of all that decides its numbers (runs/identity.py)."""
+    weights_sha256: str | None = None
+    """Of a finished run: sha256 of the weights at its end, as its last checkpoint holds them; and of its rows."""
+    rows_sha256: str | None = None
     tokens: int | None
     """Tokens trained on."""
     train_loss: float | None
@@ -174,11 +179,6 @@ class MetricRow(HeldOut):
     lr: float
     grad_norm: float
     """Before clipping."""
-    angle_o: float | None = None
-    """Mean angle, radians, by which the step turned the matrices of a role; `norm_o`, their mean norm after it."""
-    norm_o: float | None = None
-    angle_down: float | None = None
-    norm_down: float | None = None
     tokens_per_second: float | None = None
     seconds: float | None = None
     """Of training up to here, without evaluations and checkpoints."""

@@ -35,6 +35,8 @@ from .moderated import (
 from .rates import Minimum, Parabola, find_minimum, fit_parabola
 from .spikes import count_apart
 
+ROUNDING = 1e-12
+"""Relative: sums of nats in fp64 differ by less in another order."""
 SEED_CAP = 1000  # `seeds_needed` returns SEED_CAP + 1 for "more than SEED_CAP"
 
 
@@ -65,6 +67,11 @@ def paired_interval(differences: ArrayLike) -> Interval:
     error = std / math.sqrt(n)
     half = float(stdtrit(n - 1, (1 + LEVEL) / 2)) * error
     return Interval(mean, mean - half, mean + half, std, n, two_sided_p(mean, error, n - 1))
+
+
+def difference_of(loss: float, base: float) -> float:
+    """loss − base; 0 where that is a matter of rounding, which is no difference however constant it is."""
+    return 0.0 if math.isclose(loss, base, rel_tol=ROUNDING) else loss - base
 
 
 def seeds_needed(differences: ArrayLike, power: float = 0.8) -> int | None:
@@ -230,7 +237,11 @@ def aggregate(
     means = {scheme: paired_interval(list(_by_seed(runs).values())) for scheme, runs in counted.items()}
     base = _by_seed(counted.get(reference, []))
     pairs = {
-        scheme: [loss - base[seed] for seed, loss in _by_seed(runs).items() if seed in base and scheme != reference]
+        scheme: [
+            difference_of(loss, base[seed])
+            for seed, loss in _by_seed(runs).items()
+            if seed in base and scheme != reference
+        ]
         for scheme, runs in counted.items()
     }
     moderated = _moderate(means, reference)

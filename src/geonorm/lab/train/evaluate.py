@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from math import exp, log
+from math import exp, isfinite, log
 from typing import Any, TypeVar
 
 import torch
@@ -83,6 +83,7 @@ def with_perplexity(result: dict[str, float]) -> dict[str, Any]:
     loss = result["val_loss"]
     return {
         "loss": finite_or_none(loss),
+        **({} if isfinite(loss) else {"problem": "the loss is not finite: geonorm probe says where the model breaks"}),
         **({"accuracy": result["val_accuracy"]} if "val_accuracy" in result else {}),
         "perplexity": exp(loss) if loss < 700 else None,
         "bits_per_byte": finite_or_none(result.get("val_bpb")),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +12,17 @@ from ..checkpoint import load_matching
 from ..distributed.ranks import World
 from ..resolve import FolderPart
 from ..runs.folder import RunFolder
-from ..runs.provenance import read_last, seen_data
+from ..runs.identity import read_last
+from ..runs.provenance import seen_data
 from ..storage import saved_steps
 
 
-@dataclass(frozen=True)
-class InitialWeights:
-    """Where a run got its first weights."""
-
-    record: dict[str, Any]
-    """For environment.json: the run, the step, sha256 of the files of weights and of the data behind them."""
-    line: str
-
-
-def load_initial_weights(folder: FolderPart, model: Transformer, tokenizer: str, world: World) -> InitialWeights | None:
-    """Give a model the newest weights of the run `init_from`, by name; None where there is no such run, or the folder
-    holds a checkpoint that the run goes on from. CheckpointError, before anything is written, for a run without a
-    checkpoint, with another tokenizer or with weights of another shape; then the model is as it was."""
+def load_initial_weights(folder: FolderPart, model: Transformer, tokenizer: str, world: World) -> dict[str, Any] | None:
+    """Give a model the newest weights of the run `init_from`, by name. Returns the record for environment.json: the
+    run, the step, sha256 of the files of weights and of the data behind them, and a line about them; None where there
+    is no such run, or the folder holds a checkpoint that the run goes on from. CheckpointError, before anything is
+    written, for a run without a checkpoint, with another tokenizer or with weights of another shape; then the model is
+    as it was."""
     if folder.init_from is None or saved_steps(folder.path / "checkpoints"):
         return None
     source = RunFolder(Path(folder.init_from))
@@ -42,9 +35,9 @@ def load_initial_weights(folder: FolderPart, model: Transformer, tokenizer: str,
         )
     state, loaded, missing, left = load_matching(source.checkpoints / f"step-{steps[-1]}", model, world)
     model.constrain()
-    record = {"run": str(source.path.resolve()), "step": steps[-1], "sha256": state["sha256"]}
     line = (
         f"begins with the weights of {source.path} at step {steps[-1]} ({settings.scheme}): {len(loaded)} tensors "
         f"loaded; at their initial values: {list_paths(missing)}; left out: {list_paths(left)}"
     )
-    return InitialWeights({**record, "data_sha256": sorted(seen_data(source.path))}, line)
+    hashes = {"sha256": state["sha256"], "data_sha256": sorted(seen_data(source.path))}
+    return {"run": str(source.path.resolve()), "step": steps[-1], **hashes, "line": line}

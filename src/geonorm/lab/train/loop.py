@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -33,10 +34,12 @@ from ..distributed.ranks import World, join_world, lost_peers_in_one_line, raise
 from ..plan import fit_to_device
 from ..resolve import Resolved, resolve
 from ..runs import environment
-from ..runs.folder import LONGER, VOLATILE, RunFolder, first_difference
+from ..runs.folder import LONGER, VOLATILE, RunFolder, first_difference, write_settings
+from ..runs.identity import OtherRun, identity_sha256
 from ..runs.loggers import Logger, Loggers, Start, find_loggers, tracked_id
+from ..runs.provenance import check_made_from, record_part, sources_in
 from .averaging import Averaging
-from .branch import find_extension, find_shared_prefix
+from .branch import drop_later_steps, find_extension, find_shared_prefix
 from .guard import Diverged
 from .hooks import Hook, ProgressReport, Row
 from .resume import Say, resume, rewind, save_state
@@ -45,7 +48,6 @@ from .state import TrainState, build_state, fetch_batch
 from .summary import describe, summarise
 from .text import load_text
 from .trace import TraceHook
-from .weight_norms import WeightNorms
 
 SAVE_DUE, STOP, SAVE_FAILED = 1, 2, 3
 """What a rank may ask of all ranks after a step: a checkpoint is overdue; it got a signal; its last save has failed."""
@@ -103,45 +105,53 @@ def train_on_rank(
     model, parallel_model, guard = state.model, state.parallel_model, state.guard
     names = [*["TensorBoard"] * setup.runtime.tensorboard, *setup.log.to]
     libraries = find_loggers(names) if world.first else {}
-    provenance = text.provenance([setup.shape.scheme])
     check_ranks(world, {**state.identity, "GEONORM_BACKEND": read_backend("auto"), "sequences of a pass": size})
-    extension = world.on_all_ranks(lambda: find_extension(folder, schedule))
+    shared = world.on_all_ranks(lambda: find_extension(folder, schedule))
 
     # The folder of the run, which the first rank writes.
-    may_differ = LONGER if extension else VOLATILE
+    may_differ = {*(VOLATILE if shared is None else LONGER), *folder.accepted}
     unwritten = RunFolder(folder.path, writes=False)  # for the other ranks
     opened = RunFolder.open(folder.path, folder.settings, folder.resume, may_differ)
     run = world.on_all_ranks(lambda: stack.enter_context(opened) if world.first else unwritten)
-    world.on_all_ranks(lambda: provenance.check(run.path))
-    world.on_all_ranks(lambda: provenance.check(prefix.folder.path) if prefix else None)
-    world.on_all_ranks(lambda: extension.begin(run) if extension and world.first else None)
+    for source in [run.path, *([prefix.folder.path] if prefix else [])]:
+        world.on_all_ranks(partial(check_made_from, source, state.due))
     summary = run.summary()
     earlier = world.share(summary.row() if summary else {"status": "new"})
-    if earlier["status"] == "finished":
+    if earlier["status"] == "diverged":
+        raise Diverged(
+            f"{run.path} has diverged and would again: {earlier.get('diagnosis')}; choose another --out for it"
+        )
+    if earlier["status"] == "finished" and shared is None:
+        if earlier.get("identity") not in (None, identity_sha256(state.identity)):
+            raise OtherRun(f"{run.path} has finished with other settings: put them back, or choose another --out")
         say(f"{run.path} is already finished")
         return earlier
-    if earlier["status"] == "diverged":
-        diagnosis = earlier.get("diagnosis")
-        raise Diverged(f"{run.path} has diverged and would again: {diagnosis}; choose another --out for it")
 
     # Where the run begins.
-    where = f"{setup.runtime.dtype} on {device.type}"
-    for line in describe(setup.shape, setup.text, schedule, model.parameter_count(), where):
+    averaging = Averaging(model, schedule)
+    saved = resume(state, [averaging], run, prefix, say, inf if shared is None else shared)
+    world.on_all_ranks(lambda: run.truncate(state.step, (saved or {}).get("rows")))
+    if shared is not None and run.writes:
+        drop_later_steps(run, shared)
+    for line in describe(setup, model.parameter_count(), device):
         say(line)
     if departures := setup.departures:
         say(f"own recipe of {setup.shape.scheme}: {', '.join(f'{key} {value:g}' for key, value in departures.items())}")
-    averaging = Averaging(model, schedule)
-    if resume(state, [averaging], run, prefix, say):
+    if saved:
         say(f"resuming {run.path} at step {state.step} of {schedule.steps}")
     elif state.initial:
-        say(state.initial.line)
-    run.truncate(state.step)
+        say(state.initial["line"])
+    made_with = saved["identity"] if saved else state.identity
+    before = {name: made_with.get(name) for name in folder.accepted if made_with.get(name) != state.identity[name]}
     versions = environment.collect(device, setup.runtime.threads)
     if state.initial and state.step == 0:
-        versions["init_from"] = state.initial.record
+        versions["init_from"] = state.initial
     if run.writes:
-        if changed := provenance.record(run.path, state.step, versions):
+        sources = sources_in([setup.shape.scheme])
+        if changed := record_part(run.path, state.step, state.identity, before, sources, versions):
             say(changed)
+        if may_differ != {*VOLATILE}:
+            write_settings(run.path / "config.yaml", folder.settings)
         text.save(run)
 
     report = ProgressReport(state, run.path.name, say, progress)
@@ -154,9 +164,9 @@ def train_on_rank(
     with stop_signals(launched(), stop_times), closing(saver), trackers:
         try:
             timer = saved_at = time.monotonic()
-            # something to rewind to
-            if state.step == 0 and setup.guard != "stop":
-                save_state(state, hooks, saver)
+            # something to rewind to, and to go on from under what is accepted
+            if before or (state.step == 0 and setup.guard != "stop"):
+                save_state(state, hooks, run, saver)
             while state.step < schedule.steps:
                 step, last = state.step + 1, state.step + 1 == schedule.steps
                 evaluating, saving = schedule.evaluates(step), schedule.saves(step)
@@ -229,7 +239,7 @@ def train_on_rank(
 
                 # Save, and stop where a signal asked for it.
                 if saving or request:
-                    save_state(state, hooks, saver)
+                    save_state(state, hooks, run, saver)
                     saved_at = time.monotonic()
                 if last or request > SAVE_DUE:
                     saver.wait()
@@ -257,7 +267,7 @@ def check_ranks(world: World, identity: Mapping[str, Any]) -> None:
 
 def build_hooks(run: RunFolder, traced: bool, *always: Hook) -> list[Hook]:
     """What the run does besides training."""
-    return [WeightNorms(), *([TraceHook(run)] if traced else []), *always]
+    return [*([TraceHook(run)] if traced else []), *always]
 
 
 def open_loggers(
@@ -313,6 +323,7 @@ def write_summary(setup: Resolved, state: TrainState, run: RunFolder, status: st
         "paper_recipe": setup.scheme.recipe(),
         "events": state.guard.events,
         "diagnosis": None,
+        "identity": identity_sha256(state.identity),
         **more,
     }
-    return state.world.share(summarise(run, about, state.device).row())
+    return state.world.share(state.world.on_all_ranks(lambda: summarise(run, about, state.device)).row())

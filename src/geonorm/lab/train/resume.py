@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any
 
 from torch import Tensor
 
@@ -24,34 +26,38 @@ def hook_tensors(hooks: Sequence[Hook]) -> dict[str, Tensor]:
     return {name: tensor for hook in hooks for name, tensor in hook.tensors.items()}
 
 
-def save_state(state: TrainState, hooks: Sequence[Hook], saver: checkpoint.Saver) -> None:
-    """Copy the state; the files are written beside the next steps."""
+def save_state(state: TrainState, hooks: Sequence[Hook], run: RunFolder, saver: checkpoint.Saver) -> None:
+    """Copy the state; the files are written beside the next steps. All rows so far are on the disk before."""
+    run.sync()
     progress = {
         "seconds": state.seconds,
         "wall_seconds": time.monotonic() - state.started,
         "batch_offset": state.batch_offset,
         "guard": state.guard.state(),
         "identity": state.identity,
+        "rows": run.rows_sha256,
     }
     saver.save(state.step, state.model, state.optimizers, progress, hook_tensors(hooks))
 
 
-def resume(state: TrainState, hooks: Sequence[Hook], run: RunFolder, prefix: SharedPrefix | None, say: Say) -> bool:
-    """Takes over the newest checkpoint of the run, or of the run whose first steps it shares; False if there is
-    none."""
+def resume(
+    state: TrainState, hooks: Sequence[Hook], run: RunFolder, prefix: SharedPrefix | None, say: Say, last: float = inf
+) -> dict[str, Any] | None:
+    """Takes over the newest checkpoint of the run up to a step, or of the run whose first steps it shares, and returns
+    its state; None if there is none."""
     target = state.model, state.optimizers, say, state.world, hook_tensors(hooks)
-    saved = checkpoint.load_newest(run.checkpoints, *target, identity=state.identity)
+    saved = checkpoint.load_newest(run.checkpoints, *target, last, state.due)
     if saved is None and prefix:
-        saved = checkpoint.load_newest(prefix.folder.checkpoints, *target, prefix.last, state.identity)
+        saved = checkpoint.load_newest(prefix.folder.checkpoints, *target, prefix.last, state.due)
         if saved:
             prefix.copy_rows(run)
     if saved is None:
-        return False
+        return None
     state.step, state.seconds = saved["step"], saved["seconds"]
     state.started = time.monotonic() - saved["wall_seconds"]
     state.batch_offset = saved["batch_offset"]
     state.guard.restore(saved["guard"])
-    return True
+    return saved
 
 
 def rewind(
@@ -70,11 +76,12 @@ def rewind(
     saver.wait()
     state.guard.record(anomaly)
     events, offset, started = state.guard.events, state.batch_offset, state.started
-    if not resume(state, hooks, run, prefix, say):
+    saved = resume(state, hooks, run, prefix, say)
+    if not saved:
         raise CheckpointError(f"{anomaly}, and there is no checkpoint to go back to")
     for optimizer in state.optimizers:
         optimizer.zero_grad(set_to_none=True)
-    run.truncate(state.step)
+    run.truncate(state.step, saved.get("rows"))
     state.guard.events, state.started = events, started
     state.batch_offset = offset + anomaly.step - state.step
     events[-1]["to"] = state.step

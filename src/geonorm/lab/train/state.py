@@ -14,10 +14,12 @@ from ..data.batches import Batches
 from ..distributed import parallel
 from ..distributed.ranks import ALONE, World
 from ..resolve import Resolved
+from ..runs.identity import leave_out
+from ..runs.provenance import sources_in
 from ..schedule import Schedule
 from . import optim
 from .guard import AnomalyGuard
-from .init_from import InitialWeights, load_initial_weights
+from .init_from import load_initial_weights
 from .text import TrainingText
 from .validation import Validation
 
@@ -35,10 +37,12 @@ class TrainState:
     batches: Batches
     validation: Validation
     guard: AnomalyGuard
-    initial: InitialWeights | None
-    """Where the first weights come from, if not from the seed."""
+    initial: dict[str, Any] | None
+    """Where the first weights come from, if not from the seed; `line` says it."""
     identity: dict[str, Any]
     """All that decides the numbers of the run, by name."""
+    due: dict[str, Any]
+    """What of it its checkpoints must have been made with."""
     step: int = 0
     """Steps that have been made."""
     batch_offset: int = 0
@@ -63,9 +67,10 @@ def build_state(setup: Resolved, text: TrainingText, device: torch.device, world
     torch.manual_seed(parallel.rank_seed(seed, world))
     optimizers = optim.build_optimizers(model, schedule.optim, schedule.lr)
     validation = text.validation(setup.evaluation, schedule.steps, device, world, schedule.evaluate_every)
+    identity = text.identity(setup.folder.settings, sources_in([setup.shape.scheme]))
     return TrainState(
         world, device, model, parallel_model, optimizers, schedule, text.batches(), validation,
-        AnomalyGuard(setup.guard), initial, text.provenance([setup.shape.scheme]).identity(setup.folder.settings),
+        AnomalyGuard(setup.guard), initial, identity, leave_out(identity, setup.folder.accepted),
     )  # fmt: skip
 
 

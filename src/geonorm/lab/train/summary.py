@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from ...models.config import DecoderConfig
+from ...errors import CheckpointError
 from ...parsing import finite_or_none
 from ...progress import span
-from ..resolve import TextPart
-from ..runs.folder import RunFolder, read_rows
+from ..resolve import Resolved
+from ..runs.folder import RunFolder, read_rows, rows_sha256_of
 from ..runs.records import MetricRow, Summary
-from ..schedule import Schedule
 from ..statistics.spikes import find_spikes
+from ..storage import read_state, weights_sha256
 
 EVALUATED = """
     val_loss val_bpb val_accuracy val_loss_part val_loss_average val_bpb_average val_accuracy_average val_tokens
@@ -27,7 +27,13 @@ EVALUATED = """
 
 
 def summarise(run: RunFolder, about: dict[str, Any], device: torch.device) -> Summary:
-    """Write summary.json from the run's metrics and what else is known about it, and return it."""
+    """Write summary.json from the run's metrics and what else is known about it, and return it. CheckpointError if a
+    finished run has lost rows."""
+    if run.writes and about["status"] == "finished":
+        if run.rows_sha256 != rows_sha256_of(run.path):
+            raise CheckpointError(f"{run.path} has lost rows while it trained, or has others: choose another --out")
+        state = read_state(run.checkpoints / f"step-{about['steps']}")
+        about |= {"rows_sha256": run.rows_sha256, "weights_sha256": weights_sha256(state)}
     rows = [row for row in map(MetricRow.read_or_none, read_rows(run.metrics)) if row]
     speeds = [row.tokens_per_second for row in rows if row.tokens_per_second is not None]
     last = next((row for row in reversed(rows) if row.val_loss is not None), None)
@@ -48,15 +54,13 @@ def summarise(run: RunFolder, about: dict[str, Any], device: torch.device) -> Su
     return summary
 
 
-def describe(shape: DecoderConfig, text: TextPart, schedule: Schedule, parameters: int, where: str) -> Iterator[str]:
-    """A run in lines: its header. where: in which dtype, on which device."""
-    tokens, steps = text.step_tokens, schedule.steps
-    length = f"{steps:,} steps of {tokens:,} tokens, {steps * tokens / parameters:.3g} per parameter"
+def describe(setup: Resolved, parameters: int, device: torch.device) -> Iterator[str]:
+    """A run in lines: its header."""
+    schedule, tokens = setup.schedule, setup.text.step_tokens
+    length = f"{schedule.steps:,} steps of {tokens:,} tokens, {schedule.steps * tokens / parameters:.3g} per parameter"
     rate = " ".join([f"lr {schedule.lr:g}", *schedule.optim.rates])
-    yield f"{shape.scheme}: {parameters:,} parameters, {where}"
-    yield f"{length}; {rate}, {schedule.optim.schedule}; {text.source}"
-    if shape.positions == "none" and not shape.causal:
-        yield "positions none: nothing tells this encoder where a token stands, it reads a bag of them"
+    yield f"{setup.shape.scheme}: {parameters:,} parameters, {setup.runtime.dtype} on {device.type}"
+    yield f"{length}; {rate}, {schedule.optim.schedule}; {setup.text.source}"
 
 
 def loss_text(row: dict[str, Any]) -> str:

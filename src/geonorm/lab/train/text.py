@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -13,7 +14,8 @@ from ..data.batches import Batches, Objective, pick_objective, validation_batche
 from ..distributed.ranks import ALONE, World
 from ..resolve import TextPart
 from ..runs.folder import RunFolder
-from ..runs.provenance import Provenance
+from ..runs.identity import identity_of
+from ..runs.provenance import Sources
 from .validation import Validation
 
 
@@ -38,10 +40,9 @@ class TrainingText:
         seen, interval = steps * self.part.step_tokens, every and every * self.part.step_tokens
         return Validation(self.tokens, evaluation, self.part.context, seen, device, world, self.objective, interval)
 
-    def provenance(self, schemes: Iterable[str]) -> Provenance:
-        """What runs of some schemes on this text are made from."""
-        trained_tokenizer = self.part.tokenizer == "bpe"
-        return Provenance.of(self.tokens.sha256, self.tokenizer.fingerprint, trained_tokenizer, schemes)
+    def identity(self, settings: Mapping[str, Any], sources: Sources) -> dict[str, Any]:
+        """All that decides the numbers of a run with these settings on this text, by name."""
+        return identity_of(settings, self.tokens.sha256, self.tokenizer.fingerprint, sources)
 
     def save(self, run: RunFolder) -> None:
         """Put the tokenizer into the folder of a run."""

@@ -108,17 +108,14 @@ def place_columns(step: int, scheme: str, site: Site) -> dict[str, Any]:
 
 def stream_norms(model: Transformer) -> dict[nn.Module, tuple[Site, Scheme, str]]:
     """Every norm of the stream that is measured: its site, its scheme, its name there."""
-    places: list[Any] = [model.entry, *residuals_of(model.blocks), model.exit]
+    residuals = (module for module in model.blocks.modules() if isinstance(module, Residual))
+    places: list[Any] = [model.entry, *residuals, model.exit]
     return {
         module: (place.site if isinstance(place, StreamEnd) else place.place(), place.scheme, name)
         for place in places
         for name, module in place.own.named_modules()
         if type(module) in NORMS
     }
-
-
-def residuals_of(blocks: nn.ModuleList) -> list[Residual]:
-    return [module for module in blocks.modules() if isinstance(module, Residual)]
 
 
 def without_quantiles(row: dict[str, Any], *but: str) -> dict[str, Any]:

@@ -1,0 +1,85 @@
+"""What a run is: all that decides its numbers, by name. Its checkpoints hold it, its summary and each of its parts the
+sha256 of it, and whoever reads one of them compares. No torch here.
+
+environment.json           one object for each process that worked on the run, in order; formerly the last
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...errors import CheckpointError, ConfigError, unknown
+from ...parsing import from_json
+from .folder import LONGER, VOLATILE, first_difference, flatten, read_objects
+
+FILE = "environment.json"
+NUMBERING = ("steps", "batch_size", "model.context", "evaluation.trace_tokens")
+"""Settings by which rows are numbered: in one run they stay, but that it may be extended."""
+
+
+class OtherRun(CheckpointError):
+    """A file is of another run than its folder says, on every rank."""
+
+    agreed = True
+
+
+def identity_of(
+    settings: Mapping[str, Any], data: str, tokenizer: str, schemes: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Settings by their dotted names, and the sha256 of data, tokenizer and schemes from elsewhere, as far as they are
+    known; a tokenizer that follows from the data behind these."""
+    flat = flatten(settings)
+    hashes = {"tokenizer_sha256": tokenizer, "data_sha256": data}
+    sources = {f"source of {place}": about["sha256"] for place, about in schemes.items()}
+    ordered = sorted(hashes.items(), reverse=flat.get("tokens.tokenizer") != "bpe")
+    known = {name: sha256 for name, sha256 in (*ordered, *sources.items()) if sha256}
+    return dict(from_json(json.dumps({**flat, **known})))
+
+
+def read_parts(folder: Path, needed: bool = False) -> list[dict[str, Any]]:
+    """The record of a run, the newest part last; empty if there is none and none is needed. CheckpointError if it
+    cannot be read."""
+    path = folder / FILE
+    parts = read_objects(path)
+    if not parts and (needed or path.exists()):
+        raise CheckpointError(f"{path} is not readable: the run directory is damaged")
+    return parts
+
+
+def read_last(folder: Path) -> dict[str, Any]:
+    """The newest part of the record of a run; empty if there is none. CheckpointError if it cannot be read."""
+    return next(reversed(read_parts(folder)), {})
+
+
+def recorded_identity(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The identity of a run with these settings by the record in its folder."""
+    last = read_parts(folder, needed=True)[-1]
+    hashes = last.get("data_sha256", ""), last.get("tokenizer_sha256", "")
+    return identity_of(settings, *hashes, last.get("schemes") or {})
+
+
+def leave_out(identity: Mapping[str, Any], accepted: Iterable[str]) -> dict[str, Any]:
+    """The identity but for what may have changed since. ConfigError for a name that it does not have, or that numbers
+    rows."""
+    names = [name for name in identity if name not in NUMBERING]
+    for name in accepted:
+        if name not in names:
+            raise ConfigError(unknown("--accept-changed", name, names))
+    return {name: value for name, value in identity.items() if name not in accepted}
+
+
+def check_identity(what: str, other: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    """OtherRun unless something was made from what an identity says."""
+    # under a cosine another length is another rate at every step
+    if differs := first_difference(other, identity, VOLATILE if identity.get("optim.schedule") == "cosine" else LONGER):
+        raise OtherRun(f"{what} was made with {differs}")
+
+
+def identity_sha256(identity: Mapping[str, Any]) -> str:
+    """Of all but what may differ from part to part."""
+    values = {name: value for name, value in identity.items() if name not in VOLATILE}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
