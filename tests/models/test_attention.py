@@ -91,7 +91,7 @@ def test_dropout_keeps_the_mean() -> None:
     for part in attention.parameters():
         torch.nn.init.normal_(part, std=0.25)
     y = torch.randn(1, 5, 16).expand(4000, -1, -1)
-    drawn, wanted = attention(y, None), attention.eval()(y[:1], None)
+    drawn, wanted = attention(y, positions=None), attention.eval()(y[:1], positions=None)
     error = drawn.std(0) / 4000**0.5
     assert (error > 0).all() and ((drawn.mean(0) - wanted[0]).abs() < 5 * error).all()
 
