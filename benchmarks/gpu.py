@@ -145,7 +145,7 @@ def wide(out: Path) -> list[Verdict]:
     changes = (
         "--model.layers 2 --steps 20 --batch-size 4 --data stdlib --tokens.tokenizer byte --evaluation.every 20 "
         "--evaluation.tokens 8192 --checkpoint.every 20 --checkpoint.keep 1 --optim.warmup 0.1 --runtime.device cuda "
-        "--runtime.compile false --runtime.recompute false --runtime.tensorboard false"
+        "--runtime.compile false --runtime.recompute false --runtime.parallel auto --runtime.tensorboard false"
     )
     found = []
     for scheme in ("geonorm", "pre", "deepnorm"):

@@ -57,7 +57,7 @@ def configured(preset: str = "nano", scheme: str = "pre", **fields: Any) -> Trai
 def count(config: TrainConfig) -> dict[str, float]:
     """Parameters, FLOPs and kept bytes a token."""
     shape = config.shape(config.scheme)
-    found = plan(config)
+    found = plan(config, machine="cpu")
     model, ids = Decoder(shape), torch.zeros(1, shape.context, dtype=torch.long)
     with FlopCounterMode(display=False) as flops:
         model.loss(ids, ids).backward()
