@@ -45,6 +45,11 @@ def test_what_no_list_of_operations_says_is_refused(function: Any) -> None:
         record_around(lambda ask, x: function(x), X, X)
 
 
+def test_a_choice_that_is_always_the_same_is_made_once() -> None:
+    graph = record_around(lambda ask, x, y: [torch.where(torch.zeros_like(x) < 1, y, x)], X, X, -X)
+    assert torch.equal(graph(None, X, 2 * X)[0], 2 * X) and count(graph) == 0
+
+
 def states(flow: Flow, dtype: torch.dtype = F64) -> tuple[Tensor, Tensor]:
     """Tokens of different radii; updates small, large, along the token, and none."""
     generator = torch.Generator().manual_seed(2)
