@@ -1,4 +1,4 @@
-"""The site: `make docs`. Pages about commands, settings, schemes and the Python names are made here from the code."""
+"""The site: `make docs`. pages.py makes its pages about schemes, commands and Python names from the code."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import re
 import shutil
 import sys
 import tomllib
-from collections.abc import Iterator
-from dataclasses import MISSING
 from functools import partialmethod
 from pathlib import Path
 from typing import Any
@@ -18,20 +16,12 @@ from sphinx.application import Sphinx
 from sphinx_gallery.sorting import FileNameSortKey
 
 import geonorm
-from geonorm.cli import catalogue
-from geonorm.cli.main import COMMANDS
 from geonorm.report.charts import Figure
-from geonorm.schemes.combine import Nested
-from geonorm.settings import options
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE / "playground"), str(HERE.parent)]
-import diagrams  # noqa: E402
+sys.path[:0] = [str(HERE), str(HERE / "playground")]
 import laws  # noqa: E402
-from evidence.claims import Evidence  # noqa: E402
-from evidence.pages import Book  # noqa: E402
-
-CLAIMS = Book(Evidence(HERE.parent))
+import pages  # noqa: E402
 
 REPOSITORY = tomllib.loads((HERE.parent / "pyproject.toml").read_text("utf-8"))["project"]["urls"]["Repository"]
 project, author, copyright = "geonorm", "The geonorm developers", "The geonorm developers"
@@ -79,73 +69,6 @@ Figure._repr_html_ = Figure._repr_svg_  # type: ignore[attr-defined]
 DataFrame._repr_html_ = partialmethod(DataFrame.to_html, index=False, border=0)
 
 
-def write(name: str, text: str) -> None:
-    """A generated page. One that is already there with the same text is left alone, so that a second build is short."""
-    path = HERE / "generated" / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists() or path.read_text("utf-8") != text:
-        path.write_text(text, encoding="utf-8")
-
-
-def cell(text: Any) -> str:
-    return " ".join(str(text).replace("|", "\\|").split())
-
-
-def command_page(command: str) -> Iterator[str]:
-    """What a command does, its examples and all its options."""
-    kind = COMMANDS[command]
-    yield f"# geonorm {command}\n\n{' '.join((kind.__doc__ or '').split())}\n"
-    if kind.examples:
-        yield "```\n" + "\n".join(kind.examples) + "\n```\n"
-    yield "| option | default | meaning |\n| --- | --- | --- |"
-    for option in options(kind).values():
-        default = "must be given" if option.default is MISSING else f"`{cell(option.default)}`"
-        yield f"| `{option.flag}` | {default} | {cell(option.text)} |"
-
-
-def gallery() -> Iterator[str]:
-    """A card for each scheme: its block diagram and its equation."""
-    yield "# Schemes\n\n[Which scheme when](../schemes.md). In a diagram x is the hidden state, N a norm, + an"
-    yield "addition, ↻ a turn of the token, ⊥ what is left of the output across x; weights: block 4 of 12.\n"
-    yield "::::{grid} 2 3 4 4\n:gutter: 3\n"
-    for name in geonorm.names():
-        yield f":::{{grid-item-card}} {name}\n:link: schemes/{name}\n:link-type: doc"
-        if name in DRAWN:
-            yield f":img-top: diagrams/{name}.svg\n:img-alt: Block diagram of {name}\n:class-img-top: dark-light"
-        yield f"\n`{catalogue.look_up(name)['equation']}`\n:::\n"
-    yield "::::\n\n```{toctree}\n:hidden:\n\n../schemes"
-    yield from (f"schemes/{name}" for name in geonorm.names())
-    yield "```"
-
-
-DRAWN = [name for name in geonorm.names() if not isinstance(geonorm.parse(name), Nested)]
-"""Schemes with a diagram: combinators show that of what they combine."""
-
-
-def scheme_page(name: str) -> Iterator[str]:
-    filled = "\n".join(line.text for line in CLAIMS.blocks(catalogue.section(name)))
-    text = re.sub(r"\]\((figures/|results/|theory)", r"](../../\1", filled)
-    yield f"# {name}\n"
-    if name in DRAWN:
-        write(f"diagrams/{name}.svg", diagrams.diagram(geonorm.parse(name)))
-        yield f"```{{image}} ../diagrams/{name}.svg\n:class: dark-light\n:width: 230px\n:align: right"
-        yield f":alt: Block diagram of {name}\n```"
-    yield text.partition("\n")[2]
-
-
-def pages() -> None:
-    """Writes the pages that are made from the code."""
-    write("gallery.md", "\n".join(gallery()) + "\n")
-    for name in geonorm.names():
-        write(f"schemes/{name}.md", "\n".join(scheme_page(name)))
-    for command in COMMANDS:
-        write(f"commands/{command.replace(' ', '-')}.md", "\n".join(command_page(command)) + "\n")
-    for name in geonorm.PUBLIC:
-        kind = "class" if isinstance(getattr(geonorm, name), type) else "function"
-        members = "\n   :members:" if kind == "class" else ""
-        write(f"python/{name}.rst", f"{name}\n{'=' * len(name)}\n\n.. auto{kind}:: geonorm.{name}{members}\n")
-
-
 def link(app: Sphinx, page: str, source: list[str]) -> None:
     """Links to what is no page of the site lead to the repository; below the page of results are those by question."""
     here = (HERE / page).parent
@@ -191,7 +114,7 @@ def finish(app: Sphinx, error: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    pages()
+    pages.write_all()
     app.add_html_math_renderer("mathml", (math, None), (math, None))
     app.connect("source-read", link)
     app.connect("autodoc-process-docstring", plain_docstring)

@@ -83,7 +83,7 @@ def test_surface_is_frozen() -> None:
         "schemes baseline preset batch_size context modes dtype pairs threads device out".split()
     ), CHANGED
     assert set(options(DataConfig)) == set("action source tokenizer vocab_size field limit".split()), CHANGED
-    assert set(options(SchemesConfig)) == {"name", "json", "markdown", "out"}, CHANGED
+    assert set(options(SchemesConfig)) == {"name", "json", "out"}, CHANGED
     assert {name.split()[0] for name in COMMANDS} == VERBS
     assert set(options(TrainCommand)) - set(options(TrainConfig)) == PLAN
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import html
-import re
 from math import cos, hypot, pi, sin, sqrt
 from pathlib import Path
 
@@ -11,11 +9,9 @@ import pytest
 
 from geonorm import names
 from geonorm.cli.main import main
-from geonorm.cli.pictures import draw_scheme, follow_write
+from geonorm.cli.pictures import follow_write
 
 from ..rows import each
-
-FIGURES = Path(__file__).parents[2] / "docs" / "figures" / "schemes"
 
 
 def test_a_picture_per_scheme(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,29 +20,6 @@ def test_a_picture_per_scheme(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     (file,) = out.iterdir()
     assert capsys.readouterr().out.strip() == str(file) and file.name.startswith("geonorm-max_angle-pi-8")
     assert "block 4 of 12" in file.read_text(encoding="utf-8")
-
-
-def test_the_page_of_schemes_has_a_picture_of_each() -> None:
-    assert {file.stem for file in FIGURES.iterdir()} == set(names())
-    page = FIGURES.parents[1].joinpath("schemes.md").read_text(encoding="utf-8")
-    assert all(f"(figures/schemes/{name}.svg)" in page for name in names())
-
-
-@each("name", names())
-def test_pictures_of_the_page_are_those_of_the_definitions(name: str) -> None:
-    """Titles, equations, and where each token ends, to a thousandth."""
-    spec = draw_scheme(name)
-    saved = (FIGURES / f"{name}.svg").read_text(encoding="utf-8")
-    words = html.unescape(" ".join(re.findall(r">([^<>]+)<", saved)))
-    ends = re.findall(r"x' = \(([-.\d]+), ([-.\d]+)\)", html.unescape(saved))
-    wanted = []
-    for part in spec["concat"]:
-        assert " ".join(part["title"]["text"]) in words and " ".join(part["title"]["subtitle"]) in words
-        labels = (row["d"] for layer in part["layer"] for row in layer["data"]["values"])
-        wanted += [found.groups() for label in labels if (found := re.search(r"x' = \((.+), (.+)\)", label))]
-    assert sorted(tuple(map(float, end)) for end in ends) == [
-        pytest.approx(tuple(map(float, end)), abs=1.1e-3) for end in sorted(wanted, key=lambda e: tuple(map(float, e)))
-    ]
 
 
 # the way of a token from x to x': what each scheme's equation says of its end, in lengths of x

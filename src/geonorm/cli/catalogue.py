@@ -1,4 +1,4 @@
-"""Text about schemes, generated from the registry: tables for the terminal, JSON, and docs/schemes.md."""
+"""Text about schemes, generated from the registry: tables for the terminal, and JSON."""
 
 from __future__ import annotations
 
@@ -190,49 +190,6 @@ def format_theory(theory: dict[str, float | str | None]) -> str:
 
 def join_pairs(values: dict[str, Any]) -> str:
     return ", ".join(f"{key} = {value}" for key, value in values.items())
-
-
-def schemes_page() -> str:
-    """The generated part of docs/schemes.md."""
-    return "\n".join([f"`{NOTES}`", "", *(section(name) for name in names())])
-
-
-def section(name: str) -> str:
-    about = look_up(name)
-    std, scalars, recipe = about["initial_std"], about["initial_scalars"], about["own_recipe"]
-    listed = "; ".join(f"`{key}` {value}" for key, value in scalars.items())
-    paragraphs = {
-        "*Source.*": f"{about['source']}.",
-        "*Reported.*": about["claim"],
-        "*Checked against.*": f"{about['checked'] or 'nothing yet'}.",
-        "*Shipped in.*": about["shipped"] and f"{about['shipped']}.",
-        "*Direction and radius.*": isinstance(about["motion"], str) and f"{format_motion(about['motion'])}.",
-        "*Theory* ([derived](theory.md)).": about["theory"] and f"{format_theory(about['theory'])}.",
-        f"*Initial standard deviation* over the base, block 2 of {DEPTH}:": std and f"{join_pairs(std)}; others 1.",
-        f"*Learned vectors and scalars*, initial value (shape at width {DIM}):": scalars and f"{listed}.",
-        "*Own recipe.*": recipe and f"{join_pairs(recipe)}.",
-    }
-    lines = [
-        f"## {name}",
-        "",
-        f"    {about['equation']}",
-        "",
-        " ".join((find(name).__doc__ or "").partition(">>>")[0].split()),
-    ]
-    # what runs say of it is filled in by `python -m evidence build`
-    lines += ["", f"![How {name} moves a token](figures/schemes/{name}.svg)"]
-    lines += [line for title, text in paragraphs.items() if text for line in ("", f"{title} {text}")]
-    if rows := {key: about["fields"][key] for key in about["fields"] if key in find(name).__annotations__}:
-        lines += ["", "| field | default | values | meaning |", "|---|---|---|---|"]
-        for key, detail in rows.items():
-            choices = cell(detail["values"])
-            lines.append(f"| `{key}` | {cell(str(detail['default']))} | {choices} | {cell(detail['meaning'])} |")
-    return "\n".join([*lines, "", f"<!-- claim scheme:{name} --><!-- / -->", ""])  # `python -m evidence build` fills it
-
-
-def cell(text: str) -> str:
-    """Text inside a Markdown table."""
-    return re.sub(r"\s*\|\s*", r" \\| ", text)
 
 
 def json_text(name: str | None) -> str:

@@ -19,15 +19,8 @@ class SchemesConfig(Settings):
     """A scheme; a list of all when not given."""
     json: bool = False
     """All that is known, for programs."""
-    markdown: bool = False
-    """The generated part of docs/schemes.md."""
     out: str | None = None
     """Directory for a picture of how it moves a token, NAME.svg; of every scheme when none is named."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.markdown and (self.json or self.name or self.out):
-            raise ConfigError("--markdown is of all schemes and goes alone")
 
 
 @dataclass(frozen=True)

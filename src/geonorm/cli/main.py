@@ -322,15 +322,13 @@ def run_same(config: SameConfig) -> int:
 
 def run_schemes(config: SchemesConfig) -> int:
     """equation, source and fields of every residual scheme, or of one: geonorm schemes [NAME] [--json]"""
-    from .catalogue import catalogue, describe_scheme, json_text, schemes_page
+    from .catalogue import catalogue, describe_scheme, json_text
 
     if config.out:
         from .pictures import draw_schemes
 
         for path in draw_schemes(config.name, Path(config.out)):
             print(path)
-    elif config.markdown:
-        print(schemes_page(), end="")
     elif config.json:
         print(json_text(config.name))
     else:
