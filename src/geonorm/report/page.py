@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 """What a browser is told about the page: it may fetch nothing."""
-WIDTH, HEIGHT = 235, 170
+WIDTH, HEIGHT = 218, 165
 """Pixels inside the axes: with its labels a chart is as wide as a phone, and three stand in a row of a large screen."""
 
 FOLDERS = re.compile(r"(?<![\w.:/<~-])/(?:[^\s/<>\"'&;,]+/)+")

@@ -118,9 +118,10 @@ class SavedSimulation(Study):
         """Which scheme's tokens come together first, and which last or never."""
         times = {row["scheme"]: row["collapse_time"] for row in self.records()}
         order = sorted((time, scheme) for scheme, time in times.items() if time is not None)
-        ends = [f"{scheme} at t = {time + 1:.3g}" for time, scheme in dict.fromkeys([*order[:1], *order[-1:]])]
+        chosen = zip(("first", "last"), dict.fromkeys([*order[:1], *order[-1:]]), strict=False)
+        ends = [f"{place} in {scheme} at t = {time + 1:.3g}" for place, (time, scheme) in chosen]
         ends += [f"not within T in {scheme}" for scheme, time in times.items() if time is None]
-        return f"Tokens come together in {', then '.join(ends)}"
+        return f"Tokens come together {', '.join(ends)}"
 
     def tables(self) -> dict[str, Table]:
         """The tables of arXiv:2510.22026: speed factor and radius law, initial and terminal velocity."""
