@@ -101,7 +101,7 @@ def _figure(chart: Chart, place: Mapping[str, int], prefix: str) -> str:
     radios, pictures = "", ""
     for index, view in enumerate(views):
         file = anchor(view.name)
-        data = quote(write_csv(view.table()), safe=",.-")
+        data = quote(FOLDERS.sub("", write_csv(view.table())), safe=",.-")
         radios += f'<label><input type="radio" name="{name}-view"{"" if index else " checked"}>{view.view}</label>'
         pictures += (
             f'<div class="view">{inline(view, place)}<p class="files"><a download="{file}.csv" '

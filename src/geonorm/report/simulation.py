@@ -342,7 +342,8 @@ def turning_spheres(study: SavedSimulation, place: Mapping[str, int]) -> str:
     middle = (len(times) - 1) // 2
     globes = []
     for scheme, frames in pictures.items():
-        data = escape(json.dumps([[frame["cos"], frame["points"]] for frame in frames]))
+        # a slash of base64 begins no path, which the page would cut
+        data = escape(json.dumps([[frame["cos"], frame["points"]] for frame in frames])).replace("/", "&#47;")
         picture = inline(sphere(study, scheme, frames[min(middle, len(frames) - 1)]), place)
         caption = f"<figcaption><strong>{escape(scheme)}</strong><span></span></figcaption>"
         globes.append(f'<figure data-s="{place[scheme]}" data-frames="{data}">{caption}{picture}</figure>')
