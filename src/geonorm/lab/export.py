@@ -21,8 +21,8 @@ def export_run(options: ExportConfig) -> list[str]:
     to = Path(options.to)
     check_target(to)
     path = Path(run_of(options.run, options.scheme))
-    summary, environment = read_finished(path)
     run = open_run(path)
+    summary, environment = read_finished(path)
     if run.tokenizer.name == "none":
         raise CheckpointError(f"{path} was trained on token ids and has no tokenizer: a model folder needs one")
     shape = run.model.config

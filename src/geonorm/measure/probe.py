@@ -158,9 +158,8 @@ def first_not_finite(rows: Iterable[Mapping[str, Any]]) -> str | None:
     """The first sub-layer of some rows behind which the stream is not finite (its length: NaN, infinity or an
     overflow), or the embedding before it; None where there is none."""
     row = next((row for row in rows if row["radius_after"] is None), None)
-    if row is None:
-        return None
-    return f"{row['stack']} " + ("embedding" if row["radius"] is None else f"layer {row['layer']} {row['kind']}")
+    place = "" if row is None else "embedding" if row["radius"] is None else f"layer {row['layer']} {row['kind']}"
+    return None if row is None else f"{row['stack']} {place}"
 
 
 def check_ids(model: Any, ids: Tensor) -> Tensor:

@@ -139,7 +139,9 @@ class Executor(ABC):
         """Return when every one of these runs has ended."""
         for config in configs:
             if (Path(config.out) / LOCK).exists():
-                with lock_folder(Path(config.out), "a run whose comparison was killed saves and ends: then try again"):
+                with lock_folder(
+                    Path(config.out), "a run whose comparison was killed saves and ends: then try the same command"
+                ):
                     pass
         phase = Phase(configs)
         self.say(f"{phase.header}, {self.jobs} at a time")

@@ -35,8 +35,6 @@ from .moderated import (
 from .rates import Minimum, Parabola, find_minimum, fit_parabola
 from .spikes import count_apart
 
-ROUNDING = 1e-12
-"""Relative: sums of nats in fp64 differ by less in another order."""
 SEED_CAP = 1000  # `seeds_needed` returns SEED_CAP + 1 for "more than SEED_CAP"
 
 
@@ -70,8 +68,9 @@ def paired_interval(differences: ArrayLike) -> Interval:
 
 
 def difference_of(loss: float, base: float) -> float:
-    """loss − base; 0 where that is a matter of rounding, which is no difference however constant it is."""
-    return 0.0 if math.isclose(loss, base, rel_tol=ROUNDING) else loss - base
+    """loss − base; 0 where that is a matter of rounding, which is no difference however constant it is: sums of nats in
+    another order differ by less than 1e-12 of them."""
+    return 0.0 if math.isclose(loss, base, rel_tol=1e-12) else loss - base
 
 
 def seeds_needed(differences: ArrayLike, power: float = 0.8) -> int | None:
