@@ -245,6 +245,10 @@ def read(path: Path) -> str:
     return path.read_text("utf-8")
 
 
+def rows_of(path: Path) -> list[str]:
+    return path.read_text(errors="replace").splitlines() if path.is_file() else []
+
+
 def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "no file"
 
@@ -304,6 +308,12 @@ class Walk:
 
     # Training.
 
+    def begin_anew(self, rng: random.Random) -> None:
+        """Removes a run that has finished: nothing happens to it any more."""
+        if '"finished"' in "".join(rows_of(self.folder / "summary.json")) and rng.random() < 0.8:
+            shutil.rmtree(self.folder)
+            self.clean, self.steps = True, 6
+
     def train_words(self, rng: random.Random, more: int = 0) -> list[str]:
         if (self.folder / "config.yaml").exists() and rng.random() < 0.6:
             words = ["train", "--config", "run/config.yaml"]
@@ -314,9 +324,11 @@ class Walk:
         self.judge_training(*self.run(self.train_words(rng)))
 
     def rule_stop(self, rng: random.Random) -> None:
+        self.begin_anew(rng)
         self.judge_training(*self.run(self.train_words(rng), Moment("stop", int(10 ** rng.uniform(0, 2)))))
 
     def rule_kill(self, rng: random.Random) -> None:
+        self.begin_anew(rng)
         delay = rng.choice([0, rng.uniform(0, 0.02), rng.uniform(0, 0.2)])
         moment = Moment("kill", int(10 ** rng.uniform(0, 2)), delay)
         ended, before = self.run(self.train_words(rng), moment)
@@ -325,6 +337,7 @@ class Walk:
 
     def rule_full(self, rng: random.Random) -> None:
         """The disk is full for a moment."""
+        self.begin_anew(rng)
         ended, _ = self.run(self.train_words(rng), Moment("full", int(10 ** rng.uniform(0, 2))))
         self.judge_training(ended, None, may_refuse=True)
 
@@ -341,6 +354,7 @@ class Walk:
 
     def rule_meanwhile(self, rng: random.Random) -> None:
         """While it trains, somebody starts it again, reads it, or damages a file."""
+        self.begin_anew(rng)
         child = Child(self.place, self.train_words(rng), Moment("hold", int(10 ** rng.uniform(0, 1.8))))
         what = ""
         if child.wait_until_held():
@@ -410,9 +424,8 @@ class Walk:
                 return
         for name in ("metrics.jsonl", "trace.jsonl", "norms.jsonl"):
             rows, expected = (
-                [without_times(json.loads(line)) for file in folder.glob(name) for line in read(file).splitlines()]
-                for folder in (self.folder, oracle)
-            )  # there is no trace before the first evaluation
+                [without_times(json.loads(line)) for line in rows_of(folder / name)] for folder in (self.folder, oracle)
+            )
             self.equal(name, rows, [row for row in expected if row["step"] <= steps])
         files = self.folder / "checkpoints" / f"step-{steps}", oracle / "checkpoints" / f"step-{steps}"
         tensors = [{path.name: digest(path) for path in each.glob("*.safetensors")} for each in files]
