@@ -74,8 +74,9 @@ def leave_out(identity: Mapping[str, Any], accepted: Iterable[str]) -> dict[str,
 
 def check_identity(what: str, other: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
     """OtherRun unless something was made from what an identity says."""
-    # under a cosine another length is another rate at every step
-    if differs := first_difference(other, identity, VOLATILE if identity.get("optim.schedule") == "cosine" else LONGER):
+    # under a cosine another length is another rate at every step; a run of the same length was not extended
+    extended = identity.get("optim.schedule") != "cosine" and other.get("steps") != identity.get("steps")
+    if differs := first_difference(other, identity, LONGER if extended else VOLATILE):
         raise OtherRun(f"{what} was made with {differs}")
 
 
