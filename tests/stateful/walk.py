@@ -374,7 +374,9 @@ class Walk:
                 ended = child.wait()
                 self.judge_training(ended, None, recorded=recorded if child.after > 12 else {})
                 return
-        self.judge_training(child.wait(), None, may_refuse=what == "train")  # the other may have been faster
+        ended = child.wait()  # the other may have been faster
+        faster = what == "train" and ("in use" in ended.err or "not empty" in ended.err)
+        self.judge_training(ended, None, may_refuse=faster)
 
     def run(self, words: list[str], moment: Moment | None = None) -> tuple[Ended, dict[str, str]]:
         before = snapshot(self.folder)
