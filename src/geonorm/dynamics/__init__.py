@@ -1,7 +1,7 @@
 """The particle system of normalization (arXiv:2510.22026), driven by the schemes that train.
 
 To be read in this order: `rates` (what a scheme does to one token), `fields` (what is proposed to it), `flow` (both
-together; `recorded` makes it fast), `integrators`, `starts`, `laws` (what is measured, and how a run ends), `theory`
+together), `integrators`, `starts`, `laws` (what is measured, and how a run ends), `theory`
 (what is known before it begins; `closed` solves its equation), `drawn` (what weights of their own in every layer do,
 MLPs among them), and `simulate`, which sets them side by side and takes `pictures`. Names load on first use; `config`
 needs no torch."""

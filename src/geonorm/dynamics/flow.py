@@ -17,11 +17,10 @@ from torch import Tensor
 
 from .. import sphere
 from ..errors import ConfigError
-from ..norms import NormSpec, is_transformed
+from ..norms import NormSpec
 from ..schemes import Parts, Scheme, Site, parse, read_at, state_of, write_at
 from .fields import Field
 from .rates import chooses, derivative, motion, unit_parts, write_nothing
-from .recorded import RecordedVelocity, Velocity, structure
 
 MOST_PARTS = 64
 """Sites whose norms and learned numbers are held at once."""
@@ -66,8 +65,6 @@ class Flow:
         self.streams = self.scheme.streams
         self.parts: dict[tuple[object, ...], Parts] = {}
         self.opaque: set[tuple[Scheme, str, int]] = set()
-        self.velocities: dict[tuple[object, ...], Velocity] = {}
-        self.records: dict[tuple[object, ...], RecordedVelocity] = {}
         self.resting: dict[tuple[int, ...], Tensor] = {}
         wanted = (2, self.streams, 4) if self.streams > 1 else (2, 4)
         if self.enter(torch.eye(2, 4, dtype=torch.float64)).shape != wanted:
@@ -127,7 +124,7 @@ class Flow:
         key = (*here, described, like.dtype, like.device)
         if key not in self.parts:
             if len(self.parts) > MOST_PARTS:
-                for cache in (self.parts, self.velocities, self.resting):
+                for cache in (self.parts, self.resting):
                     cache.clear()  # the keys of the others are identities of parts
             self.parts[key] = unit_parts(rule, site, dim, like)
         return self.parts[key]
@@ -149,18 +146,9 @@ class Flow:
         return sum(others, start=first)
 
     def move(self, x: Tensor, tau: float, sublayer: int) -> Tensor:
-        """dx/dtau by one sub-layer: as rates.motion has it, by a recorded graph where no gradient is wanted."""
-        kind, field = self.sublayers[sublayer]
-        rule, site = self.rule(tau, kind)
-        u = self.update(x, tau, sublayer) if torch.is_grad_enabled() or is_transformed() else None
-        if u is not None and (x.requires_grad or u.requires_grad or is_transformed()):
-            return motion(rule, self.plane_parts(rule, site, x), x, u, site)[0]
-        parts = self.parts_at(rule, site, x.shape[-1], x)
-        key = (id(parts), x.shape)
-        if key not in self.velocities:
-            record = self.records.setdefault(structure(rule, parts, x, site), RecordedVelocity())
-            self.velocities[key] = Velocity(rule, parts, self.plane_parts(rule, site, x), site, record)
-        return self.velocities[key](x, site.layer, lambda y: field(y, tau) if u is None else u)
+        """dx/dtau by one sub-layer, as rates.motion has it."""
+        rule, site = self.rule(tau, self.sublayers[sublayer][0])
+        return motion(rule, self.plane_parts(rule, site, x), x, self.update(x, tau, sublayer), site)[0]
 
     def check_forwards(self, x: Tensor, tau: float) -> None:
         """ConfigError where a schedule has run out by then and turns tokens away from what is proposed."""
