@@ -170,7 +170,8 @@ def watch_files(moment: Moment, held: int, going: int) -> None:
         nonlocal left
         if event not in ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir", "shutil.rmtree"):
             return
-        if not str(arguments[0]).startswith("run"):
+        reads = event == "os.listdir" or event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        if not str(arguments[0]).startswith("run") or (reads and moment.action == "full"):
             return
         left -= 1
         if left < 0 and moment.action == "hold":
