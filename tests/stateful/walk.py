@@ -170,7 +170,7 @@ def watch_files(moment: Moment, held: int, going: int) -> None:
         nonlocal left
         if event not in ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir", "shutil.rmtree"):
             return
-        reads = event == "os.listdir" or event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        reads = event == "os.listdir" or (event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR))
         if not str(arguments[0]).startswith("run") or (reads and moment.action == "full"):
             return
         left -= 1
