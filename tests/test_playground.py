@@ -68,13 +68,11 @@ def test_one_step_is_the_scheme(javascript: Callable[[str], Any]) -> None:
         ("s = r foo", "foo is not known"),
         ("s = constructor", "constructor is not known"),
         ("s = r;alert(1)", "not understood"),
-        ("s = (r", ") is missing"),
-        ("s = r +", "ends too early"),
         ("r", "begins with s ="),
     ],
 )
 def test_a_law_from_a_link_is_read_and_never_run(javascript: Callable[[str], Any], text: str, problem: str) -> None:
-    with pytest.raises(JSEvalException, match=r".*" + problem.replace("(", r"\(").replace(")", r"\)")):
+    with pytest.raises(JSEvalException, match=f".*{problem}"):
         javascript(f"law({json.dumps(text)})")
 
 

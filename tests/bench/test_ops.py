@@ -15,7 +15,7 @@ from geonorm import geodesic_update
 from geonorm.bench import candidates as pool, ops
 from geonorm.bench.candidates import DTYPES, GAINS, PRE, Candidate, add_norm, candidates, draw_inputs, make_step
 from geonorm.bench.config import OpsBench
-from geonorm.bench.ops import WrongResult, bench_ops, check_candidate, choose_candidates, measure_candidates, row_error
+from geonorm.bench.ops import WrongResult, bench_ops, check_candidate, choose_candidates, measure_candidates
 from geonorm.bench.timing import Clock
 from geonorm.errors import ConfigError
 
@@ -83,12 +83,6 @@ def test_a_wrong_candidate_ends_the_command_before_anything_is_written(monkeypat
     with pytest.raises(WrongResult, match="planted is wrong"):
         bench_ops(OpsBench(shapes=["32x16"], dtypes=["fp32"], modes=["fwd"], pairs=6, out=str(out)), lambda line: None)
     assert not (out / "summary.json").exists()
-
-
-def test_row_error() -> None:
-    truth = torch.tensor([[3.0, 4.0], [0.0, 1.0]]).double()
-    assert row_error(truth + torch.tensor([[0.0, 0.5], [0.0, 0.0]]), truth) == pytest.approx(0.1)
-    assert not row_error(truth * float("nan"), truth) <= 1e9
 
 
 @each(

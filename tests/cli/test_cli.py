@@ -27,7 +27,8 @@ from geonorm.settings import options
 from ..rows import each
 
 VERBS = set(
-    "compare ladder train eval generate export report bench simulate probe check-transfer schemes same data".split()
+    """compare ladder train eval generate export report bench simulate probe check-transfer schemes register same
+    data""".split()
 )
 SHARED = set(
     """preset data steps batch_size micro_batch objective guard recipe out

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import reduce
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,52 +17,61 @@ transformers = pytest.importorskip("transformers")
 
 from geonorm import hf, probe  # noqa: E402
 from geonorm.errors import ConfigError  # noqa: E402
+from geonorm.hf.tiny import default_config, tiny  # noqa: E402
 from geonorm.measure.recognise import recognise  # noqa: E402
+from geonorm.schemes import enter_as, find, names, parse  # noqa: E402
+from geonorm.schemes.registry import name_of  # noqa: E402
 
-from ..conftest import EDGES, GROUPED  # noqa: E402
 from ..rows import each  # noqa: E402
 
-TINY = {**GROUPED, **EDGES, "num_hidden_layers": 4}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "num_local_experts": 4}
-LINEAR = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
-FULL_AND_LINEAR = {"layer_types": ["linear_attention", "full_attention"] * 2, **LINEAR}
-OTHERS: dict[str, tuple[dict[str, Any], str]] = {
-    "arcee": ({}, "pre"),
-    "exaone4": ({"sliding_window": 4}, "olmo2"),
-    "glm4": ({}, "peri"),
-    "cohere": ({}, "pre"),
-    "gpt_oss": ({**EXPERTS, "layer_types": ["sliding_attention", "full_attention"] * 2}, "pre"),
-    "qwen3_5_text": (FULL_AND_LINEAR, "pre"),
-    "qwen3_next": (
-        {**FULL_AND_LINEAR, **EXPERTS, "mlp_only_layers": [1], "shared_expert_intermediate_size": 24},
-        "pre",
-    ),
-    "mamba": ({"state_size": 4}, "pre"),
-    "openai-gpt": ({}, "post"),
-    "beam": ({**EXPERTS, "n_group": 1, "topk_group": 1, "n_routed_experts": 4}, "beam"),
-}
-"""Side by side, experts, windows, linear attention, layers that differ within one model."""
+OTHERS = {
+    "arcee": "pre", "exaone4": "olmo2", "glm4": "peri", "cohere": "pre", "gpt_oss": "pre", "qwen3_5_text": "pre",
+    "qwen3_next": "pre", "mamba": "pre", "beam": "beam", "zaya": "affine", "gemma4_text": "peri(layer_scalar=learned)",
+}  # fmt: skip
+"""Side by side, experts, windows, linear attention, layers that differ within one model, rules with learned parts."""
+SEEN = {
+    "muse_spark_text": "muse", "deepseek_v4": "mhc(head=learned)", "glm5_next_text": "mhc(head=mean)",
+    "hy_v4": "mhc(mix=identity, head=learned)", "qwen4_exp_text": "gated_streams",
+}  # fmt: skip
+"""A text model without a head, and several streams."""
+SHIPPED = {
+    "beam": "Beam", "zaya": "ZAYA1", "gemma4_text": "Gemma 4", "glm4": "GLM-4", "exaone4": "EXAONE 4.0",
+    "muse_spark_text": "Muse-Spark", "deepseek_v4": "DeepSeek-V4", "glm5_next_text": "GLM-5.3", "hy_v4": "Hy4",
+    "qwen4_exp_text": "Qwen4-Exp", "gpt_oss": "gpt-oss", "olmo2": "OLMo 2", "olmo3": "3", "flex_olmo": "FlexOlmo",
+    "gemma2": "Gemma 2", "gemma3_text": "3", "afmoe": "AFMoE", "kolibri1": "Kolibri 1", "lfm3": "LFM3",
+    "muse_glimmer_text": "Muse Glimmer", "hyperclovax": "HyperCLOVA X", "openai-gpt": "the first GPT", "bart": "BART",
+    "marian": "Marian", "mistral": "Mistral", "qwen3": "Qwen3", "deepseek_v3": "DeepSeek-V3", "granite": "Granite",
+}  # fmt: skip
+"""What About calls the models of a family that ship the scheme."""
 
 
-def moved(config: Any) -> Any:
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
+def built(family: str) -> Any:
+    return tiny(default_config(family))
+
+
+def entering(scheme: str) -> str:
+    return str(enter_as(parse(scheme), "embedding"))
+
+
+def test_the_schemes_say_which_models_ship_them() -> None:
+    """All that say so, but attnres, whose reading Inkling-2 does outside of its blocks as well, and layerscale, of
+    vision models."""
+    schemes = {family: hf.scheme_of(built(family)) for family in SHIPPED}
+    assert [family for family, name in SHIPPED.items() if name not in schemes[family].about.shipped] == []
+    assert {family: str(schemes[family]) for family in SEEN} == {name: entering(rule) for name, rule in SEEN.items()}
+    named = {name for name in names() if find(name).about.shipped}
+    assert named - {name_of(type(scheme)) for scheme in schemes.values()} == {"attnres", "layerscale"}
 
 
 @each("family", OTHERS)
 def test_other_families_keep_their_logits_learn_are_saved_and_come_back(
     family: str, ids: Tensor, tmp_path: Path
 ) -> None:
-    settings, placement = OTHERS[family]
-    model = moved(transformers.AutoConfig.for_model(family, **{**TINY, **settings}))
+    model = built(family)
     with torch.no_grad():
         wanted = model(ids).logits
     scheme = hf.scheme_of(model)
-    assert str(scheme) == f"{placement}(entry=embedding)"
+    assert str(scheme) == entering(OTHERS[family])
     report = hf.apply(model, scheme)
     torch.testing.assert_close(model(ids).logits, wanted, rtol=1e-4, atol=1e-4)
     report.undo()
@@ -166,7 +177,7 @@ def test_what_is_wrong_beside_the_sums_is_refused(tiny_model: Any) -> None:
         change(model)
         with pytest.raises(ConfigError, match=said):
             hf.scheme_of(model)
-    model = moved(transformers.AutoConfig.for_model("arcee", **TINY))
+    model = built("arcee")
     model.model.layers[1].adapter = nn.Linear(2, 2)
     with pytest.raises(ConfigError, match=r"parameters that apply does not know: adapter\.weight"):
         hf.apply(model, "geonorm")
@@ -175,21 +186,44 @@ def test_what_is_wrong_beside_the_sums_is_refused(tiny_model: Any) -> None:
 
 @each("family, said", [("minimax", "the stream begins again"), ("bloom", "mlp")])
 def test_other_rules_are_refused_with_what_was_seen(family: str, said: str) -> None:
-    settings = {**TINY, **EXPERTS, "n_layer": 2, "n_head": 4, "n_group": 1, "topk_group": 1, "n_routed_experts": 4}
-    model = moved(transformers.AutoConfig.for_model(family, **settings))
+    model = built(family)
     for call in (hf.scheme_of, lambda model: hf.apply(model, "geonorm")):
         with pytest.raises(ConfigError, match=said) as refused:
             call(model)
         assert "seen before it" in str(refused.value) and "\n" not in str(refused.value)
 
 
-@torch.no_grad()
-@each("factor", [0.99, 1.01])
-def test_another_factor_is_not_beam(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers.models.beam import modeling_beam
+# what in the modeling file of a family makes the rule, and which number of its results is off
+RULES = {
+    "beam": ("beam.depth_scaled_residual_add", None), "zaya": ("zaya.ZayaResidualScaling.forward", None),
+    "muse_spark_text": ("muse_spark.MuseSparkResidualGate.forward", None),
+    "gemma4_text": ("gemma4.Gemma4TextDecoderLayer.forward", None),
+    "deepseek_v4": ("deepseek_v4.DeepseekV4HyperConnection.forward", 0),
+    "glm5_next_text": ("glm5_next.Glm5NextTextHyperConnection.forward", 1),
+    "hy_v4": ("hy_v4.HYV4HyperConnection.forward", 0),
+    "qwen4_exp_text": ("qwen4_exp.Qwen4ExpTextGatedResidual.forward", 2),
+}  # fmt: skip
 
-    model = moved(transformers.AutoConfig.for_model("beam", **{**TINY, **OTHERS["beam"][0]}))
-    add = modeling_beam.depth_scaled_residual_add
-    monkeypatch.setattr(modeling_beam, "depth_scaled_residual_add", lambda *args: factor * add(*args))
-    with pytest.raises(ConfigError, match="rebuilt under beam"):
-        hf.scheme_of(model)
+
+@torch.no_grad()
+@each("family, factor", [(family, factor) for family in RULES for factor in (0.99, 1.01)])
+def test_another_factor_is_another_rule(family: str, factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, number = RULES[family]
+    file, *parents, name = place.split(".")
+    home = reduce(getattr, parents, import_module(f"transformers.models.{file}.modeling_{file}"))
+    rule = getattr(home, name)
+
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        out = rule(*args, **kwargs)
+        if not isinstance(out, tuple):
+            return factor * out
+        return tuple(factor * each if at == number else each for at, each in enumerate(out))
+
+    monkeypatch.setattr(home, name, wrong)
+    with pytest.raises(ConfigError, match=r"rebuilt under|leave in another way|changes the stream"):
+        hf.scheme_of(built(family))
+
+
+def test_streams_are_not_changed() -> None:
+    with pytest.raises(ConfigError, match="part and meet outside of its blocks"):
+        hf.apply(built("hy_v4"), "geonorm")

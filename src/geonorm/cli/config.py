@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..errors import ConfigError
-from ..settings import Settings
+from ..settings import Settings, check_out
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,25 @@ class SchemesConfig(Settings):
     """All that is known, for programs."""
     out: str | None = None
     """Directory for a picture of how it moves a token, NAME.svg; of every scheme when none is named."""
+
+
+@dataclass(frozen=True)
+class RegisterConfig(Settings):
+    """The residual rule of models with its numbers: how far each sub-layer turns the stream, and its share of the last
+    state. Checkpoints are not loaded: what their rule learned is read by range."""
+
+    words = ("models",)
+    examples = ("geonorm register --out runs/register", "geonorm register muse_spark checkpoints/mine --out runs/mine")
+
+    models: list[str] = field(default_factory=list)
+    """Types of models of transformers, folders or safetensors files of checkpoints, their URLs, or hub names; every
+    causal family when none is given."""
+    out: str = "runs/register"
+    """Directory for summary.json, register.csv and report.html; new, or of the same register."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_out(self.out)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from ..progress import show_progress, watched
 from ..report.config import ReportConfig
 from ..settings import Settings
 from .arguments import HELP, HelpAsked, print_completion, read
-from .config import SameConfig, SchemesConfig
+from .config import RegisterConfig, SameConfig, SchemesConfig
 
 USAGE = """usage: geonorm VERB [options]      (geonorm VERB --help)
 
@@ -305,6 +305,29 @@ def run_check_transfer(config: TransferConfig) -> int:
     return 0
 
 
+def run_register(config: RegisterConfig) -> int:
+    """the residual rule of any family or checkpoint, with its angles: geonorm register [MODEL ...]"""
+    from dataclasses import asdict
+
+    from ..devices import pick_device
+    from ..lab.runs import environment
+    from ..lab.simulate import check_directory, save
+    from ..measure.load import hugging_face
+    from ..report import build
+
+    out, settings = Path(config.out), asdict(config)
+    check_directory(out, settings, "register", "models")
+    hugging_face()
+    from ..hf.register import read_rules
+
+    with show_progress(watched()) as progress:
+        rules = read_rules(config.models, progress.show)
+    save(out, settings, environment.collect(pick_device("cpu")), {"summary.json": {"kind": "register", "rules": rules}})
+    build([out], out / "register.csv", format="csv")
+    publish(out)
+    return 0
+
+
 def run_same(config: SameConfig) -> int:
     """say whether residual rules are one function: geonorm same A B"""
     from ..equality import same, sort_into_classes
@@ -364,11 +387,13 @@ COMMANDS: dict[str, type[Settings]] = {
     "simulate": SimulateConfig,
     "check-transfer": TransferConfig,
     "schemes": SchemesConfig,
+    "register": RegisterConfig,
     "same": SameConfig,
     "data": DataConfig,
 }
 VERBS: dict[str, Callable[[Any], int]] = {
     verb.__name__.removeprefix("run_").replace("_", "-"): verb
     for verb in (run_compare, run_ladder, run_train, run_eval, run_generate, run_export, run_report, run_bench,
-                 run_probe, run_simulate, run_check_transfer, run_schemes, run_same, run_data)
+                 run_probe, run_simulate, run_check_transfer, run_schemes, run_register, run_same,
+                 run_data)
 }  # fmt: skip

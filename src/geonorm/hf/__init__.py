@@ -22,6 +22,7 @@ from .modeling import (
     GeoNormModel,
     GeoNormPreTrainedModel,
 )
+from .register import Rule, rule_of
 from .stock import to_stock
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ __all__ = [
     "GeoNormModel",
     "GeoNormPreTrainedModel",
     "Report",
+    "Rule",
     "Trainer",
     "adapt",
     "apply",
@@ -42,6 +44,7 @@ __all__ = [
     "export",
     "layout_of",
     "restore",
+    "rule_of",
     "scheme_of",
     "to_stock",
 ]

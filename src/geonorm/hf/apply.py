@@ -220,6 +220,10 @@ def check_blocks(model: Any, stacks: Stacks) -> None:
     name = type(model).__name__
     if not stacks or any("language_model" in stack.blocks for stack, _ in stacks):
         raise ConfigError(f"{name} has no blocks that apply knows; give it the text model alone")
+    if any(parse(stack.scheme).streams > 1 for stack, _ in stacks if stack.scheme):
+        raise ConfigError(
+            f"the streams of {name} part and meet outside of its blocks: apply changes models of one stream"
+        )
     for block in [block for stack, base in stacks if stack.scheme is None for block in blocks_of(model, stack, base)]:
         if not type(block).forward.__module__.startswith("transformers.models."):
             raise ConfigError(

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -85,16 +86,16 @@ class StockBranch(nn.Module):
 
 
 class Exit(StreamEnd):
-    """The end of the stream, in the dtype of the model around it."""
+    """The end of the stream, in the dtype of the model around it, for which Zaya's asks the weight of its last norm."""
 
-    like: Tensor
+    weight: Tensor
 
     def __init__(self, scheme: Scheme, site: Site, norm: NormSpec, dtype: torch.dtype) -> None:
         super().__init__(scheme, site, norm)
-        self.register_buffer("like", torch.empty(0, dtype=dtype), persistent=False)
+        self.register_buffer("weight", torch.empty(0, dtype=dtype), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).to(self.like.dtype)
+        return super().forward(x).to(self.weight.dtype)
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,7 @@ def replace_sites(model: Any, scheme: Scheme, stacks: Stacks) -> None:
             blocks[-1].exit = exit
             continue
         if (target := norm_in(exit.own, "norm")) is not None:
-            copy_gains(last, target, stack.gain_offset)
+            copy_gains(last, target, stack.exit_offset)
         model.set_submodule(join_path(base, stack.exit or ""), exit)
 
 
@@ -227,7 +228,8 @@ def replace_block(block: Any, layer: int, depth: int, scheme: Scheme, stack: Sta
     for sublayer in stack.of(layer):
         site = Site(layer, sublayer.kind, depth, stack.count)
         residuals[sublayer.kind] = site_of(block, sublayer, stack, scheme, site, dim)
-    known = {id(p) for p in (*residuals.parameters(), *norms)}
+    learned = [attrgetter(path)(block) for sub in stack.of(layer) for path, _ in sub.carried.values()]
+    known = {id(p) for p in (*residuals.parameters(), *norms, *learned)}
     lost = [name for name, p in block.named_parameters() if id(p) not in known]
     if lost:
         raise ConfigError(f"blocks of this model have parameters that apply does not know: {', '.join(lost[:3])}")

@@ -275,10 +275,10 @@ def interrupted(path: Path) -> Summary:
 
 
 def study_kind(path: Path) -> str:
-    """What a folder holds: simulation, probe, transfer, bench, ladder, comparison or run; as its settings say where its
-    summary is lost."""
+    """What a folder holds: simulation, probe, transfer, register, bench, ladder, comparison or run; as its settings say
+    where its summary is lost."""
     summary = read_object(path / "summary.json")
-    if summary.get("kind") in ("simulation", "probe", "transfer"):
+    if summary.get("kind") in ("simulation", "probe", "transfer", "register"):
         return str(summary["kind"])
     if "rows" in summary:
         return "bench"

@@ -5,14 +5,15 @@ A sub-layer of a block of transformers is
     x' = after(x + output(dropout(branch(norm(x))) + ... other branches side by side))
 
 with norm (read before the branch), output (on the update, inside the residual), after (on the stream) and dropout each
-there or not. The probe measures by a stack and `hf.apply` replaces residuals by it. Causal models are recognised by
-numbers (`recognise`); the stacks of some encoders, vision transformers and encoder-decoders, whose blocks add to the
-stream inside modules of theirs, stand here by name, as of transformers 5.24. Nothing here imports torch.
+there or not, or a module of the block adds with learned factors (`joined`). The probe measures by a stack and
+`hf.apply` replaces residuals by it. Causal models are recognised by numbers (`recognise`); the stacks of some encoders,
+vision transformers and encoder-decoders, whose blocks add to the stream inside modules of theirs, stand here by name,
+as of transformers 5.24. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,6 +61,11 @@ class Sublayer:
     branches: tuple[Branch, ...]
     output: str | None = None
     after: str | None = None
+    joined: str | None = None
+    """The module that is handed stream and update and returns the stream behind them (Muse's gate)."""
+    carried: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """What the scheme learns beside gains of norms, by our name: the path of the block's tensor, and how that becomes
+    ours (`rebuild.ARRANGED`)."""
 
     @property
     def placement(self) -> str:
@@ -79,7 +85,7 @@ class Sublayer:
         """In one line: attn:norm=ln_1,branch=attn. Modules one after the other with >, branches side by side with +."""
         chains = "+".join(">".join(branch.modules) for branch in self.branches)
         norms = "+".join(dict.fromkeys(branch.norm for branch in self.branches if branch.norm))
-        parts = {"norm": norms, "branch": chains, "output": self.output, "after": self.after}
+        parts = {"norm": norms, "branch": chains, "output": self.output, "after": self.after, "joined": self.joined}
         return f"{self.kind}:" + ",".join(f"{name}={value}" for name, value in parts.items() if value)
 
     @property
@@ -101,6 +107,7 @@ class Stack:
     exit          norm after the last block, or None
     norm          rms or layer
     gain_offset   what is added to a stored gain (1 for Gemma: the norm multiplies by 1 + weight)
+    exit_offset   the same at the exit
     eps           of norms that have none to ask for (OLMo)
     returns       kinds of sub-layers; what the module of each returns beside its update, the block returns beside the
                   stream, in this order: None where one did not run
@@ -117,6 +124,7 @@ class Stack:
     exit: str | None = None
     norm: str = "rms"
     gain_offset: float = 0.0
+    exit_offset: float = 0.0
     eps: float = 1e-6
     returns: tuple[str, ...] = ()
     layers: tuple[tuple[Sublayer, ...], ...] = ()

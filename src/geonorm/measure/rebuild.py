@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
 
 from ..norms import Norm, NormSpec
 from ..residual import Residual
-from ..schemes import Scheme, Site
+from ..schemes import Scheme, Site, parse
 from .anatomy import Stack, Sublayer
 from .norms import weights_in_memory
 
 CARRIED = "_geonorm_carried"
 """How a parameter is marked that took over the gains of a stock norm."""
+
+
+def transpose_mixing(rows: Tensor) -> Tensor:
+    """Rows for n reading weights, n writing weights and an n x n mixing matrix, with the transpose of that."""
+    n = int((len(rows) + 1) ** 0.5) - 1
+    mixing = rows[2 * n :].unflatten(0, (n, n)).transpose(0, 1).flatten(0, 1)
+    return torch.cat((rows[: 2 * n], mixing))
+
+
+ARRANGED: dict[str, Callable[[Tensor], Tensor]] = {
+    "same": lambda rows: rows,
+    "plus 1": lambda rows: rows + 1,
+    "transposed": transpose_mixing,
+}
+"""How a tensor of a stock block becomes ours."""
 
 
 @torch.no_grad()
@@ -33,10 +49,14 @@ def copy_gains(norm: nn.Module, target: nn.Module, offset: float) -> None:
 def norm_spec(stack: Stack, dim: int, stock: Iterable[nn.Module]) -> NormSpec:
     """What N is at a site, after the stock norms there."""
     norm = next((norm for norm in stock if not isinstance(norm, nn.Identity)), None)
-    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
     gains = norm is None or getattr(norm, "weight", None) is not None
     bias = getattr(norm, "bias", None) is not None
-    return NormSpec(stack.norm, dim, gains, stack.eps if eps is None else float(eps), bias)
+    return NormSpec(stack.norm, dim, gains, eps_of(norm, stack), bias)
+
+
+def eps_of(norm: nn.Module | None, stack: Stack) -> float:
+    """What a stock norm adds to the mean square."""
+    return float(getattr(norm, "variance_epsilon", getattr(norm, "eps", stack.eps)))
 
 
 def norm_in(parts: nn.Module, role: str) -> Norm | None:
@@ -67,4 +87,18 @@ def rebuild(
         target = norm_in(residual.own, role)
         if target is not None and not (role == "input" and has_several_norms(sublayer)):
             copy_gains(norms[path], target, stack.gain_offset)
+            target.eps = eps_of(norms[path], stack)
+    mine = dict(residual.own.named_parameters())
+    for name, (path, how) in sublayer.carried.items():
+        if name in mine and type(parse(stack.scheme or scheme)) is type(scheme):
+            carry(mine[name], attrgetter(path)(block), how)
     return residual
+
+
+@torch.no_grad()
+def carry(mine: nn.Parameter, their: Tensor, how: str) -> None:
+    """Copies a tensor of a stock block to a parameter of a scheme; what theirs lacks at the end is 0."""
+    values = ARRANGED[how](their).flatten()
+    mine.zero_().view(-1)[: len(values)] = values.to(mine)
+    setattr(mine, CARRIED, True)
+    mine.requires_grad_(their.requires_grad)

@@ -105,7 +105,7 @@ def _read(
     has one colour everywhere."""
     from ..errors import GeonormError, unknown
     from ..lab.load import study_kind
-    from . import comparison, ladder, probe, simulation, transfer
+    from . import comparison, ladder, probe, register, simulation, transfer
     from .style import looks
 
     paths = [Path(dirs)] if isinstance(dirs, (str, PathLike)) else [Path(d) for d in dirs]
@@ -113,6 +113,7 @@ def _read(
     readers = {
         "ladder": ladder.SavedLadder.load, "simulation": simulation.SavedSimulation.load,
         "probe": probe.SavedProbe.load, "transfer": transfer.SavedTransfer.load,
+        "register": register.SavedRegister.load,
     }  # fmt: skip
     trained = [path for path in paths if kinds[path] not in readers]
     studies: list[Study] = [comparison.load_comparison(trained)] if trained else []
