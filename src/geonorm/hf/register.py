@@ -81,7 +81,9 @@ def rule_of(model: str) -> Rule:
         config = default_config(model)
         stack, _ = read_family(config)
         kinds = len(stack.layers) or 1
-        return follow(model, config, WIDTH, stack, ((layer % kinds, {}) for layer in range(config.num_hidden_layers)))
+        return follow_factors(
+            model, config, WIDTH, stack, ((layer % kinds, {}) for layer in range(config.num_hidden_layers))
+        )
     base, _, file = model.rpartition("/") if model.endswith(".safetensors") else (model.rstrip("/"), "", "")
     if not ("://" in model or Path(model).exists()):
         check_name(model)
@@ -92,7 +94,7 @@ def rule_of(model: str) -> Rule:
         raise ConfigError(f"{model}: transformers has no type of model {family!r}")
     config = CONFIG_MAPPING[family].from_dict(settings).get_text_config()
     stack, names = read_family(config)
-    return follow(model, config, config.hidden_size, stack, read_blocks(base, file, config, names))
+    return follow_factors(model, config, config.hidden_size, stack, read_blocks(base, file, config, names))
 
 
 def read_rules(models: Sequence[str], progress: Callable[[str, float], object]) -> list[dict[str, Any]]:
@@ -135,7 +137,7 @@ def learned(sublayer: Sublayer, stack: Stack) -> dict[str, Sequence[str]]:
 
 
 @torch.no_grad()
-def follow(model: str, config: Any, dim: int, stack: Stack, blocks: Iterable[Block]) -> Rule:
+def follow_factors(model: str, config: Any, dim: int, stack: Stack, blocks: Iterable[Block]) -> Rule:
     """The rule with its numbers. What a block has not learned begins as the scheme says.
 
     A state is a sum of parts, the entry and what each sub-layer wrote, at right angles to one another. Tokens with all
