@@ -211,7 +211,7 @@ def test_from_python(processes: Any, text: Path, tmp_path: Path, small_steps: No
     assert len(processes.started) == 4 and "geonorm d1w16" in repr(found) and "4 runs in" in repr(found)
     assert [row["size"] for row in found.tables()["speedups"]] == ["d1w16", "d2w16"]
     assert {"speedup", "speedup_low", "wall", "parameters"} <= set(found.frame().columns)
-    assert found.plot("loss").spec["layer"]
+    assert found.plot("loss").spec
     with pytest.raises(ConfigError, match="depth must be"):
         geonorm.ladder("pre", depth=["4,6"])
 

@@ -11,6 +11,7 @@ import pytest
 
 from geonorm.lab.data.batches import Batches
 from geonorm.lab.open import open_run
+from geonorm.lab.runs.folder import read_summary
 
 METRICS = {"step", "tokens", "loss", "lr", "grad_norm", "tokens_per_second", "seconds"}
 TRACE = set(
@@ -58,6 +59,9 @@ def test_files_and_keys(train: Any, tmp_path: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     assert set(summary) >= SUMMARY and summary["status"] == "finished" and summary["steps"] == 4
     assert summary["val_loss"] == metrics[-1]["val_loss"] and summary["tokens"] == 256
+    for damaged in ({**summary, "val_loss": 1.0}, {key: summary[key] for key in summary if key != "parameters"}):
+        (run / "summary.json").write_text(json.dumps(damaged))
+        assert read_summary(run) is None
     (part,) = json.loads((run / "environment.json").read_text())
     assert set(part) == ENVIRONMENT and part["step"] == 0 and part["schemes"] == {}
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"step-3", "step-4"}

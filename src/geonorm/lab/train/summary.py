@@ -15,7 +15,7 @@ from ...errors import CheckpointError
 from ...parsing import finite_or_none
 from ...progress import span
 from ..resolve import Resolved
-from ..runs.folder import RunFolder, read_rows, rows_sha256_of
+from ..runs.folder import RunFolder, digest_of, read_rows, rows_sha256_of
 from ..runs.records import MetricRow, Summary
 from ..statistics.spikes import find_spikes
 from ..storage import read_state, weights_sha256
@@ -50,7 +50,8 @@ def summarise(run: RunFolder, about: dict[str, Any], device: torch.device) -> Su
             **{key: last.get(key) for key in EVALUATED if last},
         }
     )
-    run.write("summary.json", summary.row())
+    row = summary.row()
+    run.write("summary.json", {**row, "sha256": digest_of(row)})
     return summary
 
 
