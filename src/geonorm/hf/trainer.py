@@ -12,11 +12,6 @@ from ..schemes import advance
 from .modeling import GeoNormPreTrainedModel
 
 
-def undecayed(model: nn.Module) -> set[str]:
-    """Names of parameters that weight decay is not for: embeddings, norms, biases and what a scheme learns."""
-    return {name for name, role in parameter_roles(model).items() if not decays(role)}
-
-
 class ConstrainCallback(transformers.TrainerCallback):
     """For `transformers.Trainer(callbacks=[ConstrainCallback()])` and trainers built on it: the constraints that
     schemes such as nGPT put on weights hold before the first step and after every one, and schemes that change over
@@ -60,5 +55,5 @@ class Trainer(transformers.Trainer):
             self.add_callback(ConstrainCallback())
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        left_out = undecayed(model)
+        left_out = {name for name, role in parameter_roles(model).items() if not decays(role)}
         return [name for name, _ in model.named_parameters() if name not in left_out]

@@ -55,11 +55,6 @@ def kind_of(name: str) -> str:
     return name.split(".")[0].split("-")[0]
 
 
-def file_name(kind: str, world: World) -> str:
-    """Of what a rank writes of a kind."""
-    return f"{kind}.safetensors" if world.size == 1 else f"{kind}-{world.rank + 1:05}-of-{world.size:05}.safetensors"
-
-
 class Writer(FileSystemWriter):
     """Writes folder/step-N: each rank its files and their checksums, the first rank state.json at the end. Then it
     removes all but the newest `keep` checkpoints and that of step `protected`."""
@@ -91,7 +86,8 @@ class Writer(FileSystemWriter):
             shards.setdefault(kind, {})[name] = {"saved_offsets": list(item.tensor_data.chunk.offsets)}
         sums = {}
         for kind in sorted(tensors):
-            path = self.aside / file_name(kind, self.world)
+            part = f"-{self.world.rank + 1:05}-of-{self.world.size:05}" if self.world.size > 1 else ""
+            path = self.aside / f"{kind}{part}.safetensors"
             save_file(tensors[kind], path, {"DCP_SHARDING_INFO": json.dumps(shards[kind], sort_keys=True)})
             path.chmod(0o666 & ~UMASK)  # safetensors lets the owner alone read it
             sync(path)

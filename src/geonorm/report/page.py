@@ -50,7 +50,13 @@ def page(studies: Sequence[Study], styles: Mapping[str, Look]) -> str:
             body += f'<section id="{name}"><{level}>{escape(section.title)}<a class="anchor" href="#{name}"'
             body += f' aria-label="Link to {escape(section.title)}">#</a></{level}>'
             for item in section.content:
-                body += item if isinstance(item, str) else _charts(item, place, section.css, prefix)
+                body += (
+                    item
+                    if isinstance(item, str)
+                    else f'<div class="charts {section.css}">'
+                    + "".join(_figure(chart, place, prefix) for chart in item)
+                    + "</div>"
+                )
             body += "</section>"
         contents += f"<li>{' '.join(links)}</li>"
     return (
@@ -89,10 +95,6 @@ def _limits(study: Study) -> str:
     if limits := study.limits():
         return f'<aside class="limits"><strong>{study.limits_title}</strong>{bullets(limits)}</aside>'
     return f'<p class="limits">{study.without_limits}</p>' if study.without_limits else ""
-
-
-def _charts(charts: Sequence[Chart], place: Mapping[str, int], css: str, prefix: str) -> str:
-    return f'<div class="charts {css}">{"".join(_figure(chart, place, prefix) for chart in charts)}</div>'
 
 
 def _figure(chart: Chart, place: Mapping[str, int], prefix: str) -> str:

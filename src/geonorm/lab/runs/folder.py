@@ -132,8 +132,8 @@ def read_object(path: Path) -> dict[str, Any]:
 def read_summary(folder: Path) -> Summary | None:
     """The summary of a run; None if there is none, or what is there is not what a run writes."""
     row = read_object(folder / "summary.json")
-    seal = row.pop("sha256", None)  # runs of older versions have none
-    return Summary.read_or_none(row) if seal in (None, digest_of(row)) else None
+    whole = row.pop("sha256", None) in (None, digest_of(row))  # popped first; runs of older versions have none
+    return Summary.read_or_none(row) if whole else None
 
 
 def digest_of(row: Mapping[str, Any]) -> str:
