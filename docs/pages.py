@@ -9,10 +9,14 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
+import transformers
+
 import geonorm
 from geonorm.cli.catalogue import DEPTH, DIM, format_motion, format_theory, join_pairs, look_up
 from geonorm.cli.main import COMMANDS
 from geonorm.cli.pictures import draw_schemes
+from geonorm.hf.register import read_rules
+from geonorm.report.register import NOTES, TITLES, cells
 from geonorm.schemes import find
 from geonorm.schemes.combine import Nested
 from geonorm.settings import options
@@ -39,6 +43,8 @@ def write(name: str, text: str) -> None:
 def write_all() -> None:
     claims = Book(Evidence(HERE.parent))
     write("gallery.md", gallery())
+    if not (PLACE / "register.md").exists():  # half a minute
+        write("register.md", "\n".join(register()) + "\n")
     draw_schemes(None, PLACE / "pictures")
     for name in geonorm.names():
         if name in DRAWN:
@@ -71,9 +77,30 @@ def gallery() -> str:
         "output across x; weights are those of block 4 of 12."
     )
     pages = [f"schemes/{name}" for name in geonorm.names()]
-    tree = ["```{toctree}", ":hidden:", "", "../schemes", *pages, "```", ""]
-    start = ["# Schemes", "", f"[Which scheme when](../schemes.md). {text}", "", "::::{grid} 2 3 4 4", ":gutter: 3"]
+    tree = ["```{toctree}", ":hidden:", "", "../schemes", "register", *pages, "```", ""]
+    start = [
+        "# Schemes",
+        "",
+        f"[Which scheme when](../schemes.md) · [who ships what](register.md). {text}",
+        "",
+        "::::{grid} 2 3 4 4",
+        ":gutter: 3",
+    ]
     return "\n".join([*start, *cards, "::::", "", *tree])
+
+
+def register() -> Iterator[str]:
+    """The rule of each causal family of transformers, and why others are refused."""
+    rules = read_rules([], lambda *_: None)
+    known = [row for row in rules if "scheme" in row]
+    yield "# Who ships what\n"
+    yield f"The rule of {len(known)} of {len(rules)} causal families of transformers {transformers.__version__}, each"
+    yield "verified on the numbers of a tiny model. `geonorm register MODEL` reads the learned part of a checkpoint.\n"
+    yield from (f"- {note}" for note in NOTES)
+    yield ""
+    yield from table(TITLES, [cells(row) for row in known])
+    yield "\n## Not recognised\n"
+    yield from (f"- {row['model']}: {row['refused']}" for row in rules if "refused" in row)
 
 
 def scheme_page(name: str, about: Mapping[str, Any]) -> Iterator[str]:
