@@ -19,7 +19,7 @@ from .norm_checks import norms, pair_of
 def rules(dim: int, device: str) -> list[WeightedSum]:
     """Every kind of weight before every kind of norm, drawn."""
     generator = torch.Generator().manual_seed(dim)
-    keep, scale, shift, gain = (torch.rand(4, dim, generator=generator) + 0.2).to(device)
+    keep, scale, shift = (torch.rand(3, dim, generator=generator) + 0.2).to(device)
     first, bare, layer, *_, plain = norms(dim, device)
     return [
         WeightedSum(),
@@ -27,7 +27,7 @@ def rules(dim: int, device: str) -> list[WeightedSum]:
         WeightedSum(scale=scale[:1], norm=layer, shift=shift),
         WeightedSum(0.5, 1.5, norm=plain),
         WeightedSum(keep, scale, shift, first),
-        WeightedSum(keep[:1].squeeze(), scale, norm=bare, gain=gain),
+        WeightedSum(keep[:1].squeeze(), scale, norm=bare),
         WeightedSum(keep, 1.0),
     ]
 

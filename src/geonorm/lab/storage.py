@@ -39,6 +39,7 @@ from torch.futures import Future
 from ..errors import CheckpointError, cause
 from ..parsing import from_json
 from .distributed.ranks import World
+from .runs.folder import digest_of
 
 MARKER = "state.json"
 FORMAT = 3
@@ -208,11 +209,6 @@ def checksum(path: Path) -> str:
     """sha256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def digest_of(state: dict[str, Any]) -> str:
-    """sha256 of the content of state.json."""
-    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 def sync(path: Path) -> None:

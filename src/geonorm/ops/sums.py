@@ -17,8 +17,8 @@ from .launch import DTYPES
 
 @dataclass(frozen=True)
 class WeightedSum:
-    """x' = keep x + scale N(gain u) + shift, the write of most schemes that add. keep, scale: numbers, tensors of one
-    number, or vectors (dim,); shift, gain: vectors or None; norm: N, a module from (..., dim) to (..., dim), or None.
+    """x' = keep x + scale N(u) + shift, the write of most schemes that add. keep, scale: numbers, tensors of one
+    number, or vectors (dim,); shift: a vector or None; norm: N, a module from (..., dim) to (..., dim), or None.
 
     >>> x, u = torch.ones(2), torch.tensor([3.0, 4.0])
     >>> geonorm.ops.WeightedSum(keep=0.5, scale=2.0)(x, u)
@@ -29,14 +29,12 @@ class WeightedSum:
     scale: float | Tensor = 1.0
     shift: Tensor | None = None
     norm: nn.Module | None = None
-    gain: Tensor | None = None
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
         """In plain differentiable PyTorch: in the dtype of x where all weights are Python numbers, so that a sum is one
         addition, else in fp32 (fp64 for fp64)."""
         if isinstance(self.keep, Tensor) or isinstance(self.scale, Tensor):
             x, u = upcast(x), upcast(u).to(upcast(x).dtype)
-        u = u if self.gain is None else self.gain.to(u.dtype) * u
         n = u if self.norm is None else self.norm(u)
         total = self.keep * x if isinstance(self.keep, Tensor) or self.keep != 1.0 else x
         if isinstance(self.scale, Tensor):
@@ -56,13 +54,17 @@ def fused_write(
     """x' and, with `dtype`, what the next sub-layer reads of it in that dtype, through `norm` if it has one, by the
     kernels: 3 + 5 passes over memory, 4 + 6 through a norm. Without `dtype` x' twice. offer: the angle map of a
     geodesic step, or what returns the weighted sum. None where the kernels do not run here, nothing is offered, or the
-    norm of the update is a module that they do not have or that somebody watches."""
+    norm of the update is a module that they do not have or that somebody watches.
+
+    >>> x, u = torch.randn(2, 8), torch.randn(2, 8)
+    >>> geonorm.ops.fused_write(x, u, lambda: None) is None  # nothing is offered
+    True
+    """
     if isinstance(offer, AngleMap):
         plan = fused.plan_step(offer) if choose_backend("auto", x, u, offer) == "triton" else None
     else:
         terms = offer() if kernels_add(x, u) else None
         plan = None if terms is None else plan_sum(terms, x)
-        u = u if terms is None or terms.gain is None else upcast(terms.gain) * u
     if plan is None:
         return None
     known = fused.row_norm(norm, x) if dtype in DTYPES else None

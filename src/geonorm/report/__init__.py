@@ -79,7 +79,7 @@ def draw(
 
     >>> with geonorm.simulate(schemes="pre", tokens=3, dim=3, time=2.0, points=9, seeds=1).folder() as folder:
     ...     list(geonorm.report.draw(folder))
-    ['cosine', 'collapse', 'speed', 'sphere']
+    ['cosine', 'collapse', 'turn', 'speed', 'sphere']
     """
     from .charts import Figure
 

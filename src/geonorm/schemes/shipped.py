@@ -83,9 +83,7 @@ class Muse(Placement):
     def terms(self, p: Any, site: Site, h: Number = 1.0) -> WeightedSum:
         b = h * torch.sigmoid(upcast(p.gate) / self.temperature)
         a = ((1 - b) * (1 + b)).clamp(min=self.floor).sqrt()
-        scaled = isinstance(p.output, ScaledInput)
-        norm, gain = (p.output.norm, p.output.weight) if scaled else (p.output, None)
-        return WeightedSum(a, b, norm=norm, gain=gain)
+        return WeightedSum(a, b, norm=p.output)
 
 
 class ScaledInput(nn.Module):
