@@ -91,6 +91,7 @@ def gallery() -> str:
 
 def register() -> Iterator[str]:
     """The rule of each causal family of transformers, and why others are refused."""
+    transformers.logging.set_verbosity_error()
     rules = read_rules([], lambda *_: None)
     known = [row for row in rules if "scheme" in row]
     yield "# Who ships what\n"
