@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from math import pi
 from typing import Literal
 
@@ -128,32 +127,6 @@ def add_norm(x: Tensor, u: Tensor, gains: Tensor | None = None) -> Tensors:
     return total, F.rms_norm(total, (total.shape[-1],), gains, eps=EPS).to(u.dtype)
 
 
-def liger(x: Tensor, u: Tensor, gains: Tensor) -> Tensors:
-    """Liger-Kernel's fused addition and RMSNorm (Triton)."""
-    fused = import_module("liger_kernel.ops.fused_add_rms_norm").LigerFusedAddRMSNormFunction
-    y, total = fused.apply(u, x, gains, EPS, 0.0, "llama", False)
-    return total, y
-
-
-def prenorm(module: str, name: str, *biases: None) -> Forward:
-    """The fused addition and RMSNorm of flash-attn (Triton) or QuACK (CuTe)."""
-
-    def forward(x: Tensor, u: Tensor, gains: Tensor) -> Tensors:
-        norm = getattr(import_module(module), name)
-        y, total = norm(u, gains, *biases, residual=x, eps=EPS, prenorm=True)
-        return total, y
-
-    return forward
-
-
-FUSED: dict[str, Forward] = {
-    "Liger": liger,
-    "flash-attn": prenorm("flash_attn.ops.triton.layer_norm", "rms_norm_fn", None),
-    "QuACK": prenorm("quack", "rmsnorm"),
-}
-"""Fused kernels of others for the same place in Pre-Norm."""
-
-
 def candidates(device: torch.device) -> tuple[list[Candidate], dict[str, str]]:
     """Everything that can run here, and why the rest cannot."""
     decay = torch.tensor(0.5, device=device)  # a tensor, as a layer passes it
@@ -173,7 +146,6 @@ def candidates(device: torch.device) -> tuple[list[Candidate], dict[str, str]]:
         Candidate(GAINS, add_norm, "norm", gains=True),
         Candidate(f"{PRE} compiled", add_norm, "norm", compiled=True),
         Candidate(f"{GAINS}, compiled", add_norm, "norm", gains=True, compiled=True),
-        *(Candidate(name, forward, "norm", gains=True, optional=True) for name, forward in FUSED.items()),
     ]
     if device.type == "cuda":  # elsewhere auto is the closed form
         every.append(Candidate("geonorm closed compiled", make_step("closed", decay), compiled=True))

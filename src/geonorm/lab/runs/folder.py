@@ -268,7 +268,9 @@ class RunFolder:
     def check_same(self, settings: Mapping[str, Any], but: Container[str] = VOLATILE) -> None:
         """CheckpointError that names the first setting in which the directory's run differs."""
         if differs := first_difference(to_dict(self.config()), settings, but=but):
-            raise CheckpointError(f"{self.path} holds a run with {differs}; choose another --out")
+            raise CheckpointError(
+                f"{self.path} holds a run with {differs}; choose another --out, or --accept-changed NAME"
+            )
 
     def write(self, name: str, value: Any) -> None:
         """Writes a JSON file of the directory."""
