@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING
 from pathlib import Path
@@ -16,7 +17,6 @@ from geonorm.cli.catalogue import DEPTH, DIM, format_motion, format_theory, join
 from geonorm.cli.main import COMMANDS
 from geonorm.cli.pictures import draw_schemes
 from geonorm.hf.register import read_rules
-from geonorm.report.register import NOTES, TITLES, cells
 from geonorm.schemes import find
 from geonorm.schemes.combine import Nested
 from geonorm.settings import options
@@ -90,16 +90,22 @@ def gallery() -> str:
 
 
 def register() -> Iterator[str]:
-    """The rule of each causal family of transformers, and why others are refused."""
+    """The rules of the causal families of transformers, the rarest first, and why the others are refused."""
     transformers.logging.set_verbosity_error()
     rules = read_rules([], lambda *_: None)
-    known = [row for row in rules if "scheme" in row]
+    known = defaultdict(list)
+    for row in rules:
+        if "scheme" in row:
+            known[row["scheme"], row["equation"]].append(row["model"])
+    count = sum(map(len, known.values()))
     yield "# Who ships what\n"
-    yield f"The rule of {len(known)} of {len(rules)} causal families of transformers {transformers.__version__}, each"
-    yield "verified on the numbers of a tiny model. `geonorm register MODEL` reads the learned part of a checkpoint.\n"
-    yield from (f"- {note}" for note in NOTES)
-    yield ""
-    yield from table(TITLES, [cells(row) for row in known])
+    yield f"The rule of {count} of {len(rules)} causal families of transformers {transformers.__version__}, each verified"
+    yield "on the numbers of a tiny model. `geonorm register FAMILY` shows its angles by sub-layer; with a checkpoint in"
+    yield "place of a family it reads the learned part, without loading the model.\n"
+    rows = sorted(known.items(), key=lambda item: len(item[1]))
+    yield from table(
+        ("rule", "one step", "families"), [(f"`{rule}`", step, ", ".join(who)) for (rule, step), who in rows]
+    )
     yield "\n## Not recognised\n"
     yield from (f"- {row['model']}: {row['refused']}" for row in rules if "refused" in row)
 

@@ -85,7 +85,7 @@ steps: 400
 lr: {lr}
 data: books-small
 tokens: {{tokenizer: bpe}}
-model: {{layers: 4, width: 128, heads: 4, norm: rms}}
+model: {{layers: null, width: 128, heads: 4, norm: rms}}
 optim: {{warmup: {warmup}, weight_decay: 0.1, clip: 1.0}}
 """
 

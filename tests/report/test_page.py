@@ -79,7 +79,7 @@ def test_the_page_is_complete(full: Page) -> None:
     """The answer is the title; noise between seeds comes before differences; limits, recipes and commands."""
     title = "Against pre, geonorm: better; post: worse; peri: not resolved"
     assert [attrs for tag, attrs in full.tags if tag == "h1"] and full.text.count(title) == 2
-    titles = ["Seeds of a scheme differ by", "expect about 0.15", "verdict", "Loss during training", "Best learning"]
+    titles = ["Seeds of a scheme differ by", "expect about 0.15", "verdict", "At the last evaluation", "Best learning"]
     places = [full.text.index(title) for title in titles]
     assert places == sorted(places)
     caption = "1.05M parameters · 4 layers · 819k tokens per run · 5 seeds · data books-small"

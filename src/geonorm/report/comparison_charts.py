@@ -114,13 +114,14 @@ def losses(comparison: ComparedRuns) -> list[Chart]:
     known = [*train.items(), *valid.items()]
     framed = [pair for pair in known if comparison.counted(pair[0])] or known
     note = (
-        "Validation loss, on what every evaluation reads, with markers and the range of seeds; training loss thin. "
-        "The start leaves the frame, as may what diverged."
+        "Validation loss, on the sample that every evaluation reads, with markers and the range of seeds; training "
+        "loss thin. The start leaves the frame, as may what diverged."
     )
     thin = {scheme: curve.thinned(120) for scheme, curve in train.items()}
     order = sorted(valid, key=lambda scheme: valid[scheme].mean[-1])
-    ends = ", ".join(f"{scheme} at {valid[scheme].mean[-1]:.4f}" for scheme in dict.fromkeys([*order[:1], *order[-1:]]))
-    title = f"Loss during training, lowest and highest at the end: {ends}" if len(order) > 1 else f"Loss: {ends}"
+    title = (
+        f"At the last evaluation {order[0]} is lowest, at {valid[order[0]].mean[-1]:.4f}" if order else "Training loss"
+    )
     unit = "loss (nats per token)"
     return over_tokens(
         comparison,
@@ -149,12 +150,13 @@ def gaps(comparison: ComparedRuns) -> list[Chart]:
     paired = {scheme: curves.paired_gap(comparison.counted(scheme), base) for scheme in others}
     known = {scheme: curve for scheme, curve in paired.items() if curve and len(curve.x) > 1}
     note = (
-        f"Validation loss − that of {comparison.baseline}, paired by seed; the band is the 95 % interval at each "
-        "point. The start may leave the frame."
+        f"Validation loss, on the sample of every evaluation, − that of {comparison.baseline}, paired by seed; band: "
+        "the 95 % interval at each point. The start may leave the frame."
     )
     ends = ", ".join(f"{scheme} {signed(curve.mean[-1])}" for scheme, curve in known.items())
     return over_tokens(
-        comparison, "gap", f"Difference to {comparison.baseline} at the end: {ends}", "difference (nats per token)",
+        comparison, "gap", f"At the last evaluation, against {comparison.baseline}: {ends}",
+        "difference (nats per token)",
         {scheme: [curve] for scheme, curve in known.items()}, note, [*known.items()], TIMES, band="95 %", rules=[0.0],
     )  # fmt: skip
 

@@ -73,5 +73,6 @@ class ComparedRuns(Study):
     @property
     def depth(self) -> int | None:
         """The number of blocks, from the trace or the configuration."""
+        layers = [row.layer for run in self.runs for row in run.trace if row.layer is not None]
         configured = flatten(self.runs[0].config).get("model.layers")
-        return configured if isinstance(configured, int) else None
+        return int(max(layers)) + 1 if layers else configured
