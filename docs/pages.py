@@ -99,9 +99,9 @@ def register() -> Iterator[str]:
             known[row["scheme"], row["equation"]].append(row["model"])
     count = sum(map(len, known.values()))
     yield "# Who ships what\n"
-    yield f"The rule of {count} of {len(rules)} causal families of transformers {transformers.__version__}, each verified"
-    yield "on the numbers of a tiny model. `geonorm register FAMILY` shows its angles by sub-layer; with a checkpoint in"
-    yield "place of a family it reads the learned part, without loading the model.\n"
+    yield f"The rule of {count} of {len(rules)} causal families of transformers {transformers.__version__}, each"
+    yield "verified on the numbers of a tiny model. `geonorm register FAMILY` shows its angles by sub-layer; with a"
+    yield "checkpoint in place of a family it reads the learned part, without loading the model.\n"
     rows = sorted(known.items(), key=lambda item: len(item[1]))
     yield from table(
         ("rule", "one step", "families"), [(f"`{rule}`", step, ", ".join(who)) for (rule, step), who in rows]
