@@ -13,11 +13,11 @@ from typing import Any
 from geonorm.bench.config import OpsBench, TrainBench
 from geonorm.cli import main as cli
 from geonorm.cli.arguments import read
-from geonorm.cli.main import COMMANDS, SchemesConfig, main
+from geonorm.cli.main import COMMANDS, DataConfig, SchemesConfig, main
 from geonorm.dynamics.config import SimulateConfig
 from geonorm.lab.compare.config import CompareConfig
 from geonorm.lab.compare.ladder_config import LadderConfig
-from geonorm.lab.config import DataConfig, ExportConfig, TrainCommand, TrainConfig
+from geonorm.lab.config import ExportConfig, TrainCommand, TrainConfig
 from geonorm.lab.evaluate.config import EvalConfig, GenerateConfig
 from geonorm.lab.transfer_config import TransferConfig
 from geonorm.measure.config import ProbeConfig

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ..errors import ConfigError
-from ..settings import Settings, check_out
+from ..settings import Count, Settings, check_out
 
 
 @dataclass(frozen=True)
@@ -56,3 +58,35 @@ class SameConfig(Settings):
         super().__post_init__()
         if len(self.schemes) == 1:
             raise ConfigError("a second rule is missing: geonorm same A B")
+
+
+@dataclass(frozen=True)
+class DataConfig(Settings):
+    """What a text source holds (inspect), or its tokens written to the cache (prepare)."""
+
+    words = ("action", "source")
+    examples = (
+        "geonorm data inspect my.txt",
+        "geonorm data prepare my.jsonl.zst --vocab-size 4096",
+    )
+    action: Literal["inspect", "prepare"]
+    """inspect: print a description; prepare: tokenize into the cache, $GEONORM_CACHE or
+    ~/.cache/geonorm."""
+    source: str
+    """Text, as for --data of train."""
+    tokenizer: str | None = None
+    """byte, bpe or a tokenizer.json; bpe for prepare when not given."""
+    vocab_size: int = 1024
+    """Tokens of a BPE that is trained on the text."""
+    field: str | None = None
+    """As --tokens.field of train."""
+    limit: Count | None = None
+    """For prepare, as --tokens.limit of train."""
+
+    @property
+    def tokenizer_name(self) -> str | None:
+        return self.tokenizer or ("bpe" if self.action == "prepare" else None)
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        if self.tokenizer_name != "bpe":
+            yield "vocab_size", "--tokenizer bpe"

@@ -16,7 +16,7 @@ from ..dynamics.config import SimulateConfig
 from ..errors import ConfigError, GeonormError, is_out_of_memory, unknown
 from ..lab.compare.config import CompareConfig, Grid
 from ..lab.compare.ladder_config import LadderConfig
-from ..lab.config import DataConfig, ExportConfig, TrainCommand
+from ..lab.config import ExportConfig, TrainCommand
 from ..lab.evaluate.config import EvalConfig, GenerateConfig
 from ..lab.transfer_config import TransferConfig
 from ..measure.config import ProbeConfig
@@ -24,7 +24,7 @@ from ..progress import show_progress, watched
 from ..report.config import ReportConfig
 from ..settings import Settings
 from .arguments import HELP, HelpAsked, print_completion, read
-from .config import RegisterConfig, SameConfig, SchemesConfig
+from .config import DataConfig, RegisterConfig, SameConfig, SchemesConfig
 
 USAGE = """usage: geonorm VERB [options]      (geonorm VERB --help)
 

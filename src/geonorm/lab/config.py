@@ -377,35 +377,3 @@ class ExportConfig(Settings):
     """Add a modeling file: the folder then loads with trust_remote_code=True where geonorm is not installed."""
     scheme: str | None = None
     """With the folder of a comparison: its best finished run of this scheme."""
-
-
-@dataclass(frozen=True)
-class DataConfig(Settings):
-    """What a text source holds (inspect), or its tokens written to the cache (prepare)."""
-
-    words = ("action", "source")
-    examples = (
-        "geonorm data inspect my.txt",
-        "geonorm data prepare my.jsonl.zst --vocab-size 4096",
-    )
-    action: Literal["inspect", "prepare"]
-    """inspect: print a description; prepare: tokenize into the cache, $GEONORM_CACHE or
-    ~/.cache/geonorm."""
-    source: str
-    """Text, as for --data of train."""
-    tokenizer: str | None = None
-    """byte, bpe or a tokenizer.json; bpe for prepare when not given."""
-    vocab_size: int = 1024
-    """Tokens of a BPE that is trained on the text."""
-    field: str | None = None
-    """As --tokens.field of train."""
-    limit: Count | None = None
-    """For prepare, as --tokens.limit of train."""
-
-    @property
-    def tokenizer_name(self) -> str | None:
-        return self.tokenizer or ("bpe" if self.action == "prepare" else None)
-
-    def unused(self) -> Iterator[tuple[str, str]]:
-        if self.tokenizer_name != "bpe":
-            yield "vocab_size", "--tokenizer bpe"

@@ -26,19 +26,16 @@ class Gains:
     offset: float | None
 
 
-def tolerance(x: Tensor) -> float:
-    """The largest relative difference that rounding explains, of many numbers together."""
-    return torch.finfo(x.dtype).eps if x.dtype in (torch.float16, torch.bfloat16) else 2e-5
-
-
 def same_size(a: Any, b: Tensor) -> bool:
     """True for a tensor of as many numbers with the same last dimension."""
     return isinstance(a, Tensor) and a.is_floating_point() and a.shape[-1:] == b.shape[-1:] and a.numel() == b.numel()
 
 
 def close(a: Tensor, b: Tensor) -> bool:
+    """True if rounding explains the difference of many numbers together."""
+    tolerance = torch.finfo(b.dtype).eps if b.dtype in (torch.float16, torch.bfloat16) else 2e-5
     wide = b.double().flatten()
-    return float((a.double().flatten() - wide).norm()) <= tolerance(b) * float(wide.norm())
+    return float((a.double().flatten() - wide).norm()) <= tolerance * float(wide.norm())
 
 
 def sum_factors(target: Tensor, atoms: Sequence[Tensor]) -> list[float] | None:
@@ -70,9 +67,8 @@ def read_norm(call: ModuleCall) -> Gains | None:
     module, x = call.module, call.x
     parameters = dict(module.named_parameters())
     shapes = {parameter.shape for parameter in parameters.values()}
-    if not same_size(call.y, x) or set(parameters) - {"weight", "bias"} or shapes - {x.shape[-1:]}:
-        return None
-    if call.y.abs().max() == 0:
+    other = not same_size(call.y, x) or set(parameters) - {"weight", "bias"} or shapes - {x.shape[-1:]}
+    if other or call.y.abs().max() == 0:
         return None
     with weights_in_memory(module):
         weight, bias = (getattr(module, name).double() if name in parameters else None for name in ("weight", "bias"))

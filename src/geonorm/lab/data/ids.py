@@ -1,4 +1,4 @@
-"""Token ids in files that other programs have made: nanoGPT (raw uint16), llm.c (a header before it), Megatron (an
+"""Token ids in files of other programs: nanoGPT (raw uint16), llm.c (a header before it), Megatron (an
 .idx beside it), and .npy."""
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ TokenIds = NDArray[np.unsignedinteger[Any]]
 
 
 class Tokenizer:
-    """What geonorm needs of a tokenizer; by itself that of token ids which another program made: nothing is known of
+    """What geonorm needs of a tokenizer; by itself that of the token ids of another program: nothing is known of
     the text that they stand for.
 
     `eos` is the id put after each document; text that spells its name stays text where it is a special token. `mask`

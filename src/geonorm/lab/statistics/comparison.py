@@ -68,8 +68,7 @@ def paired_interval(differences: ArrayLike) -> Interval:
 
 
 def difference_of(loss: float, base: float) -> float:
-    """loss − base; 0 where that is a matter of rounding, which is no difference however constant it is: sums of nats in
-    another order differ by less than 1e-12 of them."""
+    """loss − base; 0 where they differ by rounding alone: sums in another order do, by less than 1e-12 of them."""
     return 0.0 if math.isclose(loss, base, rel_tol=1e-12) else loss - base
 
 
