@@ -135,8 +135,11 @@ def suggest_change(setup: Resolved, memory: Memory, room: float) -> str:
     """What to change in a run that does not fit, or does not need what slows it down; an empty string for nothing."""
     recompute = setup.runtime.recompute
     if memory.peak(setup.micro_batch) <= room:
-        # recomputation that memory does not ask for
-        return "leave out --runtime.recompute" * (recompute and memory.peak(setup.micro_batch, recompute=False) <= room)
+        return (
+            "leave out --runtime.recompute"
+            if recompute and memory.peak(setup.micro_batch, recompute=False) <= room
+            else ""
+        )
     if largest := memory.largest(room):
         return f"choose --micro-batch {largest} or fewer"
     if not recompute and memory.peak(1, recompute=True) <= room:
