@@ -39,7 +39,6 @@ TESTS = {
     "lab/statistics/comparison.py": "tests/lab/statistics/test_comparison.py tests/lab/statistics",
     "lab/statistics/moderated.py": "tests/lab/statistics/test_moderated.py tests/lab/statistics",
     "lab/statistics/speedup.py": "tests/lab/statistics/test_speedup.py tests/lab/statistics",
-    "lab/statistics/rates.py": "tests/lab/statistics tests/lab/compare/test_ladder.py tests/experiments",
     "lab/statistics/spikes.py": "tests/lab/statistics/test_spikes.py tests/lab/statistics",
 }
 """What is changed, below src/geonorm, and the tests that should notice, the likeliest first."""

@@ -134,7 +134,7 @@ def run_compare(config: CompareConfig) -> int:
 
 
 def run_ladder(config: LadderConfig) -> int:
-    """train schemes at several sizes and lengths; ends in fits and effective speed-ups"""
+    """train schemes at several sizes and lengths; ends in effective speed-ups"""
     from ..lab.compare import ladder as lab
 
     return study(config, lab.train_ladder)

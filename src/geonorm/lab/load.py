@@ -18,7 +18,7 @@ from ..parsing import from_yaml
 from ..results import Result, Rows
 from .runs.folder import read_object, read_objects, read_rows, read_summary, read_text, rows_of, rows_sha256_of
 from .runs.identity import identity_sha256, recorded_identity
-from .runs.ladder_records import LadderPoint, LawFit, SpeedupRow, TrendRow
+from .runs.ladder_records import LadderPoint, SpeedupRow, TrendRow
 from .runs.records import ComparisonRow, MetricRow, Record, Summary, TraceRow
 from .statistics.comparison import aggregate
 
@@ -146,7 +146,7 @@ class Comparison(Saved):
 @dataclass(frozen=True, repr=False)
 class Ladder(Saved):
     """A ladder's folder. Tables: speedups (a row per scheme and size), points (a row per scheme, size and budget),
-    trends, fits, runs."""
+    trends, runs."""
 
     results: dict[str, Any]
     """The content of results.json."""
@@ -168,10 +168,6 @@ class Ladder(Saved):
         return [TrendRow.read(row) for row in self.results["trends"]]
 
     @cached_property
-    def fits(self) -> list[LawFit]:
-        return [LawFit.read(row) for row in self.results["fits"]]
-
-    @cached_property
     def runs(self) -> list[Run]:
         summaries = [Summary.read(row) for row in self.results["runs"]]
         return [Run(self.path / "runs" / str(summary.run), summary) for summary in summaries]
@@ -185,7 +181,7 @@ class Ladder(Saved):
         return f"Ladder({'; '.join(parts) or 'nothing to compare'}; {len(self.runs)} runs in {self.path})"
 
     def tables(self) -> dict[str, Rows]:
-        return {name: self.results[name] for name in ("speedups", "points", "trends", "fits", "runs")}
+        return {name: self.results[name] for name in ("speedups", "points", "trends", "runs")}
 
 
 @dataclass(frozen=True)

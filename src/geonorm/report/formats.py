@@ -54,7 +54,6 @@ def csv_text(studies: Sequence[Study]) -> str:
     """A row per scheme or model: its source, every number on it, and the limits."""
     rows = [
         {"source": study.title, **{key: value for key, value in record.items() if not isinstance(value, dict | list)}}
-        | {f"fit_{key}": value for key, value in (record.get("fit") or {}).items()}
         | ({"limits": " ".join(study.limits())} if study.limits() else {})
         for study in studies
         for record in study.records()

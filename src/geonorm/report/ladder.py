@@ -1,4 +1,4 @@
-"""A ladder (`geonorm ladder`): effective speed-ups, loss against compute, slopes and fits, from results.json."""
+"""A ladder (`geonorm ladder`): effective speed-ups, loss against compute and slopes, from results.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..lab.load import Ladder
-from ..lab.runs.ladder_records import LadderPoint, LawFit, SpeedupRow, TrendRow
+from ..lab.runs.ladder_records import LadderPoint, SpeedupRow, TrendRow
 from ..lab.statistics.comparison import significant
 from .charts import RATE, Axis, Chart, Point, Strip, strip_chart
 from .checks import (
@@ -71,7 +71,7 @@ class SavedLadder(Study):
         return {row.size: row for row in points}
 
     def rows(self, table: str) -> list[Any]:
-        """Rows of a table (points, speedups, trends, fits) of the schemes to show, in their order."""
+        """Rows of a table (points, speedups, trends) of the schemes to show, in their order."""
         names, order = self.names, {size: place for place, size in enumerate(self.sizes)}
         rows = [row for row in getattr(self.ladder, table) if row.scheme in names]
         return sorted(rows, key=lambda row: (order.get(row.size, -1), names.index(row.scheme)))
@@ -130,7 +130,7 @@ class SavedLadder(Study):
         }  # fmt: skip
         return [sentence for sentence, holds in sentences.items() if holds]
 
-    def _size(self, row: TrendRow | LawFit | SpeedupRow) -> str:
+    def _size(self, row: TrendRow | SpeedupRow) -> str:
         return si(self.sizes[row.size].parameters) if row.size in self.sizes else "all"
 
     def tables(self) -> dict[str, Table]:
@@ -149,12 +149,6 @@ class SavedLadder(Study):
              str(row.n), spread(row), paired_difference(row), chances(row.p, row.p_holm), learning_rate(row)]
             for row in self.rows("points")
         ]  # fmt: skip
-        fits = [
-            [row.scheme, row.along, self._size(row), str(row.points),
-             row.problem or f"E {fitted(row.E, row.E_low, row.E_high)}, a {fitted(row.a, row.a_low, row.a_high)}, "
-             f"rms {row.rms:.4f}"]
-            for row in self.rows("fits")
-        ]  # fmt: skip
         known = [row for row in sorted(self.rows("points"), key=lambda row: row.tokens) if row.difference_std]
         tables: dict[str, Table] = {
             "Speed-up": (["scheme", "parameters", "tokens", "along", "n", "speed-up (95 %)", "p, Holm", "wall time"],
@@ -163,7 +157,6 @@ class SavedLadder(Study):
             "Slope of the difference": (["scheme", "along", "size", "n", "nats per decade (95 %)", "p, Holm"], slopes),
             "Points": (["scheme", "parameters", "tokens", "per parameter", "FLOP", "n", "val loss",
                         "difference (95 %)", "p, Holm", "lr"], points),
-            "Fits of E + A x^-a": (["scheme", "x", "size", "points", "fit"], fits),
         }  # fmt: skip
         return {title: table for title, table in tables.items() if table[1]}
 
@@ -171,7 +164,7 @@ class SavedLadder(Study):
         return [table for title, table in self.tables().items() if title == "Speed-up"]
 
     def charts(self) -> dict[str, list[Chart]]:
-        note = "Means over seeds at the best rate; lines join the budgets of a size; dotted: fits."
+        note = "Means over seeds at the best rate; lines join the budgets of a size."
         paired = f"Validation loss − that of {self.baseline}, paired by seed; band: 95 % interval at each point."
         return {
             "speedup": speedup_charts(self),
@@ -224,11 +217,6 @@ def describe_speedup(row: SpeedupRow) -> str:
 def per_parameter(row: LadderPoint) -> str:
     """Tokens for each parameter, and for each of those that are not only looked up."""
     return ", ".join(f"{row.tokens / (row.parameters - left):.3g}" for left in (0, row.embedding))
-
-
-def fitted(value: float | None, low: float | None, high: float | None) -> str:
-    """A fitted number, with its interval where that is on record."""
-    return f"{value:.3g}" + ("" if low is None else f" ({low:.3g} to {high:.3g})")
 
 
 def name_speedups(rows: Sequence[SpeedupRow], size: str) -> str:
@@ -322,10 +310,6 @@ def budget_charts(ladder: SavedLadder, column: str, title: str, note: str, text:
     chart = Chart(title, x, y, ladder.looks, note, name=f"{column.replace('_', '-')}-budgets")
     for level in zero:
         chart.rule(y=level)
-    for fit in [fit for fit in ladder.rows("fits") if not fit.problem and fit.along == key and not zero]:
-        inside = [getattr(row, key) for row in rows if row.scheme == fit.scheme and fit.size in ("all", row.size)]
-        steps = [math.exp(math.log(min(inside)) + i / 40 * math.log(max(inside) / min(inside))) for i in range(41)]
-        chart.line(fit.scheme, [(step, fit.E + fit.A * (step / fit.scale) ** -fit.a) for step in steps], "dotted")
     return [draw_lines(chart, join_points(rows), key, column, text)]
 
 

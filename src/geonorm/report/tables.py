@@ -162,14 +162,6 @@ def chances(p: float | None, p_holm: float | None) -> str:
     return "–" if p is None else f"{p:.2g}, {p_holm:.2g}"
 
 
-def fitted_minimum(row: ComparisonRow) -> str:
-    """The minimum of the parabola through all rates: loss, its standard error, and the rate; or why there is none."""
-    if row.fit is None or row.fit.loss is None:
-        return "–" if row.fit is None else str(row.fit.problem)
-    doubt = f" ({row.fit.problem})" if row.fit.problem else ""
-    return f"{with_error(row.fit.loss, row.fit.loss_error)} at {row.fit.lr:.2g}{doubt}"
-
-
 def learning_rate(row: ComparisonRow) -> str:
     """The best learning rate, and where it lies in the grid that was tried."""
     if row.lr is None:
@@ -204,7 +196,6 @@ COLUMNS = (
     Column("verdict", verdict),
     Column("lr", learning_rate),
     Column("moderated (95 %)", moderated_difference),
-    Column("fitted minimum", fitted_minimum),
     Column("bits/byte", lambda row: formatted(row.val_bpb_mean, ".4f")),
     Column("accuracy", lambda row: formatted(row.val_accuracy_mean, ".1%")),
     Column("memory", lambda row: f"{si(row.peak_memory_bytes)}B" if row.peak_memory_bytes else "–"),

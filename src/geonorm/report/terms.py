@@ -15,8 +15,6 @@ TERMS = {
     "p, Holm": "The chance of such a difference between equal schemes: by itself, and adjusted for all comparisons.",
     "moderated": "A second look: the difference of the means, each variance drawn towards that of all schemes. It is "
                  "no verdict, and too narrow for a scheme that scatters far more than the others.",
-    "fitted minimum": "Of a parabola in log rate through all full runs, ± standard error, which is too small where a "
-                      "seed is lucky at every rate.",
     "lr": "The best learning rate of those tried. Interior: both neighbours are worse. Edge: a better one may lie "
           "outside.",
     "spikes": "Values over 6 standard deviations above the mean of the 100 steps before, of the loss / of the gradient "

@@ -70,7 +70,7 @@ def test_end_to_end_and_extension(
         p.name for p in out.iterdir()
     }
     found = results(out)
-    tables = {"points", "speedups", "trends", "fits"}
+    tables = {"points", "speedups", "trends"}
     assert set(found) == {"command", "order", "data", "runs", "baseline", *tables}
     assert found["command"][:2] == ["geonorm", "ladder"] and found["baseline"] == "pre"
     assert [(row["tokens"], row["scheme"], row["n"]) for row in found["points"]] == [

@@ -100,8 +100,6 @@ def test_a_seed_that_was_run_twice_is_one_observation() -> None:
     for once, twice in zip(aggregate(runs), aggregate(runs * 2), strict=True):
         for key in ("n", "val_loss_mean", "val_loss_std", "val_loss_low", "moderated_low", "moderated_p"):
             assert getattr(twice, key) == getattr(once, key), key
-    noisy = [summary("pre", s, 3 + (i - 1.2) ** 2 + 0.01 * s, 1e-3 * 2**i) for i in range(4) for s in range(3)]
-    assert aggregate(noisy * 2)[0].fit == aggregate(noisy)[0].fit is not None
 
 
 def test_a_run_that_finished_without_a_loss_has_diverged_for_the_choice_of_a_rate_too() -> None:
@@ -155,12 +153,11 @@ def test_runs_that_failed_are_counted_and_a_lucky_survivor_does_not_choose_the_r
     assert geo.statuses == {"diverged": 1, "interrupted": 1}
 
 
-def test_aggregate_takes_another_baseline_and_makes_no_cost_of_speeds() -> None:
-    """Runs that share a machine slow one another: 80 tokens/s against 100 says nothing about the schemes."""
-    runs = [summary("pre", 0, 3.0), summary("geo", 0, 2.9, tokens_per_second=80.0)]
+def test_aggregate_takes_another_baseline() -> None:
+    runs = [summary("pre", 0, 3.0), summary("geo", 0, 2.9)]
     pre, geo = aggregate(runs, baseline="geo")
     assert geo.difference == 0.0 and pre.difference == pytest.approx(0.1)
-    assert pre.step_cost is None and not pre.resolved and pre.seeds_needed is None
+    assert not pre.resolved and pre.seeds_needed is None
     with pytest.raises(ValueError, match="no run of the baseline"):
         aggregate(runs, baseline="post")
     assert aggregate([]) == []

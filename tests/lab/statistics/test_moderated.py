@@ -1,9 +1,8 @@
-"""Moderated variances, Holm, equality and fitted rates against numbers by hand, scipy's tests and planted truths."""
+"""Moderated variances, Holm and equality against numbers by hand, scipy's tests and planted truths."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from scipy import optimize, special, stats
 from geonorm.lab.runs.records import ComparisonRow
 from geonorm.lab.statistics.comparison import aggregate, paired_interval
 from geonorm.lab.statistics.moderated import Estimate, Prior, contrast, equal_p, find_wider, fit_prior, holm, moderate
-from geonorm.lab.statistics.rates import find_minimum, fit_parabola
 
 from .test_comparison import summary
 
@@ -177,83 +175,3 @@ def test_rows_carry_the_family() -> None:
     assert rows[0].p is None and rows[4].p is None and rows[4].p_holm is None
     assert rows[4].moderated_p is not None and rows[4].difference_low is None  # one seed, spread from the others
     assert aggregate([summary("a", 0, 3.0), summary("b", 0, 3.0)])[1].moderated_p is None
-
-
-RATES = [3e-3, 4.2e-3, 6e-3, 8.5e-3, 1.2e-2]
-
-
-def valley(lrs: Any, best: float = 5e-3, loss: float = 3.8, bend: float = 0.03) -> Any:
-    return loss + bend * np.log2(np.asarray(lrs) / best) ** 2
-
-
-def test_a_parabola_through_exact_losses_finds_its_minimum() -> None:
-    curve = fit_parabola(RATES[::2], valley(RATES[::2]))
-    assert curve is not None and curve.df == 0 and curve.misfit is None
-    found = find_minimum(curve)
-    assert found.lr == pytest.approx(5e-3, rel=1e-9) and found.loss is not None and found.problem is None
-    assert found.loss.value == pytest.approx(3.8, rel=1e-12) and math.isnan(found.loss.error2) and found.lr_low is None
-    known = find_minimum(curve, 1e-4, 20)
-    assert known.loss is not None and known.loss.error2 > 0 and known.lr_low is not None and known.lr_low < 5e-3
-
-
-def test_standard_errors_are_those_of_least_squares_and_the_delta_method() -> None:
-    """Against scipy's fit of the same curve written by its minimum, whose errors need no delta method."""
-    noise = np.random.default_rng(4)
-    lrs = np.array(RATES * 3)
-    losses = valley(lrs) + 0.01 * noise.standard_normal(lrs.size)
-    curve = fit_parabola(lrs, losses)
-    assert curve is not None
-    found = find_minimum(curve)
-    (best, loss, _), covariance = optimize.curve_fit(
-        lambda x, best, loss, bend: loss + bend * (x - best) ** 2, np.log(lrs), losses, (-5.3, 3.8, 0.06)
-    )
-    assert found.lr is not None and found.loss is not None
-    assert math.log(found.lr) == pytest.approx(best, abs=1e-6) and found.loss.value == pytest.approx(loss, abs=1e-8)
-    assert found.log_error == pytest.approx(math.sqrt(covariance[0, 0]), rel=1e-3)
-    assert math.sqrt(found.loss.error2) == pytest.approx(math.sqrt(covariance[1, 1]), rel=1e-3)
-
-
-def test_fits_that_have_no_minimum_say_why() -> None:
-    assert fit_parabola([1e-3, 2e-3, 2e-3], [3.0, 2.9, 2.9]) is None
-    for best, said in ((1e-4, "below the lowest rate tried, 0.003"), (1.0, "above the highest, 0.012")):
-        curve = fit_parabola(RATES, valley(RATES, best))
-        assert curve is not None
-        found = find_minimum(curve)
-        assert found.lr is None and found.loss is None and found.problem == f"the minimum lies {said}"
-    arch, line = fit_parabola(RATES, valley(RATES, bend=-0.03)), fit_parabola(RATES, np.log(RATES))
-    assert arch is not None and find_minimum(arch).problem == "the parabola is not convex"
-    assert line is not None and find_minimum(line).lr is None
-
-
-def test_a_curve_that_is_no_parabola_is_called_so() -> None:
-    noise = np.random.default_rng(6)
-    lrs = np.array(RATES * 4)
-    steep = valley(lrs) + 0.3 * (lrs > 1e-2) + 0.004 * noise.standard_normal(lrs.size)
-    bent, good = fit_parabola(lrs, steep), fit_parabola(lrs, valley(lrs) + 0.004 * noise.standard_normal(lrs.size))
-    assert bent is not None and "do not lie on a parabola" in (find_minimum(bent).problem or "")
-    assert good is not None and find_minimum(good).problem is None and good.misfit is not None
-    ps = [fit_parabola(lrs, valley(lrs) + noise.standard_normal(lrs.size)) for _ in range(400)]
-    assert np.mean([curve is not None and (curve.misfit or 0) < 0.05 for curve in ps]) == pytest.approx(0.05, abs=0.035)
-
-
-def test_rows_compare_schemes_at_their_fitted_minima() -> None:
-    """Short tuning runs and rates at which a run diverged stay out; long tuning runs are data."""
-    noise = np.random.default_rng(7)
-
-    def runs(scheme: str, best: float, loss: float) -> list[dict[str, Any]]:
-        return [
-            summary(scheme, seed, float(valley(lr, best, loss)) + 0.004 * noise.standard_normal(), lr, phase=phase)
-            for lr in RATES
-            for seed, phase in ((0, "final"), (1, "final"), (9, "tune"))
-        ]
-
-    found = runs("pre", 5e-3, 3.80) + runs("geo", 8e-3, 3.75)
-    found += [summary("geo", 0, 9.0, lr, tokens=500, phase="tune") for lr in RATES]
-    found += [summary("geo", 0, 2.0, 2.4e-2), summary("geo", 1, None, 2.4e-2, status="diverged")]
-    pre, geo = aggregate(found)
-    assert pre.fit.lr == pytest.approx(5e-3, rel=0.2) and geo.fit.lr == pytest.approx(8e-3, rel=0.2)
-    assert geo.fit.loss == pytest.approx(3.75, abs=4 * geo.fit.loss_error)
-    assert geo.fit.difference_low < -0.05 < geo.fit.difference_high < 0 and geo.fit.p < 1e-3
-    assert pre.fit.difference is None and geo.fit.problem is None
-    single = aggregate([run for run in found if run.lr == 6e-3])
-    assert [row.fit for row in single] == [None, None]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from geonorm.lab.runs.records import Summary
-from geonorm.lab.statistics.speedup import Course, fit_law, judge_ladder, read_speedup
+from geonorm.lab.statistics.speedup import Course, judge_ladder, read_speedup
 
 from ...rows import each
 
@@ -164,25 +164,6 @@ def test_a_seed_with_fewer_sizes_has_no_slope_of_its_own() -> None:
     (row,) = [row for row in judge_ladder(fewer, "pre")["trends"] if row["along"] == "parameters"]
     assert row["seeds"] == whole["seeds"][:2] and (whole["n"], row["n"]) == (9, 8)
     assert whole["slope"] == pytest.approx(whole["seeds"][0]) and row["slope"] != pytest.approx(whole["slope"])
-
-
-def test_a_fit_finds_the_law_or_says_what_it_lacks() -> None:
-    tokens = np.array(BUDGETS)
-    found = fit_law(tokens, 2.5 + 40 * tokens**-0.3)
-    assert found["E"] == pytest.approx(2.5, rel=1e-3) and found["a"] == pytest.approx(0.3, rel=1e-3)
-    assert found["A"] * found["scale"] ** 0.3 == pytest.approx(40, rel=0.01) and found["rms"] < 1e-6
-    few = fit_law(tokens[:3], [4.0, 3.8, 3.7])["problem"]
-    assert "needs 4 different places, and has 3" in few
-    for losses in ([3, 4, 5, 6, 7], [4.0, 3.9, 3.7, 3.3, 2.5]):
-        assert "cannot be told apart" in fit_law(tokens, losses)["problem"]
-
-
-def test_fits_of_a_ladder_have_intervals_over_trunks() -> None:
-    rows = judge_ladder(runs(planted(1.25), seeds=4, noise=0.002), "pre")["fits"]
-    assert [row["scheme"] for row in rows] == ["pre", "planted"]
-    assert all(row["points"] == 5 and row["a_low"] < row["a"] < row["a_high"] for row in rows)
-    (row,) = judge_ladder(runs({"pre": law}, [4e6, 8e6]), "pre")["fits"]
-    assert "needs 4" in row["problem"]
 
 
 @each("loss, place", [(4.0, 0.0), (3.0, 1.0), (4.1, -math.inf), (2.9, math.inf)])

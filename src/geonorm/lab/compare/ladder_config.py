@@ -56,7 +56,7 @@ class Size:
 
 @dataclass(frozen=True)
 class LadderConfig(Grid):
-    """Trains schemes at several sizes and lengths, and ends in fits of loss against compute and in the effective
+    """Trains schemes at several sizes and lengths, and ends in the effective
     speed-up of each scheme: how many times the tokens the first one needs for the same loss. One integer, the depth,
     sets width, heads, tokens, batch and rate. Finished runs are kept, so the same command goes on where it
     was stopped, and more depths, schemes, seeds or rates extend a ladder."""

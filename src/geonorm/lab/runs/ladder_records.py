@@ -77,24 +77,3 @@ class TrendRow(Record):
     slope_p: float | None
     slope_scatter: float | None
     slope_p_holm: float | None
-
-
-@dataclass(kw_only=True)
-class LawFit(Record):
-    """loss = E + A (x / scale)^-a of a scheme, x its tokens or compute."""
-
-    scheme: str
-    along: str
-    size: str
-    points: int
-    """Different places that it goes through."""
-    problem: str | None
-    E: float | None = None
-    A: float | None = None
-    a: float | None = None
-    scale: float | None = None
-    rms: float | None = None
-    E_low: float | None = None
-    E_high: float | None = None
-    a_low: float | None = None
-    a_high: float | None = None

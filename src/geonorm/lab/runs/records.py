@@ -225,25 +225,6 @@ class TraceRow(Record):
 
 
 @dataclass(kw_only=True)
-class RateFit(Record):
-    """The minimum of a parabola in log2(rate) through all runs of a scheme (statistics/rates.py)."""
-
-    lr: float | None
-    lr_low: float | None
-    lr_high: float | None
-    log_lr_error: float | None
-    loss: float | None
-    loss_error: float | None
-    difference: float | None
-    """To the baseline's own minimum."""
-    difference_low: float | None
-    difference_high: float | None
-    p: float | None
-    problem: str | None
-    """Why there is no minimum, or why to doubt it."""
-
-
-@dataclass(kw_only=True)
 class ComparisonRow(Record):
     """A scheme at its best learning rate: a row of `schemes` in results.json. Losses are in nats a token, differences
     are scheme − baseline, intervals are 95 %."""
@@ -275,7 +256,6 @@ class ComparisonRow(Record):
     """To resolve a difference of this size with power 0.8."""
     p: float | None
     tokens_per_second: float | None
-    step_cost: float | None
     peak_memory_bytes: int | None
     parameters: int | None
     matmul_parameters: int | None
@@ -297,7 +277,6 @@ class ComparisonRow(Record):
     equal_p: float | None
     """Of two one-sided tests that the difference is `margin` or more."""
     equal: bool | None
-    fit: RateFit | None
     p_holm: float | None
     moderated_p_holm: float | None
     family: str
@@ -306,8 +285,4 @@ class ComparisonRow(Record):
     @classmethod
     def read(cls, row: Mapping[str, Any]) -> Self:
         rates = {None if key in (None, "null") else float(key): loss for key, loss in (row.get("lrs") or {}).items()}
-        fit = row.get("fit")
-        return super().read({**row, "lrs": rates, "fit": RateFit.read(fit) if isinstance(fit, Mapping) else fit})
-
-    def row(self) -> dict[str, Any]:
-        return super().row() | {"fit": self.fit and self.fit.row()}
+        return super().read({**row, "lrs": rates})

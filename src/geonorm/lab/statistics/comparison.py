@@ -1,9 +1,8 @@
 """The statistics of the comparison protocol: pure functions of numbers and of runs' summaries.
 
 Runs that share a seed share their data order and their initialisation, so schemes are compared by the *paired*
-difference of each seed. Beside it stands the difference with moderated variances (moderated.py) and, where a scheme
-ran at three rates or more, the minimum of a fit over them (rates.py). Nothing here imports torch, and a run that did
-not finish is counted, never dropped.
+difference of each seed. Beside it stands the difference with moderated variances (moderated.py). Nothing here imports
+torch, and a run that did not finish is counted, never dropped.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import bdtr, nctdtr, stdtrit
 
-from ..runs.records import ComparisonRow, RateFit, Summary
+from ..runs.records import ComparisonRow, Summary
 from .moderated import (
     LEVEL,
     MARGIN,
@@ -32,7 +31,6 @@ from .moderated import (
     moderate,
     two_sided_p,
 )
-from .rates import Minimum, Parabola, find_minimum, fit_parabola
 from .spikes import count_apart
 
 SEED_CAP = 1000  # `seeds_needed` returns SEED_CAP + 1 for "more than SEED_CAP"
@@ -243,7 +241,6 @@ def aggregate(
         for scheme, runs in counted.items()
     }
     moderated = _moderate(means, reference)
-    fits = _fit(groups, reference)
     p_holm = holm([paired_interval(values).p for values in pairs.values()])
     moderated_holm = holm([each and each.p for each in moderated.values()])
     count = sum(len(values) > 1 for values in pairs.values())
@@ -279,7 +276,6 @@ def aggregate(
                 seeds_needed=seeds_needed(pairs[scheme]) if compared else None,
                 p=difference.p,
                 tokens_per_second=float(np.median(speeds)) if (speeds := _finite(runs, "tokens_per_second")) else None,
-                step_cost=None,  # runs share a machine: their speeds say nothing, `geonorm bench train` measures costs
                 peak_memory_bytes=_largest(runs, "peak_memory_bytes"),
                 parameters=_largest(group, "parameters"),
                 matmul_parameters=_largest(group, "matmul_parameters"),
@@ -297,7 +293,6 @@ def aggregate(
                 margin=margin,
                 equal_p=p,
                 equal=None if p is None else significant(p),
-                fit=fits[scheme],
                 p_holm=p_holm[place],
                 moderated_p_holm=moderated_holm[place],
                 family=family,
@@ -331,57 +326,6 @@ def find_scattered(rows: Sequence[ComparisonRow]) -> list[tuple[str, float, floa
     known = [(row.scheme, row.val_loss_std, row.n - 1) for row in rows if row.val_loss_std is not None]
     wider = find_wider([std**2 for _, std, _ in known], [df for *_, df in known])
     return [(scheme, *test) for (scheme, *_), test in zip(known, wider, strict=True) if test and significant(test[1])]
-
-
-def _fit(groups: Mapping[str, Sequence[Summary]], reference: str) -> dict[str, RateFit | None]:
-    """By scheme, the minimum of a parabola through all of its runs of full length; None without three rates."""
-    curves = {scheme: _parabola(group) for scheme, group in groups.items()}
-    known = [curve for curve in curves.values() if curve]
-    prior = fit_prior([curve.variance for curve in known], [curve.df for curve in known])
-    minima = {
-        scheme: curve and find_minimum(curve, *(moderate(curve.variance, curve.df, prior) if prior else ()))
-        for scheme, curve in curves.items()
-    }
-    base, most = minima.get(reference), prior.total if prior else math.inf
-    return {
-        scheme: minimum and _rate_fit(minimum, base if scheme != reference else None, most)
-        for scheme, minimum in minima.items()
-    }
-
-
-def _parabola(group: Sequence[Summary]) -> Parabola | None:
-    """Through the final runs of the longest length, and tuning runs of that length, at rates at which none diverged; a
-    seed that was run twice at a rate counts once, with its mean."""
-    group = at_best_multipliers(group)
-    diverged = {run.lr for run in group if ending(run) == "diverged"}
-    runs = [run for run in group if usable(run) and run.lr and run.lr not in diverged]
-    final = [run for run in runs if run.phase != "tune"]
-    longest = max((run.tokens or 0 for run in final or runs), default=0)
-    losses: dict[tuple[float, int | None], list[Summary]] = {}
-    for run in runs:
-        if (run.tokens or 0) == longest:
-            losses.setdefault((run.lr or 0.0, run.seed), []).append(run)
-    return fit_parabola([lr for lr, _ in losses], [float(np.mean(losses_of(repeats))) for repeats in losses.values()])
-
-
-def _rate_fit(minimum: Minimum, base: Minimum | None, most: float) -> RateFit:
-    """The minimum as results.json has it; its difference is to the baseline's own minimum, with `most` degrees of
-    freedom at most."""
-    loss, other = minimum.loss, base.loss if base else None
-    difference = contrast(loss, other, most) if loss and other and loss.df and other.df else None
-    return RateFit(
-        lr=minimum.lr,
-        lr_low=minimum.lr_low,
-        lr_high=minimum.lr_high,
-        log_lr_error=minimum.log_error,
-        loss=loss and loss.value,
-        loss_error=math.sqrt(loss.error2) if loss and loss.df else None,
-        difference=difference and difference.difference,
-        difference_low=difference and difference.low,
-        difference_high=difference and difference.high,
-        p=difference and difference.p,
-        problem=minimum.problem,
-    )
 
 
 def _by_seed(runs: Sequence[Summary]) -> dict[int | None, float]:

@@ -7,7 +7,7 @@ extrapolated: where one loss lies outside the other's curve, only a bound is sai
 The budgets of one seed are cool-downs of one trunk, so they are one observation, not several. Speed-ups and slopes are
 therefore computed within a seed, whatever noise its points share, and their intervals are over seeds, with variances
 that all of them moderate (moderated.py). Sizes share no trunk: there a slope goes through the differences of all
-seeds at once. Fits describe curves and decide nothing. Pure functions of run summaries.
+seeds at once. Pure functions of run summaries.
 """
 
 from __future__ import annotations
@@ -19,20 +19,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.interpolate import PchipInterpolator
-from scipy.optimize import minimize_scalar
 
-from ..runs.ladder_records import LadderPoint, LawFit, SpeedupRow, TrendRow
+from ..runs.ladder_records import LadderPoint, SpeedupRow, TrendRow
 from ..runs.records import Record, Summary
-from .comparison import aggregate, choose, paired_interval, significant
+from .comparison import aggregate, choose, significant
 from .moderated import Contrast, Estimate, contrast, find_wider, fit_prior, holm, moderate
 from .synthesis import ZERO
 
-POINTS = 4
-"""Different budgets that a fit of E + A x^-a needs: one more than it has unknowns."""
 GRID = 256
 """Places between neighbouring points of a curve at which it is looked up."""
-EXPONENTS = (0.02, 2.0)
-"""Limits of a; a fit that ends at one of them has not found it."""
 
 
 class Course(NamedTuple):
@@ -83,56 +78,13 @@ def read_speedup(base: Course, other: Course, at: float) -> Reading | None:
     return Reading(float(most), ">") if needed > 0 else Reading(float(least), "<")  # > 0: the baseline never gets there
 
 
-def fit_law(x: Sequence[float], losses: Sequence[float]) -> dict[str, Any]:
-    """loss = E + A x^-a by least squares, x in units of its geometric mean; or a `problem` in words."""
-    places = len(set(x))
-    if places < POINTS:
-        return {"problem": f"E + A x^-a has three unknowns: it needs {POINTS} different places, and has {places}"}
-    scale = math.exp(float(np.mean(np.log(x))))
-    z, y = np.log(np.array(x) / scale), np.array(losses)
-
-    def solve(log_a: float) -> tuple[float, Any]:
-        design = np.stack([np.ones_like(z), np.exp(-math.exp(log_a) * z)], axis=1)
-        solution, *_ = np.linalg.lstsq(design, y, rcond=None)
-        return float(np.sum((y - design @ solution) ** 2)), solution
-
-    low, high = (math.log(end) for end in EXPONENTS)
-    best = minimize_scalar(lambda log_a: solve(log_a)[0], bounds=(low, high), method="bounded", options={"xatol": 1e-6})
-    error, (floor, slope) = solve(best.x)
-    if min(best.x - low, high - best.x) < 1e-3 or slope <= 0 or floor < 0:
-        return {"problem": "the losses do not bend as E + A x^-a does: E and a cannot be told apart"}
-    rms = math.sqrt(error / len(y))
-    return {"E": float(floor), "A": float(slope), "a": math.exp(best.x), "scale": scale, "rms": rms, "problem": None}
-
-
-def jackknife(courses: Mapping[Any, Course]) -> dict[str, Any]:
-    """The fit through all seeds, and the 95 % intervals of E and a by leaving out one seed, with all its points, at a
-    time; none with fewer than three seeds."""
-
-    def fit(chosen: Sequence[Course]) -> dict[str, Any]:
-        places = sorted({float(x) for course in chosen for x in course.x})
-        means = [float(np.mean([c.loss[c.x == x][0] for c in chosen if x in c.x])) for x in places]
-        return fit_law([math.exp(x) for x in places], means) | {"points": len(places)}
-
-    whole = fit(list(courses.values()))
-    for name in ("E", "a"):
-        others = [fit([c for seed, c in courses.items() if seed != left]).get(name) for left in courses]
-        known = [value for value in others if value is not None]
-        n = len(courses)
-        if n > 2 and len(known) == n and name in whole:  # pseudo-values, as if they were one observation a seed
-            interval = paired_interval([n * whole[name] - (n - 1) * value for value in known])
-            half = (interval.high or 0.0) - interval.mean
-            whole |= {f"{name}_low": whole[name] - half, f"{name}_high": whole[name] + half}
-    return whole
-
-
 Courses = dict[str, dict[Any, Course]]
 """By scheme and seed."""
 
 
 def judge_ladder(summaries: Sequence[Summary], baseline: str) -> dict[str, Any]:
     """Return what results.json holds of a ladder besides its runs: the objects of `points` (LadderPoint), `speedups`
-    (SpeedupRow), `trends` (TrendRow) and `fits` (LawFit).
+    (SpeedupRow) and `trends` (TrendRow).
 
     summaries: with `size`, `planned_tokens` and `embedding` (parameters that are only looked up).
     """
@@ -153,11 +105,6 @@ def judge_ladder(summaries: Sequence[Summary], baseline: str) -> dict[str, Any]:
         "points": points,
         "speedups": read_speedups(final, curves, baseline),
         "trends": read_trends(slopes, baseline),
-        "fits": [
-            LawFit(scheme=scheme, along=along, size=size, **jackknife(courses[scheme]))
-            for (along, size), courses in curves.items()
-            for scheme in courses
-        ],
     }
     return {"baseline": baseline} | {name: [row.row() for row in rows] for name, rows in tables.items()}
 
