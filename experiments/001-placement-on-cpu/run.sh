@@ -6,6 +6,6 @@
 set -euo pipefail
 exec "${PYTHON:-python}" -m geonorm compare \
   --schemes pre post peri olmo2 deepnorm lns sqrt mix geonorm ngpt 'pre(entry=embedding)' \
-  --preset nano --data books-small --batch-size 8 --steps 980 --evaluation.every 245 \
+  --preset nano --data books-small --batch-size 8 --steps 980 --evaluation.every 245 --evaluation.whole true \
   --tune --lrs 3e-3 6e-3 1.2e-2 --seeds 5 \
   --out "${OUT:-runs/001-placement-on-cpu}" "$@"

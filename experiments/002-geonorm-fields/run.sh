@@ -7,15 +7,15 @@ set -euo pipefail
   --schemes pre geonorm 'geonorm(decay=sqrt)' 'geonorm(decay=linear)' 'geonorm(decay=constant)' \
   'geonorm(max_angle=pi/8)' 'geonorm(max_angle=pi/2)' 'geonorm(max_angle=pi)' 'geonorm(alpha=2)' \
   'geonorm(input=norm)' 'geonorm(update=norm)' \
-  --preset nano --data books-small --batch-size 8 --steps 400 --evaluation.every 200 \
+  --preset nano --data books-small --batch-size 8 --steps 400 --evaluation.every 200 --evaluation.tokens 65536 \
   --tune --lrs 3e-3 6e-3 1.2e-2 --seeds 3 \
   --out "${OUT:-runs/002-geonorm-fields}" "$@"
 # the rate that 160 steps like best is not the best for 400: the same at equal rates
 "${PYTHON:-python}" -m geonorm compare \
   --schemes pre geonorm \
-  --preset nano --data books-small --batch-size 8 --steps 400 --evaluation.every 200 --lrs 6e-3 --seeds 3 \
+  --preset nano --data books-small --batch-size 8 --steps 400 --evaluation.every 200 --evaluation.tokens 65536 --lrs 6e-3 --seeds 3 \
   --out "${OUT:-runs/002-geonorm-fields}-6e-3" "$@"
 "${PYTHON:-python}" -m geonorm compare \
   --schemes 'geonorm(max_angle=pi/8)' 'geonorm(alpha=2)' 'geonorm(input=norm)' \
-  --preset nano --data books-small --batch-size 8 --steps 400 --evaluation.every 200 --lrs 1.2e-2 --seeds 3 \
+  --preset nano --data books-small --batch-size 8 --steps 400 --evaluation.every 200 --evaluation.tokens 65536 --lrs 1.2e-2 --seeds 3 \
   --out "${OUT:-runs/002-geonorm-fields}-12e-3" "$@"

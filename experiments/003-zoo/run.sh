@@ -9,11 +9,11 @@ set -euo pipefail
   sandwich keel angpt hybrid 'first(hybrid(input=norm), hybrid)' rezero layerscale orthogonal siamese 'siamese(sum=norm)' hyper \
   'geonorm(after=norm)' 'geonorm(input=norm, update=norm)' \
   'geonorm(retraction=projection, learn=step, decay=constant, decay_on=update, max_angle=pi)' \
-  --preset nano --data books-small --batch-size 8 --steps 400 --evaluation.every 200 \
+  --preset nano --data books-small --batch-size 8 --steps 400 --evaluation.every 200 --evaluation.tokens 65536 \
   --tune --lrs 3e-3 6e-3 1.2e-2 --seeds 3 \
   --out "${OUT:-runs/003-zoo}" "$@"
 "${PYTHON:-python}" -m geonorm compare \
   --schemes ngpt angpt --recipe own \
-  --preset nano --data books-small --batch-size 8 --steps 400 --evaluation.every 200 \
+  --preset nano --data books-small --batch-size 8 --steps 400 --evaluation.every 200 --evaluation.tokens 65536 \
   --tune --lrs 6e-3 1.2e-2 2.4e-2 --seeds 3 \
   --out "${OUT:-runs/003-zoo}-own" "$@"

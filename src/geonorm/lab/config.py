@@ -115,12 +115,13 @@ class Evaluation(Settings):
 
     every: Count | None = None
     """Steps between evaluations; a third of the run when not given. The last step is always evaluated."""
-    tokens: Count = 65536
-    """Held-out tokens, spread evenly over the validation text; the whole of it where it is shorter. Evaluations before
-    the last read fewer: a tenth of the tokens trained on since the last one, and at least 4096."""
+    tokens: Count | None = None
+    """Held-out tokens, spread evenly over the validation text; the whole of it where it is shorter. When not given, an
+    eighth of the tokens that the run trains on, at least 4096 and at most 65536. Evaluations before the last read
+    fewer: a sixteenth of the tokens trained on since the last one, and at least 4096."""
     whole: bool | None = None
     """The whole validation text, document by document, after the last step; when not given, where that costs little: it
-    has at most a third of the tokens that the run trains on."""
+    has at most an eighth of the tokens that the run trains on."""
     average: Share = 0.0
     """Share of the steps, the last ones, whose mean weights are evaluated too (val_loss_average); 0: none."""
     trace_tokens: Natural = 1024

@@ -55,9 +55,10 @@ def test_the_whole_text_at_the_end(train: Any, books: Path, tmp_path: Path) -> N
 
 
 def test_the_whole_text_is_the_default_only_where_it_costs_little(train: Any, books: Path, tmp_path: Path) -> None:
-    """1353 tokens of held-out text: a third of 64 steps of 4 x 16 and more."""
-    for steps, whole in ((63, False), (64, True)):
-        train(tmp_path / str(steps), "--data", books, "--steps", steps, "--evaluation.trace_tokens", 0)
+    """1353 tokens of held-out text: an eighth of 22 steps of 32 x 16 and more."""
+    for steps, whole in ((21, False), (22, True)):
+        words = ["--batch_size", 32, "--evaluation.trace_tokens", 0]
+        train(tmp_path / str(steps), "--data", books, "--steps", steps, *words)
         assert ("val_loss_part" in summary(tmp_path / str(steps))) == whole
 
 
@@ -73,7 +74,7 @@ def test_the_part_and_the_trace_see_all_documents(books: Path) -> None:
 
 
 def test_evaluations_during_a_run_read_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tenth of the tokens between two of them; the last one reads as many as before."""
+    """A sixteenth of the tokens between two of them; the last one an eighth of those of the run, up to 65536."""
     folder = tmp_path / "data"
     folder.mkdir()
     for name in ("train.txt", "validation.txt"):
@@ -88,10 +89,10 @@ def test_evaluations_during_a_run_read_a_sample(tmp_path: Path, monkeypatch: pyt
         return {"val_loss": float(lengths[-1]), "val_tokens": lengths[-1]}
 
     monkeypatch.setattr(Validation, "measure_batches", measure)
-    for every, sample in ((1000, 6400), (10, 4096), (10**6, 65536)):
-        validation = text.validation(config.evaluation, config.steps, torch.device("cpu"), every=every)
+    for steps, every, sample, end in ((3000, 2000, 8000, 24000), (3000, 10, 4096, 24000), (10**5, 10**6, 65536, 65536)):
+        validation = text.validation(config.evaluation, steps, torch.device("cpu"), every=every)
         assert validation.measure(None, last=False) == {"val_loss": sample} and len(validation.trace_ids()) == 64
-        assert validation.measure(None, last=True)["val_loss"] == 65536
+        assert validation.measure(None, last=True)["val_loss"] == end
     lengths.clear()
     assert validation.measure(None, last=True) == {"val_loss": 65536} and lengths == [65536]  # once
 

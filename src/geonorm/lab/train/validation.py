@@ -16,9 +16,11 @@ from .evaluate import evaluate_held_out
 
 EVALUATION_BATCH = 4096
 """Tokens of a forward pass in evaluations."""
-SAMPLE = 10
-"""Tokens of training for each token that an evaluation during it reads: a forward pass takes under a third of the time
-of a step, so these evaluations take some 3 % of a run."""
+SAMPLE, END = 16, 8
+"""Tokens of training for each token that an evaluation reads, while the run trains and at its end: a forward pass takes
+under a third of the time of a step, so evaluations take some 2 % and 4 % of a run."""
+PART = 65536
+"""Tokens of the last evaluation of a long run that does not read all of the text."""
 MEASURES = ("val_loss", "val_bpb", "val_accuracy")
 
 
@@ -41,14 +43,15 @@ class Validation:
         self.objective = objective
         self.rows = max(1, EVALUATION_BATCH // context)
         self.trace_tokens = evaluation.trace_tokens
-        self.whole = 3 * len(tokens.validation) <= seen if evaluation.whole is None else evaluation.whole
+        self.whole = END * len(tokens.validation) <= seen if evaluation.whole is None else evaluation.whole
         """True if all of it is measured at the end."""
-        self.part = list(validation_batches(tokens.validation, self.rows, context, evaluation.tokens, objective))
+        most = evaluation.tokens or max(EVALUATION_BATCH, min(PART, seen // END))
+        self.part = list(validation_batches(tokens.validation, self.rows, context, most, objective))
         """Batches spread over all of it."""
-        few = evaluation.tokens if interval is None else max(EVALUATION_BATCH, interval // SAMPLE)
+        few = most if interval is None else max(EVALUATION_BATCH, interval // SAMPLE)
         self.sample = self.part
         """What evaluations before the last read; all of the part where that costs little."""
-        if few < evaluation.tokens:
+        if few < most:
             self.sample = list(validation_batches(tokens.validation, self.rows, context, few, objective))
 
     def trace_ids(self) -> Tensor:
