@@ -44,7 +44,7 @@ def each(names: str, rows: Iterable[Any]) -> Callable[[Test], Test]:
                 except pytest.skip.Exception as skip:
                     skips.append(skip)
                 except (Exception, pytest.fail.Exception) as error:
-                    failures[f"row {number} ({', '.join(f'{key}={text(row[key])}' for key in row)})"] = error
+                    failures[f"row {number} ({', '.join(f'{key}={row[key]!s:.100}' for key in row)})"] = error
             count = number + 1
             if failures:
                 lines = [f"{row}: {place(error, source)}" for row, error in failures.items()]
@@ -78,12 +78,6 @@ def of_row(number: int, fixtures: dict[str, Any]) -> Iterator[dict[str, Any]]:
         return
     with fixtures["monkeypatch"].context() as patch:
         yield {**apart, "monkeypatch": patch}
-
-
-def text(value: Any) -> str:
-    """A value as a failure names it: the name of a function, of others what fits."""
-    words = value.__name__ if inspect.isroutine(value) or inspect.isclass(value) else " ".join(str(value).split())
-    return words if len(words) <= 100 else words[:97] + "..."
 
 
 def place(error: BaseException, source: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable
 
 import pytest
 
@@ -12,30 +11,18 @@ from geonorm.output import columns
 from geonorm.progress import NAME, Bars, Pace, Unwatched, shorten, show_progress, span
 
 
-def test_lengths_of_time() -> None:
-    wanted = {0.4: "0:00", 42: "0:42", 59.6: "1:00", 125: "2:05", 3600: "1:00:00", 11100: "3:05:00", 187200: "2 d 4 h"}
-    assert {seconds: span(seconds) for seconds in wanted} == wanted
-
-
-def clock(*times: float) -> Callable[[], float]:
-    given = iter(times)
-    return lambda: next(given)
-
-
 def test_the_time_left_is_that_of_what_was_done_since() -> None:
-    pace = Pace(50, clock(10.0, 30.0, 50.0))
+    pace = Pace(50, iter([10.0, 30.0, 50.0]).__next__)
     assert pace.left(50, 150) is None and pace.left(20, 150) is None  # nothing yet; back at an earlier step
     assert pace.left(60, 150) == 20.0 * 90 / 10
     assert pace.left(150, 150) == 0.0
 
 
-def test_long_names_keep_both_ends() -> None:
-    assert shorten("pre-lr0.005-seed0") == "pre-lr0.005-seed0"
+def test_names_times_and_lines_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {0.4: "0:00", 59.6: "1:00", 125: "2:05", 3600: "1:00:00", 187200: "2 d 4 h"}
+    assert {seconds: span(seconds) for seconds in times} == times
     name = shorten("geonorm-decay-sqrt-max_angle-pi-8-ab12cd-lr0.005-seed11")
     assert len(name) == NAME and name.startswith("geonorm") and name.endswith("seed11") and "…" in name
-
-
-def test_lines_are_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert columns(100) == 100  # a file
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
@@ -47,12 +34,8 @@ def test_rows_fit_80_columns() -> None:
 
     console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system=None)
     bars = Bars(console)
-    bars.show(
-        "[red]a scheme with a name that is very much too long",
-        0.5,
-        "100000/200000 warm-up loss 12.3456 and more",
-        99999,
-    )
+    note = "100000/200000 warm-up loss 12.3456 and more"
+    bars.show("[red]a scheme with a name that is very much too long", 0.5, note, 99999)
     bars.show("peri", 0.25)
     with console.capture() as capture:
         console.print(bars.rows.get_renderable())

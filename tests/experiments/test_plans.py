@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import lzma
 import runpy
 from collections.abc import Callable, Mapping
 from math import inf, log2
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from geonorm.cli.arguments import read
 from geonorm.lab.config import TrainCommand
-from geonorm.lab.data import open_source
 from geonorm.schemes import parse
 
 from .made import ROOT, plan_of, summary
@@ -78,36 +74,6 @@ def test_the_next_rates_of_a_row() -> None:
     assert {name.removeprefix("a-lr") for name in known} == {
         "0.002-seed0", "0.004-seed0", "0.008-seed0", "0.004-seed1", "0.004-seed2", "0.016-seed0", "0.032-seed0",
     }  # fmt: skip
-
-
-def test_latex_is_split_by_work(tmp_path: Path) -> None:
-    """No work is in both parts, and what is held out is a twentieth at most."""
-    own = runpy.run_path(str(ROOT / "009-tokens" / "works.py"))
-    documents = [{"source": f"a/{n % 40}:file{n}", "text": f"work {n % 40} " * 10} for n in range(200)]
-    for part, some in (("train", documents[5:]), ("validation", documents[:5])):
-        with lzma.open(tmp_path / f"{part}.jsonl.xz", "wt") as file:
-            file.writelines(json.dumps(document) + "\n" for document in some)
-    own["main"](tmp_path, tmp_path / "out")
-    found = {part: set(open_source(str(tmp_path / "out")).documents(part)) for part in ("train", "validation")}
-    works = {part: {text.split()[1] for text in texts} for part, texts in found.items()}
-    assert not works["train"] & works["validation"] and len(works["train"] | works["validation"]) == 40
-    assert len(works["validation"]) == 2
-
-
-def test_013_tries_its_candidate_with_seeds_that_chose_nothing() -> None:
-    """Seven schemes at three rates; then ten fresh seeds at each best, and of the candidate ten at equal time. Which
-    rate is best is not for the fresh seeds to say."""
-    own = runpy.run_path(str(ROOT / "013-candidate" / "runs.py"))
-    candidate = "geonorm(update=unit, alpha=0.5)"
-    first = own["plan_confirmation"]({}, candidate, 1.25)
-    assert len(first) == 7 * 3 and all(name.endswith("-seed0") for name in first)
-    known = finished(first, lambda lr: 3 + abs(lr - 6e-3))
-    grid = own["plan_confirmation"](known, candidate, 1.25)
-    fresh = {name: words for name, words in grid.items() if name not in first}
-    assert len(fresh) == 8 * 10 and all("lr0.006" in name for name in fresh)
-    assert {name.rpartition("-seed")[2] for name in fresh} == set(map(str, range(10, 20)))
-    again = own["plan_confirmation"](known | finished(fresh, lambda lr: 9.0), candidate, 1.25)
-    assert set(again) == set(grid)
 
 
 def test_022_tunes_the_embedding_apart_and_then_asks_for_fresh_seeds() -> None:

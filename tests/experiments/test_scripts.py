@@ -1,4 +1,4 @@
-"""Scripts of experiments: what carries out a plan and keeps what it found, and what they say to wrong words."""
+"""Scripts of experiments: what carries out a plan and keeps what it found."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from ..rows import each
-from .made import ROOT, summary
+from .made import ROOT
 
 
 def test_a_branch_waits_for_its_trunk_and_does_without_one_that_is_gone(
@@ -98,48 +97,6 @@ def test_no_run_is_begun_that_would_end_too_late(tmp_path: Path, monkeypatch: py
     assert own["carry_out"](tmp_path, lambda known: grid, tmp_path / "out", 10.0) == 0 and done == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize(
-    ("scheme", "rules"),
-    [
-        ("geonorm(max_angle=0.5)", [{"y": 0.5}]),
-        ("geonorm(retraction=0.5, max_angle=pi)", []),  # its angle never comes to pi/4
-        ("geonorm(decay_on=update)", []),  # its ceiling depends on the block
-    ],
-)
-def test_a_ceiling_is_drawn_where_the_ratio_is_held_against_it(scheme: str, rules: list[dict[str, float]]) -> None:
-    own = runpy.run_path(str(ROOT / "clamp.py"))
-    rows = [{"step": "1", "layer": "0", "kind": "mlp", "proposal_p50": "0.3"}]
-    run = summary(run=f"books-{own['slug'](scheme)}-lr0.1-seed0", scheme=scheme, lr=0.1, seed=0)
-    assert own["draw_ratio"](rows, run, own["Axis"].around([0.1, 1.0], title="ratio")).rules == rules
-
-
-WRONG = {
-    "no experiment": ("programme.py", ["run", "nowhere", "out"], "nowhere has no runs.py"),
-    "no folder of runs": ("programme.py", ["keep", "017-paper-recipe"], "keep needs OUT"),
-    "no traces": ("clamp.py", ["003-zoo"], "003-zoo has no traces.csv"),
-    "no run with a ceiling": ("clamp.py", ["017-paper-recipe", "nowhere"], "has no such runs, or none with a clamp"),
-    "no run that has finished": ("probed.py", ["012-depth", "nowhere"], "nowhere holds no run that has finished"),
-}
-
-
-@each("what", WRONG)
-def test_wrong_words_are_answered_in_a_line(
-    what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    script, words, said = WRONG[what]
-    out, planned = tmp_path / "out", tmp_path / "planned"
-    planned.mkdir(exist_ok=True)
-    for name in ("README.md", "runs.py"):
-        (planned / name).touch()
-    places = {"out": str(out), "planned": str(planned)}
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("sys.argv", [script, *(places.get(word, word) for word in words)])
-    with pytest.raises(SystemExit) as left:
-        runpy.run_path(str(ROOT / script), run_name="__main__")
-    assert left.value.code == 2 and said in capsys.readouterr().err
-    assert not out.exists() and {path.name for path in planned.iterdir()} == {"README.md", "runs.py"}
-
-
 def test_scripts_of_experiments_import_what_there_is() -> None:
     """Most of them run for hours and are read by no other test."""
     names = [
@@ -153,3 +110,10 @@ def test_scripts_of_experiments_import_what_there_is() -> None:
     for file, module, name in names:
         found = importlib.import_module(str(module))
         assert hasattr(found, name) or (hasattr(found, "__path__") and find_spec(f"{module}.{name}")), (file, name)
+
+
+@pytest.mark.parametrize(("experiment", "start"), [("012-depth", ""), ("017-paper-recipe", "books-")])
+def test_tables_of_spikes_are_those_of_the_runs(experiment: str, start: str) -> None:
+    script = runpy.run_path(str(ROOT / "spikes.py"))
+    lines = script["tabulate"](script["read_known"](ROOT / experiment, start))
+    assert (ROOT / experiment / "spikes.md").read_text() == "\n".join(lines) + "\n"

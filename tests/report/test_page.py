@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,7 +15,6 @@ import pytest
 from geonorm.errors import GeonormError
 from geonorm.report import build, draw, formats, summarize, write_figures
 from geonorm.report.comparison import load_comparison
-from geonorm.report.style import COLOURS, GREYS, HUES
 
 from .conftest import run_summary, write_run
 
@@ -110,22 +107,6 @@ def test_links_lead_somewhere_columns_can_be_shown_and_numbers_be_taken(full: Pa
     )
 
 
-def test_one_hue_a_base_scheme_in_every_chart(make_run: MakeRun, tmp_path: Path) -> None:
-    """A variant has the hue of its scheme; what has none is grey."""
-    names = ["pre", "geonorm", "keel", "pre(entry=embedding)", "geonorm(decay=sqrt)"]
-    for name in names:
-        make_run(name, 0)
-        make_run(name, 1)
-    text = build(tmp_path, tmp_path / "page.html").read_text(encoding="utf-8")
-    order = load_comparison(tmp_path).names
-    neutral = {pair[0] for pair in GREYS}
-    for index, name in enumerate(order):
-        elements = re.findall(rf'<path[^>]*data-s="{index}"[^>]*>', text)
-        colours = {c for element in elements for c in re.findall(r'(?:fill|stroke)="(#\w+)"', element)} - neutral
-        assert colours == {COLOURS[HUES.get(name.partition("(")[0], "grey")][0]}, name
-    assert all(re.search(rf'\[fill="{light}"\]{{fill:{dark}}}', text) for light, dark in COLOURS.values())
-
-
 def test_a_paper_has_panels_labels_and_sizes_of_its_own(comparison_dir: Path, tmp_path: Path) -> None:
     paper: dict[str, Any] = {"labels": {"pre": "Pre-Norm"}, "size": (60, 30)}
     (drawn,) = draw(comparison_dir, ["radius"], **paper).values()
@@ -166,15 +147,6 @@ def test_what_is_missing_is_stated(make_run: MakeRun, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no run directory in .*gone$"):
         build([runs[0], tmp_path / "gone"], tmp_path / "none.html")
     assert not (tmp_path / "none.html").exists()
-
-
-def test_a_report_never_imports_torch(comparison_dir: Path, tmp_path: Path) -> None:
-    code = (
-        "import sys, geonorm.report as report\n"
-        f"report.build({str(comparison_dir)!r}, {str(tmp_path / 'r.html')!r}, {str(tmp_path)!r})\n"
-        "sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_latex_csv_and_pdf(comparison_dir: Path, tmp_path: Path) -> None:

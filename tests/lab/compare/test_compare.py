@@ -16,14 +16,11 @@ from typing import Any
 import pytest
 
 from geonorm import report
-from geonorm.errors import CheckpointError, ConfigError
+from geonorm.errors import ConfigError
 from geonorm.lab.compare import compare as lab, executors as team
 from geonorm.lab.compare.config import CompareConfig
-from geonorm.lab.compare.executors import done
-from geonorm.lab.compare.tune import Rates, run_config
-from geonorm.lab.config import TrainConfig
-from geonorm.lab.runs.folder import RunFolder, read_rows, slug, write_json
-from geonorm.settings import to_dict
+from geonorm.lab.runs.folder import read_rows, slug, write_json
+from geonorm.schemes import parse
 
 from ...rows import each
 from ..conftest import results, summary as read_summary
@@ -167,19 +164,15 @@ def test_a_comparison_that_was_stopped_goes_on(
     assert [run["status"] for run in results(out)["runs"]] == ["finished"]
 
 
-def test_a_rate_of_a_recipe_is_not_tuned(processes: Any, compare: Any, tmp_path: Path) -> None:
+def test_a_rate_of_a_recipe_is_not_tuned(
+    processes: Any, compare: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every run of the scheme would train at it, whatever its name says."""
-    file = tmp_path / "own.py"
-    file.write_text(
-        "from dataclasses import dataclass\nfrom geonorm import Placement\n\n\n@dataclass(frozen=True)\n"
-        "class Own(Placement):\n    parts = {'input': 'norm'}\n\n    def write(self, x, u, p, site, h=1.0):\n"
-        "        return x + h * u\n\n    def recipe(self):\n        return {'lr': 1e-3}\n"
-    )
-    own = f"{file}:Own"
-    done = compare(tmp_path / "out", "--schemes", "pre", own, "--lrs", "2e-3", "4e-3", "--recipe", "own", "--seeds", 1)
-    assert done.status == 0, done.err
-    runs = [(row["scheme"], row["lr"], row["phase"]) for row in results(tmp_path / "out")["runs"]]
-    assert [lr for scheme, lr, _ in runs if scheme != "pre"] == [1e-3] and len(runs) == 4
+    monkeypatch.setattr(type(parse("post")), "recipe", lambda scheme: {"lr": 1e-3})
+    words = ["--schemes", "pre", "post", "--lrs", "2e-3", "4e-3", "--recipe", "own", "--seeds", 1]
+    assert compare(tmp_path / "out", *words).status == 0
+    runs = results(tmp_path / "out")["runs"]
+    assert [run["lr"] for run in runs if run["scheme"] == "post"] == [1e-3] and len(runs) == 4
 
 
 def test_names_of_runs_are_files_and_unique() -> None:
@@ -187,15 +180,6 @@ def test_names_of_runs_are_files_and_unique() -> None:
     slugs = [slug(scheme) for scheme in schemes]
     assert slugs[0] == "pre" and len(set(slugs)) == len(slugs)
     assert all(len(slug) < 80 and "/" not in slug and " " not in slug for slug in slugs)
-
-
-def test_a_run_of_other_settings_in_the_way(tmp_path: Path) -> None:
-    config = run_config(CompareConfig(out=str(tmp_path), steps=400), "pre", Rates(1e-3), 0)
-    with RunFolder.open(Path(config.out), to_dict(config)):
-        pass
-    assert not done(config)
-    with pytest.raises(CheckpointError, match=r"holds a run with lr 0\.001, not 0\.002"):
-        done(TrainConfig(**{**vars(config), "lr": 2e-3}))
 
 
 def test_what_the_page_says_repeats_it(

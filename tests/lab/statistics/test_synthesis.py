@@ -80,11 +80,7 @@ def test_the_verdict_is_that_of_the_tests(values: list[float], word: str) -> Non
     expected = ("better" if np.mean(values) < 0 else "worse") if p < 0.05 else "not resolved"
     if p >= 0.05 and max(sides) < 0.05:
         expected = "equal within 0.01"
-    assert judge(gap) == expected == word
-
-
-def test_a_run_without_another_has_no_verdict() -> None:
-    assert judge(None) == "one run"
+    assert judge(gap) == expected == word and judge(None) == "one run"
 
 
 def test_each_doubt_costs_a_grade() -> None:
