@@ -34,6 +34,7 @@ class TextPart:
     """Where records have their text."""
     limit: int | None = None
     """Tokens of a split."""
+    document_end: int | None = None
 
     @property
     def step_tokens(self) -> int:
@@ -117,6 +118,7 @@ def resolve(config: TrainConfig, world: World | None = None, on_cpu: bool = Fals
             config.seed,
             config.tokens.field,
             config.tokens.limit,
+            shape.document_end,
         ),
         shape=shape,
         scheme=scheme,

@@ -80,6 +80,38 @@ def seen_keys(tokens: int, keys: int, window: int | None, device: torch.device) 
     return mask if window is None else mask.triu(past - window + 1)
 
 
+def document_masks(ids: Tensor, end: int, windows: set[int | None], in_blocks: bool) -> dict[int | None, Any]:
+    """What the tokens of ids (batch, tokens) see where they see their own document alone, by window; the token `end`
+    begins the document behind it. True for a key that is seen, (batch, 1, tokens, tokens); with `in_blocks` a mask of
+    FlexAttention, which leaves out blocks of them."""
+    document, tokens = (ids == end).cumsum(1), ids.shape[1]
+    if not in_blocks:
+        same = document[:, None, :, None] == document[:, None, None, :]
+        return {window: same & seen_keys(tokens, tokens, window, ids.device) for window in windows}
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def sees(window: int, row: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (q >= k) & (q - k < window) & (document[row, q] == document[row, k])
+
+    shape = len(ids), None, tokens, tokens
+    return {window: create_block_mask(partial(sees, window or tokens), *shape, ids.device) for window in windows}
+
+
+def places_in_documents(ids: Tensor, end: int) -> Tensor:
+    """The position of each token of ids (batch, tokens) in its document, which the token `end` begins."""
+    positions = torch.arange(ids.shape[1], device=ids.device)
+    return positions - (positions * (ids == end)).cummax(1).values
+
+
+def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
+    """FlexAttention, compiled: uncompiled it makes all scores."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    attend = flex_attention if torch.compiler.is_compiling() else torch.compile(flex_attention)
+    out: Tensor = attend(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+    return out
+
+
 class LayerCache:
     """Keys and values of the tokens so far for one layer: (batch, kv_heads, room, head_dim), filled from the left."""
 
@@ -170,19 +202,20 @@ class SelfAttention(nn.Module):
         out: Tensor = self.o(heads if self.gate is None else heads * torch.sigmoid(self.gate(y)))
         return out
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | None = None) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | None = None, mask: Any = None) -> Tensor:
         """Attention of (batch, heads, tokens, head_dim), fewer heads in k and v for grouped queries, to (batch, tokens,
-        heads, head_dim). A cache is for causal models."""
+        heads, head_dim). A cache is for causal models. mask: of documents."""
+        if mask is not None and not isinstance(mask, Tensor):
+            return attend_in_blocks(q, k, v, mask).transpose(1, 2)
         past = 0
         if cache is not None:
             past = cache.length
             k, v = cache.extend(k, v)
         tokens, keys = q.shape[2], k.shape[2]
         windowed = self.window is not None and keys > self.window
-        mask = None
         if tokens == 1 and windowed:
             k, v = k[:, :, -self.window :], v[:, :, -self.window :]  # type: ignore[operator]
-        elif tokens > 1 and (past or windowed):
+        elif mask is None and tokens > 1 and (past or windowed):
             mask = seen_keys(tokens, keys, self.window, q.device)
         # a length that varies in a compiled or exported graph makes `tokens > 1` symbolic, which no argument may be
         causal = True if self.causal and mask is None and tokens > 1 else False  # noqa: SIM210

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
 from ..errors import ConfigError, unknown
-from ..settings import Count, NotNegative, Positive, Range, Settings
+from ..settings import Count, Natural, NotNegative, Positive, Range, Settings
 
 
 @dataclass(frozen=True)
@@ -140,10 +140,18 @@ class DecoderConfig(TransformerConfig):
     """Logits are kept between minus this and this, c tanh(logits / c) (Gemma 2, nanochat); not when not given."""
     tied: bool = False
     """Whether the head shares the embedding's weights."""
+    document_end: Natural | None = None
+    """Id of the token between documents: where it is given, the tokens of a row see those of their own document alone,
+    and learned positions begin anew with each."""
     embed_norm: bool = False
     """Whether an N with gains stands behind the embedding, before the scheme's own entry (BERT, BLOOM)."""
     transform: bool = False
     """Whether a linear layer, GELU and an N stand before the head, all with biases, the logits too (BERT)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.document_end is not None and not self.causal:
+            raise ConfigError("model.document_end is for models of the next token: leave it out")
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ from .attention import (
     LayerCache,
     Rope,
     SelfAttention,
+    document_masks,
+    places_in_documents,
     rotary_of,
     token_tables,
     values_for_block,
@@ -156,14 +158,15 @@ class Transformer(nn.Module):
         positions: Rope | None,
         ids: Tensor | None = None,
         cache: list[LayerCache] | None = None,
-        **context: Any,
+        masks: dict[int | None, Any] | None = None,
     ) -> Tensor:
-        """The stream after all blocks. ids: tokens, for models with tables of token vectors. context: what attention
-        takes besides."""
+        """The stream after all blocks. ids: tokens, for models with tables of token vectors. masks: of documents, by
+        window."""
         first_values: Tensor | None = None
         for layer, block in enumerate(self.blocks):
             values = values_for_block(self.values, ids, layer, first_values)
-            x = block(x, positions=positions, cache=cache[layer] if cache else None, values=values, **context)
+            mask = masks[self.config.window_of(layer)] if masks else None
+            x = block(x, positions=positions, cache=cache[layer] if cache else None, values=values, mask=mask)
             if isinstance(x, tuple):
                 x, first_values = x
         return x
@@ -298,12 +301,20 @@ class Decoder(Transformer):
     def forward(self, ids: Tensor, cache: list[LayerCache] | None = None, targets: Tensor | None = None) -> Tensor:
         """Logits; with targets the mean loss."""
         x, turns = self.begin(ids, cache[0].length if cache else 0)
-        x = self.run_blocks(self.entry(x), turns, ids, cache)
+        x = self.run_blocks(self.entry(x), turns, ids, cache, None if cache else self.masks(ids))
         return self.predict(x) if targets is None else self.predict_loss(x, targets)
 
     def loss(self, inputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         """As in every model; a mean without all logits at once where there would be more than MOST_LOGITS."""
         return self(inputs, targets=targets) if reduction == "mean" else super().loss(inputs, targets, reduction)
+
+    def masks(self, ids: Tensor) -> dict[int | None, Any] | None:
+        """Of documents, by window, where tokens see their own alone. (Text that is generated is one document.)"""
+        c = self.config
+        if c.document_end is None:
+            return None
+        in_blocks = ids.device.type == "cuda" and not c.attn_dropout and c.head_dim >= 16
+        return document_masks(ids, c.document_end, {c.window_of(layer) for layer in range(c.layers)}, in_blocks)
 
     def begin(self, ids: Tensor, past: int = 0) -> tuple[Tensor, Rope | None]:
         """What enters the stream for ids (batch, tokens) behind `past` others, and the turns of their positions."""
@@ -314,6 +325,8 @@ class Decoder(Transformer):
             if (tokens := past + ids.shape[1]) > self.config.context:
                 known = f"the {self.config.context} positions that this model has learned"
                 raise ConfigError(f"{tokens} tokens are more than {known}; give fewer")
+            if self.config.document_end is not None and not past:
+                positions = places_in_documents(ids, self.config.document_end)
             x = x + self.position(positions)
         if self.embed_norm is not None:
             x = self.embed_norm(x)

@@ -96,10 +96,16 @@ def test_every_world_computes_the_same(runs: Any, tmp_path: Path, scheme: str) -
         ("nag", 2, ["--model.init", "zero"]),
         ("lambdas", 2, ["--model.values", "token", "--model.norm", "rms"]),  # tables outside the blocks
         ("mhc", 2, ["--model.values", "first", "--runtime.recompute", "true"]),  # a second tensor beside the stream
+        ("pre", 2, ["--data", "lines.jsonl", "--model.document_end", 256, "--model.window", 6]),  # masks of documents
         ("geonorm(learn=gain)", 2, ["--objective", "mlm", "--model.vocab_size", 258]),  # accuracies, no causal mask
     ],
 )
-def test_what_is_hard_to_shard(runs: Any, tmp_path: Path, scheme: str, size: int, options: list[Any]) -> None:
+def test_what_is_hard_to_shard(
+    runs: Any, text: Path, tmp_path: Path, scheme: str, size: int, options: list[Any]
+) -> None:
+    lines = [json.dumps({"text": line[:9]}) for line in text.read_text().splitlines()]
+    (tmp_path / "lines.jsonl").write_text("\n".join(lines))
+    options = [tmp_path / word if word == "lines.jsonl" else word for word in options]
     for ranks, more in ((1, []), (size, SHARDED)):
         ended = runs(tmp_path / str(ranks), ranks, *STEPS, "--scheme", scheme, *options, *more, dtype="fp64")
         assert all(r.status == 0 and r.err == "" for r in ended), ended

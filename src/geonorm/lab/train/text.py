@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ...errors import DataError
 from ..config import Evaluation
 from ..data import TokenData, Tokenizer, load_tokenizer, open_source, tokenize
 from ..data.batches import Batches, Objective, pick_objective, validation_batches
@@ -55,6 +56,10 @@ def load_text(part: TextPart) -> TrainingText:
     tokens for one batch or one validation window included."""
     source = open_source(part.source, part.field)
     tokenizer = load_tokenizer(part.tokenizer, source, part.vocab_size, mask=part.objective == "mlm")
+    if part.document_end is not None and tokenizer.eos not in (-1, part.document_end):
+        raise DataError(
+            f"{tokenizer.eos} ends a document here: set --model.document_end to it, not {part.document_end}"
+        )
     text = TrainingText(
         part, tokenize(source, tokenizer, limit=part.limit), tokenizer, pick_objective(part.objective, tokenizer)
     )
