@@ -47,7 +47,7 @@ BAD = [
     ("compare --launcher submitit --ray.gpus 2", "--ray.gpus does nothing here, it needs --launcher ray"),
     ("train --optim.warmup 0.2 --optim.warmup-steps 1", "it needs optim.warmup_steps to be left out: see to that, or"),
     ("eval nowhere --data x.txt --batch-size 4", "--batch-size does nothing here, it needs --tasks"),
-    ("data inspect text.txt --vocab-size 300", "--vocab-size does nothing here, it needs --tokenizer bpe"),
+    ("data inspect text.txt --vocab-size 300", "--vocab-size does nothing here, it needs prepare"),
     ("compare --launcher submitit --slurm.options gpu", "slurm.options are name=value, got 'gpu'"),
     ("eval", "MODEL is missing"),
     ("eval nowhere", "--data is missing"),

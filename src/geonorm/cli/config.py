@@ -74,19 +74,17 @@ class DataConfig(Settings):
     ~/.cache/geonorm."""
     source: str
     """Text, as for --data of train."""
-    tokenizer: str | None = None
-    """byte, bpe or a tokenizer.json; bpe for prepare when not given."""
+    tokenizer: str = "bpe"
+    """For prepare, as --tokens.tokenizer of train."""
     vocab_size: int = 1024
-    """Tokens of a BPE that is trained on the text."""
+    """For prepare, tokens of a BPE that is trained on the text."""
     field: str | None = None
     """As --tokens.field of train."""
     limit: Count | None = None
     """For prepare, as --tokens.limit of train."""
 
-    @property
-    def tokenizer_name(self) -> str | None:
-        return self.tokenizer or ("bpe" if self.action == "prepare" else None)
-
     def unused(self) -> Iterator[tuple[str, str]]:
-        if self.tokenizer_name != "bpe":
+        if self.action == "inspect":
+            yield from ((name, "prepare") for name in ("tokenizer", "vocab_size", "limit"))
+        elif self.tokenizer != "bpe":
             yield "vocab_size", "--tokenizer bpe"

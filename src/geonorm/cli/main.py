@@ -364,12 +364,12 @@ def run_data(options: DataConfig) -> int:
     from ..lab.data import inspect_source, load_tokenizer, open_source, tokenize
 
     source = open_source(options.source, options.field)
-    name = options.tokenizer_name
-    tokenizer = load_tokenizer(name, source, options.vocab_size) if name else None
-    if options.action == "inspect" or tokenizer is None:
-        print(json.dumps(inspect_source(source, tokenizer), indent=1, ensure_ascii=False))
-        return 0
-    print(json.dumps(tokenize(source, tokenizer, limit=options.limit).meta, indent=1, ensure_ascii=False))
+    if options.action == "inspect":
+        about = inspect_source(source)
+    else:
+        tokenizer = load_tokenizer(options.tokenizer, source, options.vocab_size)
+        about = tokenize(source, tokenizer, limit=options.limit).meta
+    print(json.dumps(about, indent=1, ensure_ascii=False))
     return 0
 
 

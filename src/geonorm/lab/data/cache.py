@@ -34,7 +34,7 @@ def new_folder(final: Path) -> Iterator[Path]:
 
     Where `final` exists already, another process has finished the same work first, and its result stays.
     """
-    temporary = unused_name(final)
+    temporary = final.with_name(f".{final.name}.{uuid.uuid4().hex}")
     temporary.mkdir(parents=True)
     try:
         yield temporary
@@ -45,17 +45,3 @@ def new_folder(final: Path) -> Iterator[Path]:
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def discard(folder: Path) -> None:
-    """Remove a damaged folder in one step, as other processes see it."""
-    doomed = unused_name(folder)
-    try:
-        os.rename(folder, doomed)
-    except FileNotFoundError:  # another process was faster
-        return
-    shutil.rmtree(doomed, ignore_errors=True)
-
-
-def unused_name(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")

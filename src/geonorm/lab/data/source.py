@@ -106,28 +106,33 @@ def open_source(spec: str, field: str | None = None) -> Source:
         return open_hub(spec, field)
     if any(suffix_of(path) in TOKEN_SUFFIXES for path in parts.train):
         return open_ids(parts)
+    splits: dict[Split, Documents] = {"train": partial(read_all, parts.train, field)}
+    if next(splits["train"](), None) is None:
+        raise DataError(
+            f"{parts.train[0] if len(parts.train) == 1 else parts.name}: empty: give a file with text in it"
+        )
+    splits["validation"] = partial(read_all, parts.validation, field)
+    sums = hash_files(parts)
+    kinds = [*("train" for _ in parts.train), *("validation" for _ in parts.validation)]
+    files = parts.train + parts.validation
     lines = [f"geonorm source {FORMAT}", *([f"field {field}"] if field else [])]
-    splits: dict[Split, Documents] = {}
-    sums: list[str] = []
-    known: dict[str, Path] = {}
-    for split, files in zip(SPLITS, (parts.train, parts.validation), strict=True):
-        splits[split] = partial(read_all, files, field)
-        if files and next(splits[split](), None) is None:
-            raise DataError(f"{files[0] if len(files) == 1 else parts.name}: empty: give a file with text in it")
-        for path in files:
-            sums.append(sha256 := sha256_of(path))
-            lines.append(f"{split} {format_of(path)} {sha256}")
-            if split == "train":
-                known[sha256] = path
-            elif sha256 in known and next(read_documents(path, field), None) is not None:
-                raise DataError(f"{path}: its content is that of {known[sha256]}, training text: take one of them out")
+    lines += [f"{kind} {format_of(path)} {sha256}" for kind, path, sha256 in zip(kinds, files, sums, strict=True)]
     if not parts.validation:
         lines.append(f"held out {HELD_OUT_SHARE!r}")
         one_text = len(parts.train) == 1 and format_of(parts.train[0]) == "text"
         splits = hold_out(splits["train"], HELD_OUT_SHARE, one_text=one_text)
     fingerprint = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    files = parts.train + parts.validation
-    return Source(parts.name, fingerprint, files, splits, bool(parts.validation), tuple(sums))
+    return Source(parts.name, fingerprint, files, splits, bool(parts.validation), sums)
+
+
+def hash_files(parts: LocalFiles) -> tuple[str, ...]:
+    """SHA-256 of every file. DataError where one to validate on has the content of one to train on."""
+    sums = tuple(map(sha256_of, parts.train + parts.validation))
+    known = dict(zip(sums, parts.train, strict=False))
+    for path, sha256 in zip(parts.validation, sums[len(parts.train) :], strict=True):
+        if sha256 in known and path.stat().st_size:
+            raise DataError(f"{path}: its content is that of {known[sha256]}, training text: take one of them out")
+    return sums
 
 
 def open_ids(parts: LocalFiles) -> Source:
@@ -136,14 +141,11 @@ def open_ids(parts: LocalFiles) -> Source:
     if not held_out:  # there is one file: of a folder only parts by name are read
         border = train[0].stop - max(1, round(HELD_OUT_SHARE * train[0].stop))
         train, held_out = [replace(train[0], stop=border)], [replace(train[0], start=border)]
-    files = parts.train + parts.validation
-    sums = tuple(map(sha256_of, files))
-    if set(sums[: len(parts.train)]) & set(sums[len(parts.train) :]):
-        raise DataError(f"{parts.name}: a validation file has the content of a training file: take one of them out")
-    identity = "\n".join(["geonorm ids 1", str(len(parts.train)), *sums])
+    sums = hash_files(parts)
+    identity = "\n".join(["geonorm ids 2", str(len(parts.train)), *(str(span.dtype) for span in train), *sums])
     spans: dict[Split, tuple[Span, ...]] = {"train": tuple(train), "validation": tuple(held_out)}
     fingerprint = hashlib.sha256(identity.encode()).hexdigest()
-    return Source(parts.name, fingerprint, files, {}, bool(parts.validation), sums, spans)
+    return Source(parts.name, fingerprint, parts.train + parts.validation, {}, bool(parts.validation), sums, spans)
 
 
 def read_all(files: tuple[Path, ...], field: str | None) -> Iterator[str]:

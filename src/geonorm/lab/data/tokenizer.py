@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, cause, nearest
-from .cache import cache_folder, discard, new_folder, write_errors
+from .cache import cache_folder, new_folder, write_errors
 from .files import import_extra, read_bytes, sha256_of
 from .source import Source
 
@@ -186,7 +187,7 @@ def load_bpe(source: Source, vocab_size: int, cache: Path, special: list[str]) -
     if file.is_file() and checksum.is_file() and read_bytes(checksum).decode(errors="replace") == sha256_of(file):
         return FileTokenizer(name, read_bytes(file).decode())
     with write_errors(cache):
-        discard(folder)
+        shutil.rmtree(folder, ignore_errors=True)
         text = train_bpe(source, vocab_size, special)
         source.check_unchanged()
         with new_folder(folder) as temporary:

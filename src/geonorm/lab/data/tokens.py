@@ -6,9 +6,10 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import weakref
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from .cache import cache_folder, discard, new_folder, write_errors
+from .cache import cache_folder, new_folder, write_errors
 from .files import open_regular, read_bytes
 from .source import SPLITS, Source, Split
 from .tokenizer import Tokenizer
@@ -87,29 +88,28 @@ def tokenize(
     cache: Path | None = None,
     *,
     limit: int | None = None,
-    progress: Callable[[Split, int], None] = lambda split, tokens: None,
 ) -> TokenData:
     """The tokens of `source`, from the cache or written to it.
 
     limit: of each split, the piece of text that reaches so many tokens is the last.
     `cache` defaults to ``$GEONORM_CACHE`` or ``~/.cache/geonorm``. Processes that tokenize the same data at
-    the same time all succeed. `progress(split, tokens so far)` is called after each chunk. Raises `DataError`
-    where the source cannot be read, a split holds no text, or the cache cannot be written.
+    the same time all succeed. Raises `DataError` where the source cannot be read, a split holds no text, or the
+    cache cannot be written.
     """
     cache = cache or cache_folder()
     more = [tokenizer.own_end, f"limit {limit}" if limit else None]
     parts = [source.fingerprint, tokenizer.fingerprint, str(FORMAT), *filter(None, more)]
     key = hashlib.sha256(" ".join(parts).encode()).hexdigest()
     folder = cache / "tokens" / key
-    for _ in range(3):  # a second round where another process removed what it took for damaged
-        if (data := load_tokens(folder, tokenizer)) is not None:
-            return data
+    if (data := load_tokens(folder, tokenizer)) is None:
         with write_errors(cache):
-            if folder.exists():
-                discard(folder)
+            shutil.rmtree(folder, ignore_errors=True)
             with new_folder(folder) as temporary:
-                write_tokens(temporary, source, tokenizer, progress, limit or inf)
-    raise DataError(f"cannot read back the token cache {folder}: remove it or set GEONORM_CACHE to another folder")
+                write_tokens(temporary, source, tokenizer, limit or inf)
+        data = load_tokens(folder, tokenizer)
+    if data is None:
+        raise DataError(f"cannot read back the token cache {folder}: remove it or set GEONORM_CACHE to another folder")
+    return data
 
 
 def load_tokens(folder: Path, tokenizer: Tokenizer) -> TokenData | None:
@@ -125,9 +125,7 @@ def load_tokens(folder: Path, tokenizer: Tokenizer) -> TokenData | None:
         return None
 
 
-def write_tokens(
-    folder: Path, source: Source, tokenizer: Tokenizer, progress: Callable[[Split, int], None], limit: float = inf
-) -> None:
+def write_tokens(folder: Path, source: Source, tokenizer: Tokenizer, limit: float) -> None:
     digest = hashlib.sha256()
     splits = {}
     lengths, scored = tokenizer.token_bytes(), 0
@@ -142,7 +140,6 @@ def write_tokens(
                 counts["bytes"] += size
                 scored += int(lengths[ids].sum())
                 unknown += int((ids == tokenizer.unknown).sum())
-                progress(split, counts["tokens"])
                 if counts["tokens"] >= limit:
                     break
             file.seek(0)
@@ -192,28 +189,19 @@ def check_ids(source: Source, ids: NDArray[Any], tokenizer: Tokenizer) -> None:
         raise DataError(f"{source.name} holds the id {wrong}, the model's vocabulary is {tokenizer.vocab_size}{size}")
 
 
-def inspect_source(source: Source, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
-    """Read `source` once and return name, files, sha256, counts per split and its first 200 characters.
-
-    Counts are documents, characters and UTF-8 bytes; with a tokenizer also tokens, each document's eos included.
-    Nothing is written.
-    """
+def inspect_source(source: Source) -> dict[str, Any]:
+    """Read `source` once and return name, files, sha256, counts of documents, characters and UTF-8 bytes per split, and
+    its first 200 characters."""
     splits = {}
     for split in SPLITS:
-        counts: dict[str, Any] = dict.fromkeys(("documents", "characters", "bytes"), 0)
-        for batch in pieces_in_batches(source.documents(split)):
-            texts = [text for text, _ in batch]
-            encoded = tokenizer.encode(texts) if tokenizer else []
-            documents = sum(ends for _, ends in batch)
-            sizes = {"documents": documents, "characters": sum(map(len, texts)), "bytes": len("".join(texts).encode())}
-            sizes |= {"tokens": documents + sum(map(len, encoded))} if tokenizer else {}
-            counts = {name: counts.get(name, 0) + size for name, size in sizes.items()}
-        splits[split] = counts
+        counts = np.zeros(3, np.int64)
+        for text in source.documents(split):
+            counts += (1, len(text), len(text.encode()))
+        splits[split] = dict(zip(("documents", "characters", "bytes"), counts.tolist(), strict=True))
     return {
         "name": source.name,
         "files": [str(path) for path in source.files],
         "sha256": source.fingerprint,
-        **({"tokenizer": tokenizer.name, "tokenizer_sha256": tokenizer.fingerprint} if tokenizer else {}),
         "splits": splits,
         "sample": next(source.documents("train"))[:200],
     }
