@@ -23,7 +23,7 @@ from ..rows import each
 
 OURS = """
     pre post peri sandwich olmo2 deepnorm keel lns sqrt mix first per_kind geonorm attnres hybrid ngpt angpt lambdas
-    rezero layerscale gpas mhc nag polar prores beam muse affine gated_streams residual_dual siamese hyper
+    lanes rezero layerscale gpas mhc nag polar prores beam muse affine gated_streams residual_dual siamese hyper
     orthogonal norm_preserving
 """.split()
 COMBINED = ["mix", "first", "per_kind", "prores"]
@@ -36,6 +36,7 @@ LAYOUTS = {  # what may be combined with what: names to draw from, and the field
     "nine of attnres": (["attnres"] * 9, {"blocks": 8}),
     "four of mhc": (["mhc"] * 9, {"n": 4}),
     "four of gated_streams": (["gated_streams"] * 9, {"n": 4}),
+    "two of lanes": (["lanes"] * 9, {}),
     "three of lambdas": (["lambdas"] * 9, {"backout": 0.2}),
 }
 

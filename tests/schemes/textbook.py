@@ -114,6 +114,13 @@ def scaled(x: Tensor, f: Branch, p: dict[str, Tensor], site: Site) -> Tensor:
     return torch.stack((after, start, after if site.layer <= site.depth // 2 else middle), dim=-2)
 
 
+def lanes(x: Tensor, f: Branch, p: dict[str, Tensor], site: Site) -> Tensor:
+    """modded-nanogpt: attention reads lane 0, the MLP lane 1; in the first 3 of 6 blocks both lanes receive alike."""
+    u, w = f(norm(x[..., int(site.kind == "mlp"), :], p["input.weight"])), p["weights"]
+    assert len(w) == (1 if site.layer < 3 else 2)
+    return torch.stack([p["scale"] * x[..., j, :] + w[j % len(w)] * u for j in (0, 1)], dim=-2)
+
+
 def doubly(scores: Tensor, iterations: int = 20) -> Tensor:
     """Sinkhorn and Knopp: exp, then columns and rows divided by their sums in turn."""
     m = scores.exp()
@@ -218,6 +225,7 @@ EQUATIONS: dict[str, Equation] = {
         (x + p["bias"]) * p["scale"] + (f(norm(x, p["input.weight"])) + p["update_bias"]) * p["update_scale"]
     ),
     "gated_streams": lambda x, f, p, s: gated(x, f, p),
+    "lanes": lanes,
     "geonorm": lambda x, f, p, s: rotated(x, f(x), lambda r: r.clamp(max=pi / 4) / (s.layer + 1)),
     "gpas": lambda x, f, p, s: (x + f(norm(x, p["input.weight"]))) * (1 - p["gate"] / (1 + torch.exp(-p["gate"]))),
     "attnres": from_history,

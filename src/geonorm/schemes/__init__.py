@@ -11,7 +11,7 @@ from .grammar import find, parse
 from .history import AttentionResiduals
 from .hybrid import Hybrid
 from .hypersphere import NGPT, AnGPT
-from .lambdas import Lambdas
+from .lambdas import Lambdas, Lanes
 from .learned import GPAS, LayerScale, ReZero
 from .manifold import ManifoldHyper
 from .nag import NAG
@@ -41,6 +41,7 @@ __all__ = [
     "Hyper",
     "Keel",
     "Lambdas",
+    "Lanes",
     "LayerNormScaling",
     "LayerScale",
     "ManifoldHyper",

@@ -1,16 +1,18 @@
-"""Learned scales on the skip path: of the stream, of the embedding added again, of the middle taken out at the end."""
+"""Learned scales on the skip path: of the stream, of the embedding added again, of the middle taken out at the end; of
+two streams side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from math import floor
+from typing import Annotated, Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..norms import NormSpec
-from ..settings import Positive
+from ..norms import NormSpec, upcast
+from ..settings import Positive, Range
 from .base import About, Copied, Number, Site
 from .registry import register
 
@@ -84,3 +86,50 @@ class Lambdas(Copied):
 def begins(site: Site) -> bool:
     """Whether a site is the first of its block."""
     return site.kind in ("attn", "parallel")
+
+
+@register("lanes")
+@dataclass(frozen=True)
+class Lanes(Copied):
+    """Two streams: attention reads one, the MLP the other, and both sub-layers add to both, with learned weights.
+
+    Each sub-layer multiplies both streams by one learned number, sqrt(1.1) at the start. In the first blocks the two
+    are one stream; then attention begins to add 1.5 times its update to the MLP's. Their mean leaves.
+
+    >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "lanes", geonorm.Site(3, "mlp", 4), dim=8)
+    >>> layer(torch.randn(5, 2, 8)).shape  # two streams a token
+    torch.Size([5, 2, 8])
+    """
+
+    about = About(
+        equation="x_j = r x_j + w_j u, u = attention(N(x_0)), then MLP(N(x_1)); exit N((x_0 + x_1)/2)",
+        source="modded-nanogpt 2026, github.com/KellerJordan/modded-nanogpt, pull request 230",
+        claim="The speed record of February 2026 took 45 steps and 0.85 s less than the one before; a record of March "
+        "replaced the lanes by one cached state.",
+        checked="official code run (KellerJordan/modded-nanogpt 699e93c), to rounding, initial values too",
+        lawless="two streams, each read by one kind of sub-layer",
+    )
+    streams = 2
+
+    share: Annotated[float, Range(0, 1, "must lie in [0, 1]")] = field(default=7 / 11, kw_only=True)
+    """How much of the depth has one stream, in whole blocks."""
+
+    def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
+        one = site.layer < floor(self.share * site.depth + 1e-9)
+        weights = [1.0] if one else [1.0, 1.5 if site.kind == "attn" else 1.0]
+        return {"input": "norm", "scale": 1.1**0.5, "weights": nn.Parameter(torch.tensor(weights))}
+
+    def exit(self, x: Tensor, p: Any, site: Site) -> Tensor:
+        return super().exit(x.mean(-2), p, site)
+
+    def read(self, x: Tensor, p: Any, site: Site) -> Tensor:
+        out: Tensor = p.input(x.select(-2, int(site.kind == "mlp")))
+        return out
+
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
+        after = p.scale.to(x.dtype) * x + p.weights.to(x.dtype).unsqueeze(-1) * u.unsqueeze(-2)
+        return after if isinstance(h, float) and h == 1.0 else x + h * (after - x)
+
+    def seen(self, x: Tensor) -> Tensor:
+        """The mean of the streams, which leaves."""
+        return upcast(x).mean(-2)

@@ -42,6 +42,7 @@ MEASURED = {  # the one vector per token that stands for several streams, or for
     "gated_streams": lambda x: x.sum(-2) / 4,
     "attnres": lambda x: x.sum(-2),
     "lambdas": lambda x: x[..., 0, :],
+    "lanes": lambda x: (x[..., 0, :] + x[..., 1, :]) / 2,
 }
 
 
