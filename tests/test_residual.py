@@ -98,32 +98,6 @@ def test_autocast(scheme: str) -> None:
     torch.testing.assert_close(out, module(stream(module)), rtol=0.05, atol=0.05)
 
 
-@each("norm", ["rms", "layer", "dyt"])
-@each("scheme", VARIANTS)
-def test_every_parameter_gets_a_gradient(scheme: str, norm: str) -> None:
-    for layer in (0, 3):
-        for kind in ("attn", "mlp"):
-            module = residual(scheme, layer, kind, norm=norm)
-            module(stream(module)).square().sum().add(module(stream(module)).sum()).backward()
-            assert not [name for name, p in module.named_parameters() if p.grad is None or p.dim() == 0]
-            assert all(p.grad.isfinite().all() for p in module.parameters() if p.grad is not None)
-
-
-def test_keyword_arguments_and_tuples_pass_through() -> None:
-    module = residual("pre")
-    module(stream(module), mask="causal")
-    assert module.branch.kwargs == {"mask": "causal"}
-
-    class Pair(Watched):
-        def forward(self, y: Tensor, **kwargs: Any) -> Any:
-            return super().forward(y), kwargs["cache"], "weights"
-
-    pair = Residual(Pair(), "pre", Site(2, "attn", DEPTH), DIM)
-    pair.load_state_dict(module.state_dict())
-    out, cache, weights = pair(stream(pair), cache=7)
-    assert torch.equal(out, module(stream(module))) and (cache, weights) == (7, "weights")
-
-
 def test_layer_is_a_persistent_buffer() -> None:
     deep = residual("geonorm", layer=3)
     assert deep.state_dict()["layer"].item() == 3 and not deep.layer.is_floating_point()

@@ -59,6 +59,7 @@ MAIN = "__main__."
 """How the places of classes of a notebook or a script begin."""
 PLACE = "__geonorm_place__"
 """Attribute of a module that was made of a text: the place that it stands for."""
+BINDING = (ast.ClassDef, ast.FunctionDef, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign)
 SOURCE = "__geonorm_source__"
 """Attribute of a module from elsewhere: its text when it was loaded, or None."""
 
@@ -227,13 +228,11 @@ def gather_source(name: str, cells: list[str]) -> str | None:
 
 
 def names_bound(node: ast.stmt) -> list[str]:
-    """The names that a statement of a module binds."""
-    if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
-        return [node.name]
-    if isinstance(node, (ast.Import, ast.ImportFrom)):
-        return [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-    return [target.id for target in targets if isinstance(target, ast.Name)]
+    """The names that a definition, an import or an assignment of a module binds."""
+    if not isinstance(node, BINDING):
+        return []
+    symbols = symtable.symtable(ast.unparse(node), "<cell>", "exec").get_symbols()
+    return [symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()]
 
 
 def names_used(text: str) -> list[str]:

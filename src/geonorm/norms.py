@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.jit._trace import is_tracing
 
 from .errors import ConfigError, unknown
 
@@ -26,9 +25,9 @@ def upcast(x: Tensor) -> Tensor:
 
 
 def is_transformed() -> bool:
-    """True under torch.func (vmap, grad, jvp, ...), compiled or not, forward mode and jit.trace. Custom backward passes
-    and Python numbers do not work there; the textbook does."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0 or is_tracing()
+    """True under torch.func (vmap, grad, jvp, ...), compiled or not, and in forward mode. Custom backward passes and
+    Python numbers do not work there; the textbook does."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def is_eager() -> bool:

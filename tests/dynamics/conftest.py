@@ -38,10 +38,6 @@ VARIANTS = [
 """Fields that change the motion, of schemes that stay in the plane of x and u."""
 PLANAR = [*(name for name in names() if parse(name).planar), *VARIANTS]
 """Schemes with a (rho, tau) law."""
-VECTORIAL = [
-    *(name for name in names() if name != "polar"), *VARIANTS, "siamese(sum=norm, decay=sqrt)", "hyper(dynamic=none)",
-]  # fmt: skip
-"""Schemes whose state is made of vectors."""
 
 
 def speed_of(flow: dynamics.Flow, x: Tensor, tau: float = 0.0, sublayer: int = 0) -> Tensor:

@@ -54,14 +54,6 @@ def test_clusters_are_connected_components(angle: float) -> None:
     assert d.clusters(theta, angle).tolist() == [connected_components(links.numpy())[0] for links in near]
 
 
-def test_a_chain_is_one_cluster() -> None:
-    turn = torch.linspace(0, 3, 40, dtype=F64)[torch.randperm(40, generator=torch.Generator().manual_seed(1))]
-    chain = torch.stack((turn.cos(), turn.sin()), dim=-1)
-    assert d.clusters(chain, 3 / 39 * 1.01) == 1 and d.clusters(chain, 3 / 39 * 0.99) == 40
-    with pytest.raises(ConfigError, match="angle"):
-        d.clusters(chain, 1e-9)
-
-
 # starting points
 
 

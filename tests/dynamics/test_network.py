@@ -97,10 +97,7 @@ def test_every_option_says_something_and_seeds_repeat() -> None:
 
 # docs/theory.md 4.4, 5: exponent of 1 - cos per block of whole layers, each with weights of its own
 PREDICTED = [
-    ("post", {"causal": True}, "exponential", log(2 / 1.25)),
-    ("pre", {"causal": True}, "polynomial", 0.75),
     ("pre", {}, "polynomial", 1.0),
-    ("pre", {"causal": True, "mlp": "gelu"}, "polynomial", 0.505),
     ("peri", {"causal": True, "mlp": "swiglu"}, "polynomial", -0.158),
     ("geonorm", {"causal": True, "mlp": "gelu"}, "none", None),
 ]

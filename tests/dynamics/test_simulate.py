@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from math import isclose
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,18 +66,10 @@ def small(**settings: Any) -> Any:
 
 def test_no_law_is_stated_before_the_end() -> None:
     """A run that has not come together has a slope, not a law."""
-    schemes = ["post", "pre", "peri", "geonorm"]
-    for time in (2.0, 20.0):
-        simulation = geonorm.simulate(schemes=schemes, time=time, seeds=1)
-        for row in simulation.summary["schemes"]:
-            if row["scheme"] == "post" and time > 2:
-                assert row["terminal_law"] == "exponential" and isclose(row["terminal_exponent"], 2.0, rel_tol=0.01)
-            else:
-                assert (row["terminal_law"], row["terminal_exponent"]) == ("early", None), row
-        text = text_of(simulation)
-        for row in simulation.summary["schemes"]:
-            said = f"not at its end (cos {row['cos_pair_final']:.4g})"
-            assert (said in text) == (row["terminal_law"] == "early")
+    simulation = geonorm.simulate(schemes=["post", "pre", "peri", "geonorm"], time=20.0, seeds=1)
+    laws = [(row["terminal_law"], row["terminal_exponent"]) for row in simulation.summary["schemes"]]
+    assert laws == [("exponential", pytest.approx(2.0, rel=0.01)), *[("early", None)] * 3]
+    assert text_of(simulation).count("not at its end (cos ") == 3
 
 
 def test_a_law_is_read_off_the_part_that_reached_it() -> None:
@@ -222,22 +213,11 @@ def test_a_mean_over_seeds_is_of_all_seeds() -> None:
     assert course[-1][1] == pytest.approx(sum(last) / 2)
 
 
-def test_the_caption_says_what_a_layer_has() -> None:
-    plain, whole = (
-        SavedSimulation(Path(), simulation.summary, {}, {}, {}).caption()
-        for simulation in (small(), small(weights="network", mlp="swiglu", rope=100.0, causal=True))
-    )
-    assert "MLP" not in plain and "rotary" not in plain
-    assert "network weights per run · MLP swiglu · causal · rotary positions · 2 seeds" in whole
-
-
 @each(
     "settings, message",
     [
         ({"schemes": []}, "schemes is empty"),
         ({"token": 3}, "unknown setting 'token': did you mean 'tokens'"),
-        ({"init": "unifrom"}, "unknown init 'unifrom': did you mean 'uniform'"),
-        ({"tokens": None}, "tokens must be a whole number"),
         ({"mlp": "gelu"}, "--mlp does nothing here, it needs --weights network"),
         # particles have no steps of an optimizer
         ({"schemes": ["prores(geonorm)"]}, r"does not move particles, its steps begin at 0.*the scheme inside"),
@@ -245,7 +225,6 @@ def test_the_caption_says_what_a_layer_has() -> None:
         # layer 12 of 10 has a step of -0.2
         *[({"schemes": ["geonorm(decay=linear)"], "depth": 10, "time": 13.0, "method": method},
            r"decay=linear\) runs backwards after its last layer: depth 10, time") for method in ("layers", "adaptive")],
-        ({"keep": ["token"]}, "did you mean 'tokens'"),
     ],
 )  # fmt: skip
 def test_settings_are_checked_without_the_command_line(settings: dict[str, Any], message: str) -> None:

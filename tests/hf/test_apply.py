@@ -105,7 +105,7 @@ def test_under_geonorm(family: str, tiny_model: Tiny) -> None:
     assert not set(report.removed) & {name for name, m in model.named_modules() if not isinstance(m, Exit)}
 
 
-@each("case", ["llama", "gpt2", "bert", "t5", "phi", "opt"])
+@each("case", ["llama", "gpt2", "bert", "modernbert", "vit", "t5", "phi", "opt"])
 def test_training_is_the_same_under_its_own_scheme(case: str, tiny_model: Tiny) -> None:
     """Dropout draws the same numbers at the same places; gradients of every matrix are equal, also where blocks are
     recomputed."""
@@ -117,7 +117,8 @@ def test_training_is_the_same_under_its_own_scheme(case: str, tiny_model: Tiny) 
             module.dropout = 0.3
     changed = copy.deepcopy(stock)
     hf.apply(changed, own(case))
-    recomputed, inputs = copy.deepcopy(changed), {**inputs, **({} if case == "bert" else {"use_cache": False})}
+    recomputed = copy.deepcopy(changed)
+    inputs = inputs if case in ("bert", "modernbert", "vit") else {**inputs, "use_cache": False}
     enable = getattr(recomputed, "activation_checkpointing_enable", recomputed.gradient_checkpointing_enable)
     enable({"use_reentrant": False})
     losses, gradients = [], []

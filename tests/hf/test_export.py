@@ -120,26 +120,6 @@ def test_a_run_in_a_stock_layout(layout: str, kind: str, run: Path, tmp_path: Pa
     torch.testing.assert_close(llama(ids).logits, open_run(run).model(ids), rtol=1e-5, atol=1e-5)
 
 
-ROUND = ["geonorm", "mix(ngpt, angpt)"]
-
-
-def test_remote_code_loads_alone_with_equal_logits(tmp_path: Path) -> None:
-    tokenizer = load_tokenizer("byte", NO_TEXT, 257)
-    shape = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "hidden": 48, "vocab_size": 257, "context": 32}
-    made = {}
-    for number, scheme in enumerate(ROUND):
-        torch.manual_seed(number)
-        model = Decoder(DecoderConfig(scheme=scheme, **shape)).eval()
-        to = hf.export(model, tokenizer.json, 256, tmp_path / f"model{number}", remote_code=True)
-        made[str(to)] = model
-    python(ALONE, tmp_path / "found", *made)
-    ids = torch.arange(2, 20).view(2, 9)
-    for folder, (logits, text) in torch.load(tmp_path / "found").items():
-        assert torch.equal(logits, made[folder](ids)), folder
-        ours = hf.GeoNormForCausalLM.from_pretrained(folder).eval()
-        assert torch.equal(text, ours.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0))
-
-
 @each("scheme", [*names(), "mix(ngpt, geonorm)"])
 def test_remote_code_of_every_scheme_is_one_file_without_the_package(scheme: str) -> None:
     text = modeling_source(parse(scheme))

@@ -78,7 +78,6 @@ def test_the_first_that_is_equal_and_every_one_is_tested(build: Any) -> None:
 @each(
     "fields, name, message",
     [
-        ({"sliding_window": 4}, "llama", r"llama has no equal for model.window=4, not None"),
         ({"sliding_window": 4, "full_every": 2}, "mistral", r"mistral has no equal for model.full_every=2, not None"),
         ({"num_key_value_heads": 2}, "gpt2", r"gpt2 has no equal for model.positions=rope, not learned; .*kv_heads=2"),
         ({"bias": True, "scheme": "pre"}, "qwen2", r"qwen2 has no bias at model\.layers\.0\.self_attn\.o_proj, and th"),
@@ -96,9 +95,8 @@ def test_an_architecture_by_name_that_is_another(fields: dict[str, Any], name: s
     [
         ({"scheme": "geonorm"}, "geonorm is no architecture of transformers"),
         ({"scheme": "pre(final=none)"}, "pre(final=none) is no architecture of transformers"),
-        ({"scheme": "mix"}, "mix is no architecture of transformers"),
         ({"scheme": "pre", "mlp": "gelu"}, "llama has no equal for model.mlp=gelu, not swiglu"),
-        ({"scheme": "pre", "norm": "dyt"}, "llama has no equal for model.norm=dyt, not rms"),
+        ({"scheme": "pre", "values": "first"}, "llama has no equal for model.values=first, not own"),
         ({"scheme": "olmo2"}, "olmo2 has no equal for model.qk_norm=none, not full"),
         ({"scheme": "pre", "tie_word_embeddings": True}, "pre normalises the embedding, so the head must have weights"),
         ({"scheme": "peri(entry=embedding)", "tie_word_embeddings": True}, "gemma2 scales the embedding, so the head"),

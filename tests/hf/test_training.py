@@ -19,8 +19,6 @@ from geonorm.models import Decoder  # noqa: E402
 
 from ..rows import each  # noqa: E402
 
-SOME = ["geonorm", "ngpt", "residual_dual"]
-
 
 def texts(count: int = 16) -> list[dict[str, Any]]:
     rows = torch.randint(1, 61, (count, 9), generator=torch.Generator().manual_seed(1))

@@ -89,11 +89,8 @@ def test_what_the_hub_says_decides(name: str, place: Path, hub: Any) -> None:
         check_name(name)
     wanted = f"there is no run and no model folder {name}, and the hub gives none (ConnectionError): did you mean"
     assert str(caught.value) == f"{wanted} 'runs/nano'?"
-
-
-def test_a_path_is_not_asked_for(place: Path, hub: Any) -> None:
     asked = hub(None)
-    for name in ("runs/deep/nanno", "/runs/nanno", "./nanno", "a b"):
+    for path in ("runs/deep/nanno", "/runs/nanno", "./nanno", "a b"):
         with pytest.raises(ConfigError, match=r"^there is no run and no model folder"):
-            check_name(name)
+            check_name(path)
     assert not asked

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import acos, cos, pi, sin, sqrt
+from math import cos, pi, sin, sqrt
 from typing import Any
 
 import pytest
@@ -63,27 +63,6 @@ def test_spread_of_radii_and_of_ratios() -> None:
     mean = 1 + 2 / (BATCH * TOKENS)
     variance = (1 / 21) * (3 - mean) ** 2 + (20 / 21) * (1 - mean) ** 2
     agree(measured(scale * x, scale * x + side), radius_cv=sqrt(variance) / mean, ratio=(20 + 1 / 3) / 21)
-
-
-@each("cosine", [-1.0, -0.4, 0.0, 0.7, 1.0])
-def test_angle_to_the_uniform_vector(cosine: float) -> None:
-    _, side, _ = frame()
-    ones = torch.full((BATCH, TOKENS, DIM), DIM**-0.5, dtype=torch.float64)
-    side = side - (side * ones).sum(-1, keepdim=True) * ones
-    side = side / side.norm(dim=-1, keepdim=True)
-    x = 7.0 * (cosine * ones + sqrt(1 - cosine**2) * side)
-    row = measured(x, x)
-    agree(row, cos_ones=abs(cosine), share_ones=cosine**2)
-    agree(row, tolerance=1e-7, angle_ones=acos(cosine))
-
-
-@each("cosine", [0.0, 0.3, 1.0])
-def test_cosine_between_tokens_of_one_sequence(cosine: float) -> None:
-    basis = torch.eye(DIM, dtype=torch.float64)
-    x = sqrt(cosine) * basis[0] + sqrt(1 - cosine) * basis[1 : TOKENS + 1]  # every pair of tokens has this cosine
-    batch = torch.stack((x, -4.0 * x, 0.1 * x))  # signs and radii of whole sequences do not matter
-    agree(measured(batch, batch), cos_pair=cosine)
-    assert measured(x[:1, None], x[:1, None])["cos_pair"] is None  # one token has no pair
 
 
 def test_the_null_is_that_of_chance() -> None:

@@ -76,6 +76,9 @@ def test_grouped_queries() -> None:
         ({"rotary": 0.5, "positions": "learned"}, "model.rotary 0.5 needs model.positions=rope, not learned"),
         ({"kv_heads": 3}, "multiple of model.kv_heads"),
         ({"kv_heads": 0}, "model.kv_heads must be at least 1"),
+        ({"window": 0}, "model.window must be at least 1, got 0"),
+        ({"window": 4, "causal": False}, "model.window 4 needs a model whose tokens see those before them alone"),
+        ({"full_every": 2}, "model.full_every 2 needs model.window"),
     ],
 )
 def test_shapes_that_do_not_fit(changes: dict[str, Any], says: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import pi
 from typing import Any
 from unittest.mock import Mock
 
@@ -10,14 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from geonorm import Decoder, Site, names, parse
+from geonorm import Decoder, names
 from geonorm.errors import ConfigError
 from geonorm.models import generate
 from geonorm.models.attention import rope
 from geonorm.models.config import BERT
 from geonorm.models.decoder import IGNORED
-from geonorm.norms import NormSpec
-from geonorm.schemes import Parts, advance
+from geonorm.schemes import advance
 
 from ..rows import each
 from .tiny import decoder, ids
@@ -133,18 +131,6 @@ def test_more_tokens_than_a_cache_has_room_for_are_refused() -> None:
         model(text[:, 4:5], cache)
 
 
-@each("scheme", names())
-def test_cached_generation_equals_uncached(scheme: str) -> None:
-    model = decoder(scheme=scheme, kv_heads=2)
-
-    def text(**kwargs: Any) -> list[list[int]]:
-        made = generate(model, ids(tokens=4), 8, generator=torch.Generator().manual_seed(1), **kwargs)
-        return torch.cat(list(made), 1).tolist()
-
-    assert text(temperature=0.8) == text(temperature=0.8, cached=False)
-    assert text(temperature=0) == text(temperature=0, cached=False)
-
-
 def test_positions_are_what_they_are_called() -> None:
     """Two equal tokens after each other: without positions, attention over equal values tells them apart by nothing."""
     same = torch.full((1, 6), 3)
@@ -185,16 +171,6 @@ def test_parallel_blocks_are_one_residual_around_both() -> None:
         assert not torch.allclose(theirs(x, positions=turns), expected, atol=1e-2), (
             "one after the other is another model"
         )
-
-
-@pytest.mark.parametrize("layer", [0, 1, 4])
-def test_a_parallel_site_is_the_only_sublayer_of_its_block(layer: int) -> None:
-    """geonorm(index=sublayer) turns by 1/(l + 1) there, the linear decay has L steps: the same as index=block."""
-    x, u = torch.tensor([[1.0, 0.0]], dtype=torch.float64), torch.tensor([[0.0, 9.0]], dtype=torch.float64)
-    for decay, rate in (("harmonic", 1 / (layer + 1)), ("linear", (5 - layer) / 5)):
-        scheme, site = parse(f"geonorm(index=sublayer, decay={decay})"), Site(layer, "parallel", 5)
-        after = scheme.write(x, u, Parts(scheme, site, NormSpec("rms", 2))(), site)
-        assert torch.atan2(after[0, 1], after[0, 0]).item() == pytest.approx(rate * pi / 4, rel=1e-12)
 
 
 def test_loss_is_cross_entropy_in_fp32() -> None:

@@ -18,8 +18,6 @@ from ..rows import each
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*autograd.function.Function.*:DeprecationWarning",  # torch's own compiler makes an instance
     "ignore:There is a performance drop:UserWarning",
-    "ignore:.*jit.trace.*:DeprecationWarning",
-    "ignore::torch.jit.TracerWarning",  # the number of streams is checked, and need not hold for other numbers
 )
 DIM, DEPTH = 6, 4
 VARIANTS = [
@@ -136,15 +134,6 @@ def test_forward_mode(scheme: str, tokens: int, recording: bool) -> None:
         slope = forward_ad.unpack_dual(module(forward_ad.make_dual(x, tangent))).tangent
     assert slope is not None
     torch.testing.assert_close(slope, expected, rtol=1e-6, atol=1e-7)
-
-
-@each("scheme", SCHEMES)
-def test_a_trace_holds_for_other_numbers(scheme: str) -> None:
-    module = residual(scheme)
-    x, other = stream(module, 1), stream(module, 1).flip(-1) * 3
-    with torch.no_grad():
-        traced = torch.jit.trace(module, (x,))
-        torch.testing.assert_close(traced(other), module(other), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("scheme", ["geonorm", "pre", VARIANTS[0]])

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from geonorm.errors import ConfigError
 from geonorm.models import VisionConfig, VisionTransformer
-from geonorm.models.vision import cut_patches, turns_of_places
+from geonorm.models.vision import turns_of_places
 
 from ..rows import each
 
@@ -26,15 +26,6 @@ def tiny(**changes: Any) -> VisionTransformer:
 
 def pixels(rows: int = 3) -> torch.Tensor:
     return torch.randn(rows, 3, 8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-
-
-def test_patches_are_those_of_a_strided_convolution() -> None:
-    model, images = tiny(), pixels()
-    cut = cut_patches(images, model.config)
-    assert cut.shape == (3, 4, 48) and torch.equal(cut[1, 2], images[1, :, 4:, :4].flatten())
-    kernel = model.patch.weight.view(16, 3, 4, 4)
-    convolved = F.conv2d(images, kernel, model.patch.bias, stride=4).flatten(2).mT
-    assert torch.allclose(model.patch(cut), convolved, atol=1e-12)
 
 
 @each("scheme", ["pre", "geonorm", "ngpt", "mhc"])

@@ -148,15 +148,6 @@ def test_the_blocks_of_the_repository(case: dict[str, Any], agree: Callable[...,
     compare(case, probe(x, Tower(case["scheme"], **case["tower"])(x)), agree)
 
 
-@each("case", [c for c in RECORD["towers"] if not c["scheme"].startswith("pre")])
-def test_plain_pre_norm_would_be_told_apart(case: dict[str, Any]) -> None:
-    x = stream(case["alike"])
-    plain = probe(x, Tower("pre(entry=embedding, final=none)", **case["tower"])(x))
-    for key, value in plain.items():
-        theirs = torch.tensor(case[key], dtype=torch.float64)
-        assert (value - theirs).abs().max() > 1e-2 * theirs.abs().max(), key
-
-
 @pytest.mark.parametrize("case", RECORD["decoders"], ids=ids(RECORD["decoders"]))
 def test_the_model_of_the_repository(case: dict[str, Any], agree: Callable[..., None]) -> None:
     x = stream()

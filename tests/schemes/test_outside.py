@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from geonorm import Decoder, DecoderConfig, Placement, Residual, Site, dynamics, parse
+from geonorm import Decoder, DecoderConfig, Placement, Residual, Site
 from geonorm.errors import ConfigError
 from geonorm.lab.config import Optim
 from geonorm.lab.train import optim
@@ -37,26 +36,6 @@ class Damped(Placement):
     def write(self, x, u, p, site, h=1.0):
         return x + h * (u - (1 - self.keep) * x)
 """
-NAME = "damped_rule:Damped"
-
-
-@pytest.fixture
-def rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    assert len([line for line in RULE.splitlines() if line.strip()]) < 15
-    (tmp_path / "damped_rule.py").write_text(RULE)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield NAME
-    del sys.modules["damped_rule"]
-
-
-def test_it_mixes_and_has_rates(rule: str) -> None:
-    mixed = parse(f"mix(a={rule}, b=geonorm, share=0.5)")
-    assert str(mixed.resolve(Site(0, "attn", 2))) == rule
-    x, u = torch.randn(2, 3, 8, dtype=torch.float64)
-    site = Site(0, "attn", 2)
-    r = x.norm(dim=-1)
-    torch.testing.assert_close(dynamics.speed(rule, x, u, site), r, rtol=1e-10, atol=0)
-    torch.testing.assert_close(dynamics.radial_rate(rule, x, u, site), (x * u).sum(-1) / r - 0.1 * r)
 
 
 SHAPE = (

@@ -1,7 +1,7 @@
 """One readable modeling file that needs torch and transformers alone: what a model folder carries for `auto_map`.
 
 It is made from the source of this package: the definitions that the model classes and the schemes of one model reach,
-in the order of their modules, docstrings included, imports among modules left out. No name may be that of
+in an order of their modules, docstrings included, imports among modules left out. No name may be that of
 two things. The fused kernels stay behind: the geodesic update is the closed form in plain PyTorch, which is what runs
 on a CPU here too (single_file.py).
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import inspect
 import re
 import textwrap
 from collections import defaultdict
@@ -18,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from dis import get_instructions
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 from types import CodeType
 from typing import NamedTuple
@@ -35,44 +35,30 @@ class Use(NamedTuple):
     name: str
     attribute: str | None
     """What is asked of it: dot in sphere.dot."""
-    eager: bool
-    """Whether it is needed when the definition is made, and not only when a function runs."""
 
 
 def is_text(node: ast.stmt | None) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
-def defined(node: ast.stmt) -> str | None:
-    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-        return node.name
-    target = node.targets[0] if isinstance(node, ast.Assign) else None
-    target = node.target if isinstance(node, ast.AnnAssign) else target
-    return target.id if isinstance(target, ast.Name) else None
-
-
-def free_names(code: CodeType, eager: bool = True) -> Iterator[Use]:
+def free_names(code: CodeType) -> Iterator[Use]:
     """As the compiler sees them, in functions inside too. The code is compiled without annotations as text."""
-    if code.co_flags & inspect.CO_OPTIMIZED:  # a function; what is in <brackets> is a comprehension, which runs at once
-        eager = eager and code.co_name.startswith("<") and code.co_name not in ("<lambda>", "<genexpr>")
     steps = list(get_instructions(code))
     bound = {step.argval for step in steps if step.opname == "STORE_NAME"} if code.co_name != "<module>" else set()
     for step, after in zip(steps, [*steps[1:], None], strict=True):
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval not in bound:
             is_attribute = after is not None and after.opname in ("LOAD_ATTR", "LOAD_METHOD")
-            yield Use(step.argval, after.argval if after is not None and is_attribute else None, eager)
+            yield Use(step.argval, after.argval if after is not None and is_attribute else None)
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
-            yield from free_names(inner, eager)
+            yield from free_names(inner)
 
 
 PACKAGE = Path(__file__).parent.parent
 KINDS = {"Config": "hf.config", "Model": "hf.modeling", "ForCausalLM": "hf.modeling", "ForMaskedLM": "hf.modeling"}
 """What of ours an Auto class may ask for, and where it is."""
 FILE = "modeling_geonorm.py"
-LAYERS = " errors settings decay elsewhere sphere norms ops schemes theirs residual models hf".split(" ")
-"""Parts of the package from the bottom up, its __init__ first: the order in which the file reads, where definitions
-leave a choice; theirs are schemes from elsewhere."""
+STAND_IN = "hf.single_file"
 STAND_INS = {
     "elsewhere": ("mark_stored", "allow_within"),
     "schemes.origin": ("stored", "sources_of"),
@@ -119,13 +105,13 @@ class Module:
                     name = f"{alias.name} as {alias.asname}" if alias.asname else alias.name
                     self.outside[alias.asname or alias.name.split(".")[0]] = home, name
         for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
-            if (defined_name := defined(node)) is None:
+            if isinstance(node, (ast.Import, ast.ImportFrom)) or not (names := elsewhere.names_bound(node)):
                 continue
             first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
             last = after.end_lineno if is_text(after) and after else node.end_lineno
             source = "\n".join(line for line in lines[first - 1 : last] if line != LEFT_OUT)
             code = compile(source, str(self.path), "exec", dont_inherit=True)
-            self.definitions[defined_name] = Definition(source, list(free_names(code)))
+            self.definitions[names[0]] = Definition(source, list(free_names(code)))
 
     def take(self, node: ast.ImportFrom) -> None:
         """An import from the package."""
@@ -180,7 +166,7 @@ class Bundle:
         """Where a name of a module is defined in the package, through any number of re-exports."""
         module = self.read(home)
         if name in module.definitions:
-            return "hf.single_file" if name in STAND_INS.get(home, ()) else home, name
+            return STAND_IN if name in STAND_INS.get(home, ()) else home, name
         inner, original = module.ours.get(name, ("", ""))
         return self.place(inner, original) if original else None
 
@@ -214,26 +200,12 @@ class Bundle:
                     raise LookupError(f"{place}: {home.outside[name]} is not the {name} of {self.outside[name]}")
 
     def order(self) -> list[str]:
-        """Modules such that what a definition needs when it is made stands before it."""
-        done: list[str] = []
-        waiting: set[str] = set()
-
-        def visit(name: str) -> None:
-            if name in waiting:
-                return
-            waiting.add(name)
-            for (home, _), definition in self.reached.items():
-                if home == name:
-                    for use, place in self.uses(home, definition):
-                        if use.eager:
-                            visit(place[0])
-            done.append(name)
-
-        for home in sorted(
-            {home for home, _ in self.reached}, key=lambda home: (LAYERS.index(home.split(".")[0]), home)
-        ):
-            visit(home)
-        return done
+        """Modules from the bottom up: each behind those that it takes names from. Stand-ins are called by functions
+        alone, so that they may come later."""
+        graph: dict[str, set[str]] = {home: set() for home, _ in sorted(self.reached)}
+        for (home, _), definition in self.reached.items():
+            graph[home] |= {place[0] for _, place in self.uses(home, definition)} - {home, STAND_IN}
+        return list(TopologicalSorter(graph).static_order())
 
     def source(self, about: str, names: Mapping[str, Place]) -> str:
         """The whole text. names: of schemes that do not register themselves."""

@@ -22,12 +22,11 @@ def generate(
     temperature: float = 1.0,
     top_k: int | None = None,
     generator: torch.Generator | None = None,
-    cached: bool = True,
 ) -> Iterator[Tensor]:
     """Yields `tokens` new ids of shape (batch, 1) after the prompt ids (batch, length).
 
-    temperature 0 is greedy. Without a cache every step runs the whole sequence again: the slow twin.
-    Raises ConfigError for an empty prompt, a negative temperature, or a model that attends to both sides.
+    temperature 0 is greedy. Raises ConfigError for an empty prompt, a negative temperature, or a model that attends to
+    both sides.
 
     >>> model = geonorm.Decoder(geonorm.models.preset("nano", layers=1, vocab_size=256))
     >>> len(list(geonorm.models.generate(model, torch.tensor([[1, 2, 3]]), tokens=4)))
@@ -40,13 +39,11 @@ def generate(
     if not temperature >= 0 or (top_k is not None and top_k < 1):
         raise ConfigError("temperature must be at least 0 and top_k at least 1")
     with evaluating(model):
-        cache = model.new_cache(ids.shape[1] + tokens) if cached else None
-        fresh = ids
+        cache = model.new_cache(ids.shape[1] + tokens)
         for _ in range(tokens):
-            logits = model(fresh if cached else ids, cache)[:, -1].float()
-            fresh = sample(logits, temperature, top_k, generator)
-            ids = torch.cat((ids, fresh), dim=1)
-            yield fresh
+            logits = model(ids, cache)[:, -1].float()
+            ids = sample(logits, temperature, top_k, generator)
+            yield ids
 
 
 def sample(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:
