@@ -46,26 +46,38 @@ MACHINES = {
 """By their makers' data sheets."""
 
 
+SLOWER = r"h[12]00.*(pcie|nvl)|gb200|laptop|4090d"
+"""Names of GPUs that are not as fast as what stands in them."""
+
+
+def peak_flops(device: torch.device, dtype: str | None) -> float:
+    """Operations per second of a GPU at its peak in a dtype of matrix products, bf16 or fp32; 0 where it is not known,
+    as of a CPU."""
+    machine = machine_here(device) if device.type == "cuda" else Machine(0, 0, 0)
+    return 1e12 * (machine.bf16 if dtype == "bf16" else machine.fp32)
+
+
 def machine_here(device: torch.device, ranks: int = 1, threads: int = 1) -> Machine:
     """The machine of a rank that computes on a device, of so many ranks on this machine."""
     if device.type == "cpu":
         # a core makes two multiply-adds of eight numbers, at 2.8 GHz
         return Machine(0.09 * threads, 0.09 * threads, 0.8 * memory_of_machine() / ranks / 2**30)
     about = torch.cuda.get_device_properties(device)
-    alike = [machine for key, machine in MACHINES.items() if key in about.name.lower().replace(" ", "")]
+    name = about.name.lower().replace(" ", "")
+    alike = [machine for key, machine in MACHINES.items() if key in name and not re.search(SLOWER, name)]
     return (alike or [Machine(0, 0, 0)])[0]._replace(memory=0.9 * about.total_memory / 2**30)
 
 
-def machine_named(name: str, device: str, threads: int = 1) -> Machine:
-    """The machine of --machine: one of MACHINES, cpu, `TFLOPS/GIB`; auto is that of a device setting, without a GPU an
-    h100. ConfigError for any other."""
-    if name == "cpu" or (name == "auto" and (device == "cpu" or torch.cuda.is_available())):
-        return machine_here(pick_device("cpu" if name == "cpu" else device), threads=threads)
+def machine_named(name: str, threads: int = 1) -> Machine:
+    """The machine of a device setting, of MACHINES, or of `TFLOPS/GIB`; without a GPU auto and cuda are an h100.
+    ConfigError for any other."""
     if match := re.fullmatch(r"(\d{1,6}(?:\.\d+)?)/(\d{1,6}(?:\.\d+)?)", name):
         return Machine(float(match[1]), float(match[1]), float(match[2]))
-    if name != "auto" and name not in MACHINES:
-        raise ConfigError(unknown("machine", name, ["auto", "cpu", "TFLOPS/GIB", *MACHINES]))
-    return MACHINES.get(name, MACHINES["h100"])
+    if name in MACHINES or (name in ("auto", "cuda") and not torch.cuda.is_available()):
+        return MACHINES.get(name, MACHINES["h100"])
+    if not name.startswith(("auto", "cpu", "cuda")):
+        raise ConfigError(unknown("device", name, ["auto", "cpu", "cuda", "TFLOPS/GIB", *MACHINES]))
+    return machine_here(pick_device(name), threads=threads)
 
 
 def memory_of_machine() -> int:

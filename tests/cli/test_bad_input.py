@@ -32,7 +32,7 @@ BAD = [
     ("train --world-size 2", "--world-size does nothing here, it needs --dry-run"),
     ("train --dry-run --world-size 3", "batch_size 4 must be a multiple of 3 ranks"),
     ("compare --runtime.parallel fsdp", "needs torchrun: torchrun --nproc-per-node N"),
-    ("train --dry-run --machine h1000", "unknown machine 'h1000': did you mean 'h100'?"),
+    ("train --dry-run --runtime.device h1000", "unknown device 'h1000': did you mean 'h100'?"),
     ("train --batch-size 99999999 --micro-batch 99999999", "a rank, and there are"),
     ("train --scheme geonrom", "unknown scheme 'geonrom': did you mean 'geonorm'?"),
     ("train --runtime.device tpu", "unknown device 'tpu'"),

@@ -45,7 +45,7 @@ SHARED = set(
     runtime.device runtime.dtype runtime.threads runtime.compile runtime.recompute
     runtime.tensorboard runtime.parallel""".split()
 )
-PLAN = {"dry_run", "world_size", "json", "machine"}
+PLAN = {"dry_run", "world_size", "json", "profile"}
 TRAIN = SHARED | PLAN | set("scheme lr seed resume accept_changed init_from branch".split())
 COMPARE = SHARED | set(
     """schemes lrs seeds tune

@@ -167,9 +167,9 @@ def test_text_and_json_say_the_same(call: Any) -> None:
         assert f"{number:,}" in text.out
     assert f"{planned['peak_bytes'] / 2**20:.2f} MiB" in text.out and "DDP" in text.out
     assert "989 TFLOP/s in bf16" in text.out and "67 TFLOP/s in fp32" in call(*words, "--runtime.dtype", "fp32").out
-    small = call(*words, "--machine", "989/0.001").out
+    small = call(*words, "--runtime.device", "989/0.001").out
     assert "no: not with one sequence" in small and "to change" in small and "to change" not in text.out
-    assert planned["fits"] and not json.loads(call(*words, "--json", "--machine", "989/0.001").out)["fits"]
+    assert planned["fits"] and not json.loads(call(*words, "--json", "--runtime.device", "989/0.001").out)["fits"]
     assert [planned[key] for key in ("micro_batch", "accumulate", "lr", "mfu_assumed")] == [1, 1, 5e-3, 0.4]
 
 

@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import ConfigError, cause
 from ..norms import RMSNorm
 from ..ops import AngleMap, geodesic_step_read, geodesic_update
 
@@ -63,8 +62,6 @@ class Candidate:
     kind: Kind = "step"
     gains: bool = False
     compiled: bool = False
-    optional: bool = False
-    """Left out where it cannot run."""
 
     def specialise(self) -> Candidate:
         """Compiled, where it is a compiled one, for one shape alone."""
@@ -127,8 +124,8 @@ def add_norm(x: Tensor, u: Tensor, gains: Tensor | None = None) -> Tensors:
     return total, F.rms_norm(total, (total.shape[-1],), gains, eps=EPS).to(u.dtype)
 
 
-def candidates(device: torch.device) -> tuple[list[Candidate], dict[str, str]]:
-    """Everything that can run here, and why the rest cannot."""
+def candidates(device: torch.device) -> list[Candidate]:
+    """Everything that is measured on a device."""
     decay = torch.tensor(0.5, device=device)  # a tensor, as a layer passes it
     auto, through = make_step("auto", decay), make_step("auto", decay, "through")
     textbook = make_step("reference", decay)
@@ -137,7 +134,6 @@ def candidates(device: torch.device) -> tuple[list[Candidate], dict[str, str]]:
         Candidate("geonorm, read twice", make_step("auto", decay, "read"), "read"),
         Candidate("geonorm, read through a norm", through, "through", gains=True),
         Candidate("geonorm closed", make_step("closed", decay)),
-        Candidate("geonorm triton", make_step("triton", decay), optional=True),
         Candidate("geonorm compiled", auto, compiled=True),
         Candidate("geonorm compiled, read through a norm", through, "through", gains=True, compiled=True),
         Candidate("geonorm textbook", textbook),
@@ -149,16 +145,4 @@ def candidates(device: torch.device) -> tuple[list[Candidate], dict[str, str]]:
     ]
     if device.type == "cuda":  # elsewhere auto is the closed form
         every.append(Candidate("geonorm closed compiled", make_step("closed", decay), compiled=True))
-    missing: dict[str, str] = {}
-    for candidate in (each for each in every if each.optional):
-        x, u, gains = torch.ones(3, 4, 64, device=device).unbind()
-        try:
-            candidate.forward(x, u, gains[0])
-        except Exception as error:  # a library of others, or a GPU that is not there, may fail in any way
-            missing[candidate.name] = why_missing(error)
-    return [each for each in every if each.name not in missing], missing
-
-
-def why_missing(error: Exception) -> str:
-    """The kind of an error of others, and its cause."""
-    return str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {cause(error)[:160]}"
+    return every

@@ -173,7 +173,7 @@ def run_train(command: TrainCommand) -> int:
     if command.dry_run:
         from ..lab.plan import plan, table
 
-        planned = plan(command, command.world_size or 1, command.machine)
+        planned = plan(command, command.world_size or 1)
         settings = json.dumps(planned["settings"], indent=1)
         print(json.dumps(planned, indent=1) if command.json else f"{settings}\n{table(planned)}")
         return 0
@@ -182,7 +182,7 @@ def run_train(command: TrainCommand) -> int:
 
     try:
         with show_progress(watched(), tell=False) as progress:
-            summary = run(command, progress=progress)
+            summary = run(command, progress=progress, profiled=command.profile)
     except Interrupted as stop:
         if output.first():
             output.complain(f"{stop}; the same command goes on from there")

@@ -174,7 +174,8 @@ class Runtime(Settings):
     prefix = "runtime."
 
     device: str = "auto"
-    """auto (a GPU if there is one), cpu, cuda."""
+    """auto (a GPU if there is one), cpu, cuda. With --dry-run also h100, h200, b200, a100, a100-40, l40s, rtx4090,
+    rtx3090, or TFLOP/s and GiB for tensors such as 165/21; auto is then the GPU that is here, else h100."""
     dtype: Literal["fp32", "bf16"] | None = None
     """bf16: matrix products in bfloat16 under autocast, others in TF32; weights, norms and the residual stream stay
     fp32 (under fsdp gains and learned numbers of blocks are rounded to it on their way). When not given, bf16 on a GPU,
@@ -347,14 +348,14 @@ class TrainCommand(TrainConfig):
     """With --dry-run: ranks to plan for; 1 when not given. A real run has as many as torchrun starts."""
     json: bool = False
     """With --dry-run: one JSON object instead of a table."""
-    machine: str = "auto"
-    """With --dry-run: the device of a rank. h100, h200, b200, a100, a100-40, l40s, rtx4090, rtx3090, cpu, or
-    TFLOP/s and GiB for tensors such as 165/21; auto: the GPU that is here, else h100."""
+    profile: Natural = 0
+    """Steps to profile, from the fourth on: RUN/profile gets trace.json.gz, for Perfetto, and table.txt, operators by
+    their time."""
 
     def unused(self) -> Iterator[tuple[str, str]]:
         yield from super().unused()
         if not self.dry_run:
-            yield from ((name, "--dry-run") for name in ("world_size", "json", "machine"))
+            yield from ((name, "--dry-run") for name in ("world_size", "json"))
 
 
 @dataclass(frozen=True)

@@ -47,13 +47,13 @@ MFU = 0.4
 """Share of the peak that the model's own operations reach, recomputation not counted."""
 
 
-def plan(config: TrainConfig, ranks: int = 1, machine: str = "auto") -> dict[str, Any]:
-    """The plan of a run on so many ranks; sizes in bytes, times in seconds. ConfigError for settings that do not fit
-    together."""
-    on_cpu = machine == "cpu" or (machine == "auto" and config.runtime.device == "cpu")
-    place = machine_named(machine, config.runtime.device, config.runtime.threads)
+def plan(config: TrainConfig, ranks: int = 1, machine: str = "") -> dict[str, Any]:
+    """The plan of a run on so many ranks of a machine, by default of the config's device; sizes in bytes, times in
+    seconds. ConfigError for settings that do not fit together."""
+    name = machine or config.runtime.device
+    place = machine_named(name, config.runtime.threads)
     world = World(size=ranks, local=min(ranks, 8))
-    open_setup = resolve(config.on_device("cpu" if on_cpu else "cuda"), world)
+    open_setup = resolve(config.on_device("cpu" if name == "cpu" else "cuda"), world)
     room = place.memory * 2**30
     setup, memory = choose_passes(open_setup, world, room)
     schedule, runtime, micro = setup.schedule, setup.runtime, setup.micro_batch
@@ -323,7 +323,7 @@ def table(planned: dict[str, Any]) -> str:
         ("days of the run", f"{seconds * planned['settings']['steps'] / 86400:.3g} or more"),
         (
             "assumed",
-            f"{planned['tflops_assumed']:g} TFLOP/s in {runtime['dtype']} (--machine), MFU {planned['mfu_assumed']:g}",
+            f"{planned['tflops_assumed']:g} TFLOP/s in {runtime['dtype']}, MFU {planned['mfu_assumed']:g}",
         ),
     ]
     return "\n".join(f"{name:<22} {text}".rstrip() for name, text in rows)

@@ -13,7 +13,10 @@ from geonorm.lab.data.batches import Batches
 from geonorm.lab.open import open_run
 from geonorm.lab.runs.folder import read_summary
 
-METRICS = {"step", "tokens", "loss", "lr", "grad_norm", "tokens_per_second", "seconds"}
+METRICS = set(
+    "step tokens loss lr grad_norm tokens_per_second seconds batch_seconds model_seconds optimizer_seconds "
+    "peak_memory_bytes".split()
+)
 TRACE = set(
     "step scheme layer kind t radius radius_cv step_norm radial tangential ratio ratio_p99 angle off_plane update_norm "
     "clamped cos_ones angle_ones cos_null rotation cos_pair grad_norm".split()
@@ -43,8 +46,13 @@ def test_files_and_keys(train: Any, tmp_path: Path) -> None:
     }  # fmt: skip
     metrics, trace = lines(run / "metrics.jsonl"), lines(run / "trace.jsonl")
     assert [row["step"] for row in metrics] == [1, 2, 3, 4]
-    measured = {"val_loss", "val_bpb"}
-    assert all(set(row) == METRICS | (measured if row["step"] % 2 == 0 else set()) for row in metrics)
+    evaluated = {"val_loss", "val_bpb", "evaluation_seconds"}
+    for row in metrics:  # a checkpoint is saved behind each step
+        more = (evaluated if row["step"] % 2 == 0 else set()) | ({"checkpoint_seconds"} if row["step"] > 1 else set())
+        assert set(row) == METRICS | more
+        assert (
+            sum(row[f"{part}_seconds"] for part in ("batch", "model", "optimizer")) < 1 / row["tokens_per_second"] * 64
+        )
     assert all(math.isfinite(value) for row in metrics for value in row.values())
     assert [row["tokens"] for row in metrics] == [64, 128, 192, 256]
     assert [(row["step"], row["layer"], row["kind"], row["t"]) for row in trace] == [

@@ -182,6 +182,20 @@ class MetricRow(HeldOut):
     tokens_per_second: float | None = None
     seconds: float | None = None
     """Of training up to here, without evaluations and checkpoints."""
+    mfu: float | None = None
+    """Share of the peak of all devices that the model's operations reach, recomputation not counted; None where the
+    peak is not known, as on a CPU."""
+    batch_seconds: float | None = None
+    """Of the step: reading its batch; so the next two, those of forward and backward passes, and of clipping, optimizer
+    and constraints. On a GPU means over the steps since the last reading, as its stream saw them."""
+    model_seconds: float | None = None
+    optimizer_seconds: float | None = None
+    evaluation_seconds: float | None = None
+    """Of the evaluation after the step."""
+    checkpoint_seconds: float | None = None
+    """For which a checkpoint held up the run before the step."""
+    peak_memory_bytes: int | None = None
+    """So far, on the first rank: of tensors on a GPU, of the whole process on a CPU."""
     val_loss: float | None = None
     val_bpb: float | None = None
 

@@ -42,9 +42,11 @@ from .averaging import Averaging
 from .branch import drop_later_steps, find_extension, find_shared_prefix
 from .guard import Diverged
 from .hooks import Hook, ProgressReport, Row
+from .profile import ProfileHook
 from .resume import Say, resume, rewind, save_state
 from .signals import stop_signals, stop_unheard
 from .state import TrainState, build_state, fetch_batch
+from .step_times import StepTimes
 from .summary import describe, summarise
 from .text import load_text
 from .trace import TraceHook
@@ -62,10 +64,15 @@ class Interrupted(Exception):
 
 
 def train(
-    config: TrainConfig, say: Say = print, loggers: Sequence[Logger] = (), progress: Unwatched | None = None
+    config: TrainConfig,
+    say: Say = print,
+    loggers: Sequence[Logger] = (),
+    progress: Unwatched | None = None,
+    profiled: int = 0,
 ) -> dict[str, Any]:
     """Run, resume or extend one run in config.out and return its summary; under torchrun, this rank's part of it.
-    `loggers` get its numbers besides those of --log.to, `progress` how far it is, both on the first rank.
+    `loggers` get its numbers besides those of --log.to, `progress` how far it is, both on the first rank, of which as
+    many steps are profiled.
 
     Raises GeonormError for bad input, Diverged for a loss that is not finite (summary written, last good checkpoint
     kept) and Interrupted after a signal (all saved): on every rank alike."""
@@ -79,7 +86,7 @@ def train(
     joined = join_world(device, lambda world: load_text(set_up(world).text))
     with joined as world, lost_peers_in_one_line(world), subnormals_as_zero(device), ExitStack() as stack:
         setup = set_up(world)
-        return train_on_rank(setup, world, device, say, loggers, progress or Unwatched(tell=False), stack)
+        return train_on_rank(setup, world, device, say, loggers, progress or Unwatched(tell=False), profiled, stack)
 
 
 def train_on_rank(
@@ -89,6 +96,7 @@ def train_on_rank(
     say: Say,
     loggers: Sequence[Logger],
     progress: Unwatched,
+    profiled: int,
     stack: ExitStack,
 ) -> dict[str, Any]:
     """The whole of `train`, in its order, on one rank of a world. stack: closes what is opened here."""
@@ -156,24 +164,31 @@ def train_on_rank(
 
     report = ProgressReport(state, run.path.name, say, progress)
     hooks = build_hooks(run, setup.evaluation.trace_tokens > 0, averaging, report)
+    if profiled and world.first:
+        hooks.append(ProfileHook(run.path, profiled, stack.callback))
     trackers = world.on_all_ranks(lambda: open_loggers(setup, state, run, libraries, loggers, say))
     # behind the branch step wsd cools down: its checkpoint is kept, since a longer run begins there
     saver = checkpoint.Saver(run.checkpoints, setup.checkpoint.keep, world, schedule.branch_step)
     log_every = LOG_EVERY[device.type]
     pending: list[Row] = []  # rows since the losses were last read
+    saving_time: Row = {}  # what the last checkpoint took, for the next row
+    times = StepTimes(model, setup.runtime.dtype, device, world.size)
     with stop_signals(launched(), stop_times), closing(saver), trackers:
         try:
-            timer = saved_at = time.monotonic()
+            saved_at = time.monotonic()
             # something to rewind to, and to go on from under what is accepted
             if before or (state.step == 0 and setup.guard != "stop"):
                 save_state(state, hooks, run, saver)
+            times.start()
             while state.step < schedule.steps:
                 step, last = state.step + 1, state.step + 1 == schedule.steps
                 evaluating, saving = schedule.evaluates(step), schedule.saves(step)
                 reading = evaluating or saving or step % log_every == 0
 
                 # Forward and backward, one micro-batch after the other.
+                times.mark("")
                 ids, targets = fetch_batch(state, step)
+                times.mark("batch")
                 losses = []
                 for start in range(0, len(ids), size):
                     part = slice(start, start + size)
@@ -182,6 +197,7 @@ def train_on_rank(
                             loss = parallel_model.loss(ids[part], targets[part])
                         (loss / (len(ids) // size)).backward()
                     losses.append(loss.detach())
+                times.mark("model")
                 for hook in hooks:
                     hook.after_backward(state, evaluating)
                 grad_norm = parallel_model.clip(schedule.optim.clip or inf)
@@ -193,7 +209,7 @@ def train_on_rank(
                 if reading and (anomaly := guard.first_not_finite([*pending, row])):
                     rewind(state, anomaly, hooks, run, prefix, saver, say)
                     pending.clear()
-                    timer = time.monotonic()
+                    times.start()
                     continue
 
                 # The step of the optimizers, and the constraints of the scheme.
@@ -204,6 +220,7 @@ def train_on_rank(
                     optimizer.zero_grad(set_to_none=True)
                 model.constrain()
                 advance(model)  # counts the step for schemes that change over training
+                times.mark("optimizer")
                 state.step = step
                 pending.append(row)
                 for hook in hooks:
@@ -219,36 +236,41 @@ def train_on_rank(
 
                 # Measure and log.
                 rows = read_pending(pending)
-                state.seconds = add_times(rows, state.seconds, time.monotonic() - timer)
+                state.seconds = times.add(rows, state.seconds)
+                rows[0] |= saving_time
+                saving_time = {}
                 if evaluating:
+                    begun = time.monotonic()
                     report.before_evaluation(state)
                     with parallel_model.precision():
                         rows[-1] |= state.validation.measure(model, last)
                         for hook in hooks:
                             hook.on_evaluation(state, rows[-1])
                     parallel_model.reshard()  # under FSDP an evaluation leaves weights gathered
-                    rows[-1] = finite_row(rows[-1])
+                    rows[-1] = finite_row(rows[-1]) | {"evaluation_seconds": time.monotonic() - begun}
                 run.append(run.metrics, rows)
                 trackers.log(rows)  # before the guard looks at them: a tracker shows what a run diverged by
                 if anomaly := guard.first_not_finite(rows) or guard.first_spike(rows):
                     rewind(state, anomaly, hooks, run, prefix, saver, say)
-                    timer = time.monotonic()
+                    times.start()
                     continue
                 for hook in hooks:
                     hook.on_log(state, rows)
 
                 # Save, and stop where a signal asked for it.
                 if saving or request:
+                    begun = time.monotonic()
                     save_state(state, hooks, run, saver)
                     saved_at = time.monotonic()
+                    saving_time = {"checkpoint_seconds": saved_at - begun}
                 if last or request > SAVE_DUE:
                     saver.wait()
                 if request > SAVE_DUE and not last:
                     # without times of its own the signal was another rank's
-                    stopped_within = time.monotonic() - min(stop_times, default=timer)
+                    stopped_within = time.monotonic() - min(stop_times, default=times.begun)
                     write_summary(setup, state, run, "interrupted", stopped_within=stopped_within)
                     raise Interrupted(f"stopped at step {step} of {schedule.steps}; saved in {run.path}")
-                timer = time.monotonic()
+                times.start()
         except Diverged as diagnosis:
             rows = read_pending(pending)
             run.append(run.metrics, rows)
@@ -292,16 +314,6 @@ def read_pending(pending: list[Row]) -> list[Row]:
     rows = [{key: v.item() if isinstance(v, Tensor) else v for key, v in row.items()} for row in pending]
     pending.clear()
     return [finite_row(row) for row in rows]
-
-
-def add_times(rows: Sequence[Row], seconds: float, elapsed: float) -> float:
-    """Spread the time that some steps took evenly over their rows, and return the seconds of training so far."""
-    each = elapsed / len(rows)
-    for row in rows:
-        seconds += each
-        row["tokens_per_second"] = row["tokens"] / row["step"] / max(1e-9, each)
-        row["seconds"] = seconds
-    return seconds
 
 
 def write_summary(setup: Resolved, state: TrainState, run: RunFolder, status: str, **more: Any) -> dict[str, Any]:

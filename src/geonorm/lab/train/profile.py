@@ -1,0 +1,37 @@
+"""A profile of some steps of a run, by torch.profiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import profiler
+
+from .hooks import Hook, Row
+from .state import TrainState
+
+BEFORE = 3
+"""Steps that are left out: the first ones compile and fill caches."""
+
+
+class ProfileHook(Hook):
+    """Writes profile/ in the folder of a run: trace.json.gz for Perfetto or chrome://tracing, and table.txt, operators
+    by their time on the device. Of a run that ends earlier what there is."""
+
+    def __init__(self, run: Path, steps: int, at_end: Callable[[Callable[[], None]], object]) -> None:
+        """at_end: takes what is to be called when the run ends."""
+        self.folder = run / "profile"
+        times = profiler.schedule(skip_first=BEFORE - 1, wait=0, warmup=1, active=steps, repeat=1)
+        self.profiler = profiler.profile(schedule=times, on_trace_ready=self.write)
+        self.profiler.start()
+        at_end(self.profiler.stop)
+
+    def after_step(self, state: TrainState, row: Row) -> None:
+        self.profiler.step()
+
+    def write(self, recorded: profiler.profile) -> None:
+        self.folder.mkdir(exist_ok=True)
+        recorded.export_chrome_trace(str(self.folder / "trace.json.gz"))
+        device = "cuda" if profiler.ProfilerActivity.CUDA in recorded.activities else "cpu"
+        table = recorded.key_averages().table(sort_by=f"self_{device}_time_total", row_limit=50)
+        (self.folder / "table.txt").write_text(table, encoding="utf-8")
