@@ -31,10 +31,7 @@ DIFFERENT = [
     ("pre", "post"),
     ("pre", "pre(entry=embedding)"),
     ("pre", "pre(final=none)"),
-    ("pre", "lns"),
-    ("peri", "olmo2"),
     ("geonorm", "geonorm(alpha=1.001)"),
-    ("geonorm", "geonorm(index=sublayer)"),
     ("geonorm", "geonorm(max_angle=0.8)"),
 ]
 ALIKE_AT_THE_START = [("pre", "affine"), ("pre", "hyper"), ("geonorm", "geonorm(learn=gain)")]

@@ -12,8 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-pytest.importorskip("transformers")
-
 from geonorm import hf
 from geonorm.errors import ConfigError
 from geonorm.hf.block import Exit

@@ -12,11 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
-pytest.importorskip("transformers")
-
 import transformers
+from torch import Tensor
 
 import geonorm
 from geonorm import hf

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
-transformers = pytest.importorskip("transformers")
+from geonorm import DecoderConfig, hf
+from geonorm.errors import ConfigError
+from geonorm.hf.config import NAMES
 
-from geonorm import DecoderConfig, hf  # noqa: E402
-from geonorm.errors import ConfigError  # noqa: E402
-from geonorm.hf.config import NAMES  # noqa: E402
-
-from ..rows import each  # noqa: E402
+from ..rows import each
 
 PAGE = Path(__file__).parents[2] / "docs" / "huggingface.md"
 
@@ -58,7 +57,6 @@ def test_scheme_becomes_canonical_and_attributes_that_are_no_keys_stay_behind(tm
 
 
 def test_the_python_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert len(blocks) >= 4
     monkeypatch.chdir(tmp_path)

@@ -11,22 +11,19 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
-from geonorm import Decoder, DecoderConfig, elsewhere, names
+from geonorm import Decoder, DecoderConfig, elsewhere, hf, names
 from geonorm.cli.main import main
 from geonorm.errors import ConfigError, UntrustedCode
+from geonorm.hf.export import fast_tokenizer
+from geonorm.hf.remote import modeling_source
+from geonorm.lab.data import NO_TEXT, load_tokenizer
+from geonorm.lab.open import open_run
+from geonorm.schemes import parse
 
-transformers = pytest.importorskip("transformers")
-
-from geonorm import hf  # noqa: E402
-from geonorm.hf.export import fast_tokenizer  # noqa: E402
-from geonorm.hf.remote import modeling_source  # noqa: E402
-from geonorm.lab.data import NO_TEXT, load_tokenizer  # noqa: E402
-from geonorm.lab.open import open_run  # noqa: E402
-from geonorm.schemes import parse  # noqa: E402
-
-from ..rows import each  # noqa: E402
-from .fresh import WITHOUT, python  # noqa: E402
+from ..rows import each
+from .fresh import WITHOUT, python
 
 ALONE = (
     WITHOUT

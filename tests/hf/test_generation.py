@@ -10,18 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-transformers = pytest.importorskip("transformers")
+from geonorm import Decoder, DecoderConfig, hf
+from geonorm.hf import versions
+from geonorm.hf.versions import CACHE, TESTED
+from geonorm.lab.data import NO_TEXT, load_tokenizer
 
-from transformers.dynamic_module_utils import get_class_from_dynamic_module  # noqa: E402
-
-from geonorm import Decoder, DecoderConfig, hf  # noqa: E402
-from geonorm.hf import versions  # noqa: E402
-from geonorm.hf.versions import CACHE, TESTED  # noqa: E402
-from geonorm.lab.data import NO_TEXT, load_tokenizer  # noqa: E402
-
-from ..conftest import CASES  # noqa: E402
+from ..conftest import CASES
 
 NEW = 5
 WRITERS = [

@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
+from geonorm import hf
 from geonorm.errors import ConfigError
+from geonorm.hf.layouts import LAYOUTS
 
-transformers = pytest.importorskip("transformers")
-
-from geonorm import hf  # noqa: E402
-from geonorm.hf.layouts import LAYOUTS  # noqa: E402
-
-from ..rows import each  # noqa: E402
+from ..rows import each
 
 GPT2 = {
     "norm": "layer", "norm_eps": 1e-5, "bias": True, "mlp": "gelu_tanh", "positions": "learned",

@@ -8,21 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
-from geonorm import Decoder
+from geonorm import Decoder, hf
 from geonorm.cli.main import main
+from geonorm.hf.config import NAMES
+from geonorm.hf.export import adapt, hf_name
 from geonorm.lab.open import open_run
 from geonorm.models.config import BERT
 
-transformers = pytest.importorskip("transformers")
-
-from geonorm import hf  # noqa: E402
-from geonorm.hf.config import NAMES  # noqa: E402
-from geonorm.hf.export import adapt, hf_name  # noqa: E402
-
-from ..rows import each  # noqa: E402
-from .conftest import SIZE, train_run  # noqa: E402
-from .fresh import WITHOUT, python  # noqa: E402
+from ..rows import each
+from .conftest import SIZE, train_run
+from .fresh import WITHOUT, python
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "rotary": {},

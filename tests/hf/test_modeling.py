@@ -9,16 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 import geonorm.errors
-from geonorm import Decoder, names
+from geonorm import Decoder, hf, names
+from geonorm.hf.export import hf_name
 
-transformers = pytest.importorskip("transformers")
-
-from geonorm import hf  # noqa: E402
-from geonorm.hf.export import hf_name  # noqa: E402
-
-from ..rows import each  # noqa: E402
+from ..rows import each
 
 EVERY = [*names(), "mix(ngpt, geonorm)", "pre(entry=embedding)", "geonorm(learn=affine, final=none)"]
 SOME = ["geonorm", "pre", "ngpt", "residual_dual", "hyper", "hybrid"]

@@ -11,18 +11,17 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
-transformers = pytest.importorskip("transformers")
+from geonorm import hf, probe
+from geonorm.errors import ConfigError
+from geonorm.hf.tiny import default_config, tiny
+from geonorm.measure.recognise import recognise
+from geonorm.schemes import enter_as, find, names, parse
+from geonorm.schemes.registry import name_of
 
-from geonorm import hf, probe  # noqa: E402
-from geonorm.errors import ConfigError  # noqa: E402
-from geonorm.hf.tiny import default_config, tiny  # noqa: E402
-from geonorm.measure.recognise import recognise  # noqa: E402
-from geonorm.schemes import enter_as, find, names, parse  # noqa: E402
-from geonorm.schemes.registry import name_of  # noqa: E402
-
-from ..rows import each  # noqa: E402
+from ..rows import each
 
 OTHERS = {
     "arcee": "pre", "exaone4": "olmo2", "glm4": "peri", "cohere": "pre", "gpt_oss": "pre", "qwen3_5_text": "pre",

@@ -6,19 +6,16 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
+import accelerate
 import torch
 import torch.nn.functional as F
+import transformers
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-transformers = pytest.importorskip("transformers")
-accelerate = pytest.importorskip("accelerate", reason="device maps need accelerate")
+from geonorm import names
 
-from safetensors.torch import load_file  # noqa: E402
-
-from geonorm import names  # noqa: E402
-
-from ..rows import each  # noqa: E402
+from ..rows import each
 
 SOME = ["geonorm", "pre", "hybrid", "hyper"]
 

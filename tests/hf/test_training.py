@@ -7,17 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
+from geonorm import hf, names
+from geonorm.hf.export import hf_name
+from geonorm.lab.config import Optim
+from geonorm.lab.train import optim
+from geonorm.models import Decoder
 
-from geonorm import hf, names  # noqa: E402
-from geonorm.hf.export import hf_name  # noqa: E402
-from geonorm.lab.config import Optim  # noqa: E402
-from geonorm.lab.train import optim  # noqa: E402
-from geonorm.models import Decoder  # noqa: E402
-
-from ..rows import each  # noqa: E402
+from ..rows import each
 
 
 def texts(count: int = 16) -> list[dict[str, Any]]:

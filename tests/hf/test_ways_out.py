@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
-transformers = pytest.importorskip("transformers")
-
-from geonorm import Decoder, hf  # noqa: E402
-from geonorm.lab.data import NO_TEXT, load_tokenizer  # noqa: E402
-from geonorm.models.config import preset  # noqa: E402
+from geonorm import Decoder, hf
+from geonorm.lab.data import NO_TEXT, load_tokenizer
+from geonorm.models.config import preset
 
 PAGE = (Path(__file__).parents[2] / "docs" / "ways-out.md").read_text(encoding="utf-8")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # what others' packages deprecate

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from math import exp, log, pi, sin, sqrt
+from math import exp, log, sqrt
 
 import numpy as np
 import pytest
@@ -35,19 +35,6 @@ def test_planted_law(law: str) -> None:
     else:
         assert found["power"]["r2"] < 0.99
     assert found["power"]["low"] <= found["power"]["exponent"] <= found["power"]["high"]
-
-
-@pytest.mark.parametrize("depth", [4, 12, 32])
-def test_our_own_rule_at_its_clamp_is_harmonic(depth: int) -> None:
-    """A clamped geonorm turns by pi/4 / t, which is .707 .383 .259 .195 of the radius: 1/t but for the first sine."""
-    steps = [(t, sin(pi / 4 / t)) for t in range(1, depth + 1)]
-    assert [round(value, 3) for _, value in steps[:4]] == [0.707, 0.383, 0.259, 0.195]
-    found = fit(steps, depth)
-    assert found is not None and found["best"] == "harmonic" and found["harmonic"]["r2"] > 0.99
-    assert abs(found["power"]["exponent"] - 1) < 0.08
-    if depth > 4:  # a first block that goes its own way does not decide alone
-        found = fit([(1, 1.4), *steps[1:]], depth)
-        assert found is not None and found["best"] == "harmonic"
 
 
 def test_between_the_laws_and_in_noise_none_fits() -> None:

@@ -199,12 +199,3 @@ def test_an_encoder_has_the_weights_of_the_decoder_and_writes_no_text() -> None:
     assert all(torch.equal(a, b) for a, b in zip(causal.parameters(), both.parameters(), strict=True))
     with pytest.raises(ConfigError, match=r"both sides of a token \(--objective mlm\)"):
         next(generate(both, ids(1), 3))
-
-
-def test_targets_that_are_ignored_count_for_nothing() -> None:
-    model, targets = decoder(causal=False), ids(seed=1)
-    chosen = torch.arange(12) % 3 == 1
-    part = targets.masked_fill(~chosen, IGNORED)
-    each = model.loss(ids(), targets, reduction="none").view_as(targets)
-    torch.testing.assert_close(model.loss(ids(), part), each[:, chosen].mean())
-    torch.testing.assert_close(model.loss(ids(), part, reduction="none").view_as(targets), each * chosen)

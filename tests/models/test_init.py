@@ -105,7 +105,7 @@ class Mlp(nn.Module):
 
 def test_initialize_draws_what_a_decoder_draws() -> None:
     for scheme in [*names(), "mix(ngpt, geonorm)", "per_kind(deepnorm, post)"]:
-        for fields in ({"init": "neox", "tied": True}, {"positions": "learned", "values": "token"}):
+        for fields in ({"init": "neox", "tied": True, "bias": True}, {"positions": "learned", "values": "token"}):
             torch.manual_seed(1)
             model = Decoder(DecoderConfig(scheme, **SHAPE, **fields))
             expected = deepcopy(model.state_dict())

@@ -63,19 +63,6 @@ def test_vectors_of_tokens_need_their_ids() -> None:
         adapt(model("token"))(inputs_embeds=torch.zeros(1, 2, 16, dtype=torch.float64))
 
 
-def test_attention_is_sharper_by_the_square_of_its_scale() -> None:
-    plain, sharp = model("own", qk_norm="head"), model("own", qk_norm="head", qk_scale=1.2)
-    for p, q in zip(
-        plain.blocks[0].attn.branch.norms.values(), sharp.blocks[0].attn.branch.norms.values(), strict=True
-    ):
-        p.weight.data.fill_(1.2)
-        assert q.weight.eq(1).all()
-    y = torch.randn(2, 5, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    still = torch.ones(5, 2, dtype=torch.float64), torch.zeros(5, 2, dtype=torch.float64)
-    a, b = (each.blocks[0].attn.branch(y, positions=still) for each in (plain, sharp))
-    torch.testing.assert_close(a, b)
-
-
 def test_a_gate_on_attention_starts_as_queries_do() -> None:
     gate = model("own", attn_gate=True).blocks[0].attn.branch.gate
     assert gate.role == "q" and gate.weight.std().item() == pytest.approx(16**-0.5, rel=0.15)

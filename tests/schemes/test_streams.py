@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
-from geonorm import Decoder, DecoderConfig, Site, parse
+from geonorm import Site, parse
 from geonorm.norms import NormSpec
 from geonorm.schemes import Parts, Scheme, read_at, write_at
 
@@ -94,21 +93,6 @@ def siamese_algorithm(
 )
 def test_siamese_is_its_algorithm(text: str, settings: dict[str, Any]) -> None:
     same(network(text), siamese_algorithm(**settings))
-
-
-@pytest.mark.parametrize("text", ["hyper", "hyper(n=2)", "hyper(n=5, dynamic=none)", "hyper(entry=embedding)"])
-def test_hyper_connections_start_as_pre_norm(text: str) -> None:
-    """n copies, and a norm before the head that takes n out but for its eps: exact where eps is 0."""
-    entry = ", entry=embedding" if "embedding" in text else ""
-    total = network(f"{text[:-1]}, final=none)" if "(" in text else f"{text}(final=none)", moved=0.0)
-    same(total, parse(text).streams * network(f"pre(final=none{entry})", moved=0.0))
-    torch.manual_seed(0)
-    shape: dict[str, Any] = {"layers": 3, "width": 32, "heads": 4, "hidden": 48, "vocab_size": 61, "context": 16}
-    model = Decoder(DecoderConfig(text, **shape)).double()
-    torch.manual_seed(0)
-    pre = Decoder(DecoderConfig(f"pre({entry[2:]})" if entry else "pre", **shape)).double()
-    ids = torch.arange(24).view(2, 12)
-    torch.testing.assert_close(model(ids), pre(ids), rtol=0, atol=1e-5)
 
 
 def test_each_sublayer_starts_at_the_next_stream() -> None:
