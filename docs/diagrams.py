@@ -6,6 +6,8 @@ weights of an addition are those that give the result.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor
 
 import geonorm
 from geonorm.norms import NormSpec
+from geonorm.report.style import looks
 from geonorm.schemes import Parts, Scheme, read_at, write_at
 
 DIM, SITE = 8, geonorm.Site(3, "attn", 12)
@@ -129,3 +132,43 @@ def box(x: float, y: float, content: str, width: float) -> str:
 
 def circle(x: float, y: float, content: str) -> str:
     return f'<circle cx="{x}" cy="{y}" r="13" fill="#ffffff"/>' + text(x, y + 6, content)
+
+
+PARENTS = {
+    "post": "", "pre": "post", "deepnorm": "post", "keel": "deepnorm", "sqrt": "post", "ngpt": "post", "angpt": "ngpt",
+    "geonorm": "post", "nag": "geonorm", "mix": "post", "residual_dual": "post", "siamese": "residual_dual",
+    "peri": "sandwich", "sandwich": "pre", "muse": "peri", "olmo2": "post", "hybrid": "post", "beam": "peri",
+    "lns": "pre", "gpas": "pre", "rezero": "pre", "layerscale": "rezero", "polar": "pre", "affine": "layerscale",
+    "orthogonal": "pre", "norm_preserving": "pre", "hyper": "pre", "mhc": "hyper", "gated_streams": "hyper",
+    "lambdas": "pre", "attnres": "pre", "lanes": "lambdas",
+}  # fmt: skip
+"""By scheme the one whose equation it changes, as we read their papers; combinators have none."""
+
+
+def year(name: str) -> int:
+    return int(re.findall(r"\b20\d\d\b", geonorm.schemes.find(name).about.source)[0])
+
+
+def descend(parent: str) -> Iterator[str]:
+    """Descendants, each below its parent, the oldest first."""
+    for name in sorted((name for name in PARENTS if PARENTS[name] == parent), key=year):
+        yield name
+        yield from descend(name)
+
+
+def tree() -> str:
+    """The family tree: a scheme stands at its year, right of and below the one that it comes from."""
+    shapes, x, y = [], {"": 0}, {"": 20}
+    for name in descend(""):
+        parent = PARENTS[name]
+        x[name] = max(64 * (year(name) - 2017) + 30, x[parent] + 18)
+        y[name] = 24 * len(x)
+        if parent:
+            shapes.append(f'<path d="M{x[parent]} {y[parent] + 6}V{y[name]}H{x[name] - 6}" stroke="#757575"/>')
+        dot = f'<circle cx="{x[name]}" cy="{y[name]}" r="5" fill="{looks([name])[name].light}" stroke="none"/>'
+        label = text(x[name] + 10, y[name] + 5, name, "start")
+        shapes.append(f'<a href="schemes/{name}.html">{dot}{label}</a>')
+    shapes += [text(64 * place + 30, 16, str(2017 + place)) for place in range(10)]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 790 {24 * len(x) + 10}" {STYLE}>{"".join(shapes)}</svg>'
+    )

@@ -17,6 +17,7 @@ from geonorm.cli.catalogue import DEPTH, DIM, format_motion, format_theory, join
 from geonorm.cli.main import COMMANDS
 from geonorm.cli.pictures import draw_schemes
 from geonorm.hf.register import read_rules
+from geonorm.report.charts import Figure
 from geonorm.schemes import find
 from geonorm.schemes.combine import Nested
 from geonorm.settings import options
@@ -24,6 +25,7 @@ from geonorm.settings import options
 HERE = Path(__file__).parent
 PLACE = HERE / "generated"
 sys.path[:0] = [str(HERE), str(HERE.parent)]
+import charts  # noqa: E402
 import diagrams  # noqa: E402
 from evidence.claims import Evidence  # noqa: E402
 from evidence.pages import Book  # noqa: E402
@@ -46,6 +48,11 @@ def write_all() -> None:
     if not (PLACE / "register.md").exists():  # half a minute
         write("register.md", "\n".join(register()) + "\n")
     draw_schemes(None, PLACE / "pictures")
+    for name, draw in charts.FIGURES.items():
+        path = PLACE / "figures" / f"{name}.svg"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Figure(draw()).save(path)
     for name in geonorm.names():
         if name in DRAWN:
             write(f"diagrams/{name}.svg", diagrams.diagram(geonorm.parse(name)))
@@ -86,7 +93,8 @@ def gallery() -> str:
         "::::{grid} 2 3 4 4",
         ":gutter: 3",
     ]
-    return "\n".join([*start, *cards, "::::", "", *tree])
+    family = ["## Family tree", "", "```{raw} html", f'<div class="family">{diagrams.tree()}</div>', "```", ""]
+    return "\n".join([*start, *cards, "::::", "", *family, *tree])
 
 
 def register() -> Iterator[str]:

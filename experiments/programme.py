@@ -50,7 +50,7 @@ TURNING = ("angle_o", "norm_o", "angle_down", "norm_down")
 MEAN = 500
 """Steps whose mean training loss is kept."""
 EQUAL_SHARES = "retraction=projection, decay=sqrt, decay_on=update, index=sublayer"
-"""Fields by which a unit tangent gives all sub-layers one share of the last state (docs/theory.md 3.2)."""
+"""Fields by which a unit tangent gives all sub-layers one share of the last state (docs/theory-depth.md)."""
 
 
 def shorten(scheme: str) -> str:

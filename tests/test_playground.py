@@ -14,6 +14,7 @@ import torch
 from py_mini_racer import JSEvalException, MiniRacer
 
 import geonorm
+from geonorm.schemes.combine import Nested
 
 FOLDER = Path(__file__).parents[1] / "docs" / "playground"
 LAWS = {rule["name"]: (rule["law"], rule["read"]) for rule in run_path(str(FOLDER / "laws.py"))["laws"]()}
@@ -92,3 +93,4 @@ def test_a_diagram_shows_what_the_definition_does() -> None:
         "attnres": block(streams=0, opaque=True),
     }.items():
         assert look(geonorm.parse(name)) == expected, name
+    assert all(name in module["PARENTS"] for name in geonorm.names() if not isinstance(geonorm.parse(name), Nested))

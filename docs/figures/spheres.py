@@ -10,69 +10,44 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import geonorm
+from geonorm.report.style import COLOURS, HUES
 
-HERE = Path(__file__).parent
-SCHEMES = {  # title, colour on light, colour on dark
-    "post": ("Post-Norm", "#0072b2", "#4aa8e0"),
-    "peri": ("Peri-LN", "#009e73", "#35cfa0"),
-    "pre": ("Pre-Norm", "#2b2b2b", "#e6e6e6"),
-    "geonorm": ("GeoNorm", "#d55e00", "#ff8a3c"),
-}
+SCHEMES = {"post": "Post-Norm", "peri": "Peri-LN", "pre": "Pre-Norm", "geonorm": "GeoNorm"}
 INK = {"light": ("#1c1c1c", "#b8bcc0"), "dark": ("#e8e8e6", "#4a5058")}
 """Text and rims by theme; the background is the page's."""
-WIDTH, HEIGHT, RADIUS, TEXT = 830, 250, 92, 24
-TILT = math.radians(35)
-
-
-def simulate(tokens: int = 48, layers: int = 8) -> dict[str, Any]:
-    """Directions (time, token, 3) by scheme."""
-    simulation = geonorm.simulate(
-        schemes=list(SCHEMES), init="uniform", tokens=tokens, dim=3, beta=1.0, time=float(layers), seeds=1, points=26,
-        keep=["tokens"],
-    )  # fmt: skip
-    return {scheme: path["tokens"][0].tolist() for scheme, path in simulation.trajectories.items()}
+RADIUS, TILT = 92, math.radians(35)
 
 
 def project(point: list[float]) -> tuple[float, float, float]:
     """Right, down and towards the reader, the third axis tilted towards the reader."""
     x, y, z = point
-    return x, -(z * math.cos(TILT) - y * math.sin(TILT)), z * math.sin(TILT) + y * math.cos(TILT)
+    down, near = y * math.sin(TILT) - z * math.cos(TILT), z * math.sin(TILT) + y * math.cos(TILT)
+    return RADIUS * x, RADIUS * down, near
 
 
-def draw(paths: dict[str, Any], theme: str) -> str:
-    text, rim = INK[theme]
+simulation = geonorm.simulate(
+    schemes=list(SCHEMES), init="uniform", tokens=48, dim=3, beta=1.0, time=8.0, seeds=1, points=26, keep=["tokens"]
+)
+for theme, (text, rim) in INK.items():
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'font-family="system-ui, sans-serif" font-size="{TEXT}" font-weight="600" text-anchor="middle">',
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 830 250" role="img" '
+        'font-family="system-ui, sans-serif" font-size="24" font-weight="600" text-anchor="middle">',
         "<title>The same tokens under four residual schemes after eight layers</title>",
     ]
-    for place, (scheme, (title, *colours)) in enumerate(SCHEMES.items()):
-        colour = colours[theme == "dark"]
-        across, down = WIDTH * (place + 0.5) / len(SCHEMES), RADIUS + 6
-        parts.append(f'<g transform="translate({across:g} {down})">')
+    for place, (scheme, title) in enumerate(SCHEMES.items()):
+        colour = COLOURS[HUES[scheme]][theme == "dark"]
+        parts.append(f'<g transform="translate({830 * (place + 0.5) / 4:g} {RADIUS + 6})">')
         parts.append(f'<circle r="{RADIUS}" fill="none" stroke="{rim}" stroke-width="1.5"/>')
-        for path in zip(*paths[scheme], strict=True):
+        for path in zip(*simulation.trajectories[scheme]["tokens"][0].tolist(), strict=True):
             points = [project(point) for point in path]
-            trail = " ".join(f"{RADIUS * right:.1f},{RADIUS * low:.1f}" for right, low, _ in points)
+            trail = " ".join(f"{right:.1f},{low:.1f}" for right, low, _ in points)
             right, low, near = points[-1]
-            opacity = 0.5 + 0.25 * (1 + near)
             parts.append(
                 f'<polyline points="{trail}" fill="none" stroke="{colour}" stroke-width="1.4" opacity="0.3"/>'
-                f'<circle cx="{RADIUS * right:.1f}" cy="{RADIUS * low:.1f}" r="4" fill="{colour}" '
-                f'opacity="{opacity:.2f}"/>'
+                f'<circle cx="{right:.1f}" cy="{low:.1f}" r="4" fill="{colour}" opacity="{0.75 + 0.25 * near:.2f}"/>'
             )
         parts.append(f'<text y="{RADIUS + 38}" fill="{text}">{title}</text></g>')
-    return "\n".join([*parts, "</svg>"]) + "\n"
-
-
-def main() -> None:
-    paths = simulate()
-    for theme in INK:
-        (HERE / f"spheres-{theme}.svg").write_text(draw(paths, theme), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    path = Path(__file__).with_name(f"spheres-{theme}.svg")
+    path.write_text("\n".join([*parts, "</svg>"]) + "\n", encoding="utf-8")

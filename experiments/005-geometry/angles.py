@@ -19,7 +19,7 @@ from typing import NamedTuple
 import geonorm
 from geonorm.lab.load import Comparison
 from geonorm.measure.schedule import fit
-from geonorm.report.charts import Axis, Chart, figure, save_figures
+from geonorm.report.charts import Axis, Chart, Figure, figure
 from geonorm.report.style import looks, signed
 from geonorm.report.tables import markdown_lines
 
@@ -130,10 +130,8 @@ def main(folder: Path = HERE, sources: Mapping[Path, Mapping[str, str]] | None =
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "angles.md").write_text("\n".join(tabulate(courses)) + "\n", encoding="utf-8")
     print(folder / "angles.md")
-    for file in save_figures(
-        {"angles": figure(draw(courses), "005: traces of 012, 014, 016, 017")}, folder / "figures"
-    ):
-        print(file)
+    (folder / "figures").mkdir(exist_ok=True)
+    print(Figure(figure(draw(courses), "005: traces of 012, 014, 016, 017")).save(folder / "figures" / "angles.svg"))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Blocks of a decoder as particles: against real decoders, and against docs/theory.md."""
+"""Blocks of a decoder as particles: against real decoders, and against docs/theory-random-weights.md."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_unit_is_that_of_one_stream(scheme: str, unit: float | None) -> None
         assert fields.find_unit(parse(scheme), model) == pytest.approx(unit)
 
 
-# docs/theory.md 4.4, 5: exponent of 1 - cos per block of whole layers, each with weights of its own
+# docs/theory-random-weights.md: exponent of 1 - cos per block of whole layers, each with weights of its own
 PREDICTED = [
     ("pre", {}, "polynomial", 1.0),
     ("peri", {"causal": True, "mlp": "swiglu"}, "polynomial", -0.158),
@@ -106,7 +106,7 @@ def test_what_is_predicted_of_drawn_networks(scheme: str, changes: Any, kind: st
 @each("scheme", ["post", "pre", "geonorm(decay=sqrt)"])
 @each("mlp", [None, "gelu"])
 def test_causal_networks_follow_the_curve_of_the_theory(scheme: str, mlp: str | None) -> None:
-    """1 - cos of docs/theory.md 4.4 at all layers, mean over seeds, within the draws; what the page draws as theory."""
+    """1 - cos of docs/theory-random-weights.md at all layers, mean over seeds, within the draws."""
     seeds, layers, width = 8, 10, 128
     simulation = geonorm.simulate(
         schemes=[scheme], tokens=4, dim=width, init="cone", delta=1e-6, mlp=mlp, causal=True, time=layers,

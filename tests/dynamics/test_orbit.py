@@ -1,4 +1,4 @@
-"""One orbit, many clocks (docs/theory.md 3.1): schemes that turn all tokens by one factor of depth alone."""
+"""One orbit, many clocks (docs/theory-clustering.md): schemes that turn all tokens by one factor of depth alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simulations against the laws of docs/theory.md."""
+"""Simulations against the laws of docs/theory-clustering.md."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def text_of(simulation: Any) -> str:
         return " ".join(" ".join(summarize(place)).split())
 
 
-# scheme: (kind, exponent, time that shows it), worked out by hand in docs/theory.md
+# scheme: (kind, exponent, time that shows it), worked out by hand in docs/theory-clustering.md
 LAWS: dict[str, tuple[str, float, float]] = {
     "post": ("exponential", 2.0, 14),
     "orthogonal": ("exponential", 2.0, 14),

@@ -1,4 +1,4 @@
-"""Predictions derived from the definitions, against the laws that docs/theory.md derives by hand."""
+"""Predictions derived from the definitions, against the laws that docs/theory*.md derive by hand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .conftest import speed_of
 DEPTH = 12
 
 
-# docs/theory.md, section 4: 1 - cos for t -> infinity, worked out by hand
+# docs/theory-clustering.md: 1 - cos for t -> infinity, worked out by hand
 TERMINAL: dict[Any, tuple[str, float | None]] = {
     "post": ("exponential", 2.0),
     "post(decay=harmonic, alpha=0.7)": ("polynomial", 1.4),
@@ -229,7 +229,7 @@ def test_the_closed_equation_is_the_particle_system(scheme: str) -> None:
 
 @each("n, beta", [(2, 0.0), (8, 1.0), (5, 6.0), (256, 5.0), (1024, 6.0)])
 def test_when_tokens_of_post_are_half_together(n: int, beta: float) -> None:
-    """docs/theory.md 4.1: 0.39 to 1.6 times (e^beta + n - 1) log n / (2 n)."""
+    """docs/theory-clustering.md: 0.39 to 1.6 times (e^beta + n - 1) log n / (2 n)."""
     about = (exp(beta) + n - 1) * log(n) / (2 * n)
     early, late = solve_equiangular("post", n, beta, [0.39 * about, 1.6 * about], tolerance=1e-4).gap
     assert early > 0.5 > late

@@ -33,7 +33,7 @@ def small(out: Path, *schemes: str, **settings: Any) -> dict[str, Any]:
 
 
 def test_the_turn_over_depth_orders_the_decays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ratios at width 64 are in docs/theory.md 9; at width 32 they are near these."""
+    """Ratios at width 64 are in docs/theory-depth.md; at width 32 they are near these."""
     monkeypatch.setattr(transfer, "STEPS", (1,))
     summary = small(tmp_path / "out", "geonorm", "geonorm(decay=sqrt)", "geonorm(decay=constant, alpha=0.3)")
     written = [json.loads(line) for line in (tmp_path / "out" / "rows.jsonl").read_text().splitlines()]

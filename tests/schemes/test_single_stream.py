@@ -102,7 +102,7 @@ def test_a_learned_step_starts_at_alpha() -> None:
 
 @pytest.mark.parametrize("kinds", [("attn", "mlp"), ("parallel",)])
 def test_sublayers_that_count_apart_have_equal_shares(kinds: tuple[str, ...]) -> None:
-    """atan(1/sqrt(n)) in sub-layer n leaves entry and every update one share of the last state (docs/theory.md 3.2):
+    """atan(1/sqrt(n)) in sub-layer n leaves entry and every update one share of the last state (docs/theory-depth.md):
     parallel blocks, which have one residual, are counted without a gap."""
     scheme = parse("geonorm(update=unit, retraction=projection, decay=sqrt, decay_on=update, index=sublayer)")
     width = 1 + len(kinds) * DEPTH

@@ -1,4 +1,4 @@
-"""What drawn weights do to tokens that are nearly one, before any training: docs/theory.md, 4.4 and 5.
+"""What drawn weights do to tokens that are nearly one, before any training: docs/theory-random-weights.md.
 
 A sub-layer whose weights are drawn anew proposes an update at right angles to the token (to order width^-1/2), so that
 a scheme turns every token by one angle phi, and the square of a small difference between directions becomes

@@ -253,8 +253,8 @@ def measure(flow: Flow, x: Tensor, tau: float) -> list[dict[str, Any]]:
 
 
 def drawn_sublayers(config: SimulateConfig) -> tuple[Sub, ...] | None:
-    """The sub-layers as `drawn` knows them where docs/theory.md 4.4 applies: whole layers, weights of their own, and no
-    positions. None elsewhere."""
+    """The sub-layers as `drawn` knows them where docs/theory-random-weights.md applies: whole layers, weights of
+    their own, and no positions. None elsewhere."""
     if config.weights != "network" or config.per != "layer" or config.method != "layers" or config.rope is not None:
         return None
     attention = DrawnAttention(causal=config.causal)

@@ -1,4 +1,4 @@
-"""The coordinate check of residual schemes, `geonorm check-transfer` (docs/theory.md, section 9).
+"""The coordinate check of residual schemes, `geonorm check-transfer` (docs/theory-depth.md).
 
 Small decoders under a scheme take 1, 4 and 16 steps of Adam on random tokens, with hidden matrices alone learning. The
 *turn* is the mean angle between the final state (what the head reads) before and after. At a small rate it is
