@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import subprocess
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -54,10 +53,6 @@ class Setting:
     """Of crossed runs, by factor a pattern that reads its level from the scheme's name. Pairs are then runs that differ
     in what a claim compares and in nothing else: they share rate, seed and all other levels."""
 
-    @property
-    def images(self) -> bool:
-        return not self.text
-
 
 @dataclass(frozen=True)
 class Side:
@@ -87,6 +82,11 @@ class Claim:
     claimed: str = ""
     """By the authors of the scheme."""
     change: Sequence[str] = ()
+
+    @property
+    def ranks(self) -> bool:
+        """True for a difference to the better Pre-Norm, each at its best rate."""
+        return self.second == Side("better") and not self.lr and self.measure == "val_loss"
 
 
 @dataclass
@@ -242,17 +242,11 @@ class Evidence:
             known = [gaps[name] for name in names if gaps[name].std is not None]
             prior = fit_prior([(gap.std or 0.0) ** 2 for gap in known], [gap.n - 1 for gap in known])
             priors |= dict.fromkeys(names, prior)
-        for names in self.groups(
-            lambda claim: (self.place(claim).experiment, claim.question.split()[0], claim.measure)
-        ):
+        for names in self.groups(lambda one: (self.place(one).experiment, one.question.split()[0], one.measure)):
             p_holm |= zip(names, holm([gaps[name].p for name in names]), strict=True)
         return {
-            name: {
-                **summarize(gap, priors[name]),
-                "p_holm": p_holm[name],
-                **raw[name],
-                "registered": self.registered.get(name),
-            }
+            name: summarize(gap, priors[name])
+            | {"p_holm": p_holm[name], **raw[name], "registered": self.registered.get(name)}
             for name, gap in gaps.items()
         }
 
@@ -307,54 +301,6 @@ class Evidence:
             "doubts": doubts,
             "claims": members,
         }
-
-    def problems(self) -> Iterator[str]:
-        """Claims whose status in claims.yaml is not the verdict of the runs, and results.json where it is another."""
-        stored = json.loads((self.root / "evidence" / "results.json").read_text("utf-8"))
-        for kind, rows in (("claims", self.results), ("pools", self.pools)):
-            words = self.file[kind]
-            for name in dict.fromkeys([*rows, *stored[kind]]):
-                if name not in rows or name not in stored[kind]:
-                    yield f"claim {name}: in one of claims.yaml and results.json alone"
-                    continue
-                if words[name]["status"] not in (rows[name]["verdict"], OPEN if rows[name]["n"] == 1 else ""):
-                    yield f"claim {name}: claims.yaml says {words[name]['status']}, its runs {rows[name]['verdict']}"
-                new, old = plain(rows[name]), stored[kind][name]
-                for key in [key for key in new if key not in old or not same(new[key], old[key])][:1]:
-                    yield f"claim {name}: {key} is {old.get(key)} in results.json, {new[key]} by its runs"
-        advice = [{"file": "docs/schemes.md", "text": f"| {row['want']} |", **row} for row in self.file["which"]]
-        for words in [*self.file["sentences"], *advice]:
-            if words["text"] not in (self.root / words["file"]).read_text("utf-8"):
-                yield f"claim {', '.join(words['claims'])}: {words['file']} no longer says {words['text']!r}"
-            for name, word in words["claims"].items():
-                verdict = (self.results | self.pools)[name]["verdict"]
-                if verdict != word:
-                    yield f"claim {name} is {verdict}: read again what {words['file']} says: {words['text']!r}"
-
-
-def unregistered(evidence: Evidence) -> Iterator[str]:
-    """Predictions whose commit, as claims.yaml names it, is not there or has the runs that decide them. Nothing where
-    the history is not there: in an archive, or in a clone that has no old commits."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", "-C", str(evidence.root), *words], capture_output=True, text=True).stdout.strip()
-
-    if git("rev-parse", "--show-prefix", "--is-shallow-repository") != "false":
-        return
-    known: dict[tuple[str, str], str] = {}
-    for name, commit in evidence.registered.items():
-        claim = evidence.claims.get(name)
-        if not claim:
-            continue
-        claim = evidence.claims[claim.change[0]] if claim.change else claim
-        place = evidence.place(claim)
-        path = f"experiments/{place.experiment}"
-        if not git("merge-base", commit, "HEAD").startswith(commit):
-            yield f"claim {name}: the history has no commit {commit}"
-        if (commit, path) not in known:
-            known[commit, path] = git("show", f"{commit}:{path}/{place.results}")
-        if all(any(f'"{run}"' in known[commit, path] for run in arm.runs) for arm in evidence.arms(claim)):
-            yield f"claim {name}: commit {commit} has runs of both sides, so that it predicts nothing"
 
 
 def summarize(gap: Interval, prior: Prior | None) -> Values:

@@ -1,15 +1,13 @@
-"""Pages, tables and figures of the claims. A line of text remembers which claims it tells."""
+"""Pages and tables of the claims. A line of text remembers which claims it tells."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from geonorm.lab.statistics.synthesis import GRADES
-from geonorm.report.charts import Chart, Strip, figure, strip_chart
-from geonorm.report.style import COLOURS, Look, signed
+from geonorm.report.style import signed
 from geonorm.report.tables import with_interval
 
 from .claims import Claim, Evidence, Side, Values
@@ -25,12 +23,8 @@ BLOCK = re.compile(r"(<!-- claim ([\w.:-]+) -->)(.*?)(<!-- / -->)", re.DOTALL)
 HEAD = ("verdict", "difference (95 %)", "p, Holm", "pairs", "tokens per parameter")
 MARK = "**°** marks a scheme without embedding norm; one without the mark has it (a norm right after the embedding)."
 BUILT = "<!-- Written by `python -m evidence build` from evidence/claims.yaml: edit there. -->"
-WIDE = 0.5
-"""Nats: longer intervals would press all others of a figure into a line."""
 POOLS = "A pool leaves out the seed that chose the rates, which rows with † count."
-UNIT = "difference, nats per token; left of 0 the first is better"
 NOTE = "The last number of a label is tokens per parameter, a mark is a seed, a bar the 95 % interval."
-SETTING, POOL = Look(*COLOURS["ink"], "", "circle"), Look(*COLOURS["vermilion"], "", "diamond")
 
 
 class Line(NamedTuple):
@@ -78,12 +72,8 @@ class Book:
 
     def size(self, name: str) -> float | None:
         """Tokens per parameter; None for images."""
-        row = self.values[name]
-        return (
-            None
-            if self.evidence.place(self.evidence.claims[name]).images or not row["tokens"]
-            else row["tokens"] / row["parameters"]
-        )
+        row, text = self.values[name], self.evidence.place(self.evidence.claims[name]).text
+        return row["tokens"] / row["parameters"] if text and row["tokens"] else None
 
     def difference(self, name: str) -> str:
         row = self.values[name]
@@ -201,7 +191,7 @@ class Book:
                 continue
             if claim.pool and claim.pool not in pools:
                 pools.append(claim.pool)
-            if claim.second == Side("better") and not claim.lr and claim.measure == "val_loss":
+            if claim.ranks:
                 size = self.size(claim.name)
                 place = self.evidence.place(claim).where + (f", {short(size)} tokens per parameter" if size else "")
                 parts.append(f"`{first}` {self.form(claim.name, 'word')} ({place}: {self.form(claim.name, 'mean')})")
@@ -247,7 +237,7 @@ class Book:
             if not claim.change and claim.measure == "val_loss" and self.evidence.place(claim).text
         ]
         span = " to ".join(dict.fromkeys(f"{short(size / 1e6)}M" for size in (min(sizes), max(sizes))))
-        images = any(self.evidence.place(claim).images for claim in claims)
+        images = not all(self.evidence.place(claim).text for claim in claims)
         return (
             f"Scale: models of {span} parameters; {'; '.join(texts)}. The second of two schemes ends at "
             f"{min(losses):.2f} to {max(losses):.2f} nats per token{' (images apart)' if images else ''}."
@@ -280,11 +270,7 @@ class Book:
         columns: Mapping[str, str] = self.words["leaderboard"]["settings"]
         cells: dict[str, dict[str, str]] = {}
         for claim in self.evidence.claims.values():
-            if (
-                claim.second == Side("better")
-                and claim.setting in columns
-                and not (claim.lr or claim.measure != "val_loss")
-            ):
+            if claim.ranks and claim.setting in columns:
                 cells.setdefault(self.label(claim.first), {})[claim.setting] = claim.name
         better: dict[str, str] = {}
         for row in cells.values():
@@ -365,62 +351,8 @@ class Book:
         out += text[place:]
         return [Line(line, names.get(n, ())) for n, line in enumerate(out.split("\n"))]
 
-    # figures
-
-    def charts(self, key: str) -> Values:
-        """The forest plot of a question: a chart a pool, or one of all its claims."""
-        words = self.words["questions"][key]
-        by = words.get("by", "where")
-        groups = {pool: self.values[pool]["claims"] for pool in words.get("pools", ())} or self.groups(
-            self.members(key), by
-        )
-        looks: dict[str, Look] = {}
-        charts: list[Chart] = []
-        for group, names in groups.items():
-            strips = self.strips(
-                names, self.what if by == "where" and group not in self.evidence.pools else self.where, looks
-            )
-            title = plain_text(group)
-            if group in self.evidence.pools:
-                strips += self.pooled_strips(group, looks)
-                title = f"{self.words['pools'][group]['what']}: {self.values[group]['verdict']}"
-            else:
-                counts = Counter(self.values[name]["verdict"] for name in names)
-                title += f": {', '.join(f'{n} {verdict}' for verdict, n in counts.most_common())}"
-            if strips:
-                charts.append(strip_chart(title, UNIT, strips, looks, rule=0.0, width=640))
-        return figure(charts, columns=1)
-
     def members(self, key: str) -> list[str]:
         return [claim.name for claim in self.evidence.claims.values() if key in claim.question.split()]
-
-    def strips(self, names: Sequence[str], label: Callable[[Claim], str], looks: dict[str, Look]) -> list[Strip]:
-        """The rows of a chart: claims with an interval, ordered by tokens per parameter."""
-        rows = []
-        for name in sorted(names, key=lambda name: self.size(name) or 0.0):
-            row, size = self.values[name], self.size(name)
-            if row["low"] is not None and row["high"] - row["low"] < WIDE:
-                text = plain_text(label(self.evidence.claims[name])) + (f", {short(size)}" if size else "")
-                dots = [(gap, f"seed {seed}") for seed, gap in row["pairs"].items()]
-                ends = row["mean"], row["low"], row["high"]
-                rows.append(Strip(add_look(looks, text, SETTING), self.difference(name), dots, *ends))
-        return rows
-
-    def pooled_strips(self, pool: str, looks: dict[str, Look]) -> list[Strip]:
-        row = self.values[pool]
-        pooled, expected = (add_look(looks, text, POOL) for text in ("pooled", "expected in one more setting"))
-        return [
-            Strip(pooled, self.difference(pool), [], row["mean"], row["low"], row["high"]),
-            Strip(expected, self.form(pool, "expected"), [], row["mean"], row["expected_low"], row["expected_high"]),
-        ]
-
-
-def add_look(looks: dict[str, Look], label: str, look: Look) -> str:
-    """No two rows of a figure may have one name: blanks of no width tell them apart."""
-    while label in looks:
-        label += "\u200b"
-    looks[label] = look
-    return label
 
 
 def plain_text(text: str) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from evidence.__main__ import check  # noqa: E402
+from evidence.check import check  # noqa: E402
 from evidence.claims import Evidence  # noqa: E402
 
 Change = tuple[str, Path, Callable[[str], str], str]
@@ -66,12 +66,8 @@ def changes(root: Path, each: int = 10) -> Iterator[Change]:
             page = draw.choice(table)
             line = row_of(page, draw, rf"\| ({'|'.join(WORDS)}) \|")
             word = next(word for word in WORDS if f"| {word} |" in line)
-            yield (
-                "verdict",
-                page,
-                replace_line(line, line.replace(f"| {word} |", f"| {draw.choice([w for w in WORDS if w != word])} |")),
-                "",
-            )
+            other = draw.choice([w for w in WORDS if w != word])
+            yield "verdict", page, replace_line(line, line.replace(f"| {word} |", f"| {other} |")), ""
         else:
             name = draw.choice([name for name, claim in evidence.claims.items() if claim.status in WORDS])
             line = next(row for row in text.splitlines() if row.strip().startswith((f"{name}: {{", f'"{name}": {{')))
@@ -80,10 +76,9 @@ def changes(root: Path, each: int = 10) -> Iterator[Change]:
             yield "verdict", claims, replace_line(line, line.replace(f"status: {status}", f"status: {other}")), name
     for kind in ("number", "run"):
         for _ in range(each):
-            name = draw.choice(
-                [name for name, claim in evidence.claims.items() if claim.first and claim.measure == "val_loss"]
-            )
-            claim = evidence.claims[name]
+            several = [claim for claim in evidence.claims.values() if claim.first and claim.measure == "val_loss"]
+            claim = draw.choice(several)
+            name = claim.name
             setting, arm = evidence.settings[claim.setting], evidence.arms(claim)[0]
             pair = draw.choice(sorted(evidence.results[name]["pairs"], key=str))
             path = root / "experiments" / setting.experiment / setting.results
@@ -98,14 +93,8 @@ def changes(root: Path, each: int = 10) -> Iterator[Change]:
 
 def copy(root: Path) -> None:
     """The pages, claims and runs of this checkout."""
-    for pattern in (
-        "README.md",
-        "docs/**/*.md",
-        "docs/results/figures/*",
-        "evidence/*",
-        "experiments/*/*.jsonl",
-        "experiments/**/README.md",
-    ):
+    for pattern in ("README.md", "docs/**/*.md", "docs/results/figures/*", "evidence/*", "experiments/**/README.md",
+                    "experiments/*/*.jsonl"):  # fmt: skip
         for file in ROOT.glob(pattern):
             if file.is_file():
                 (root / file.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
@@ -124,11 +113,8 @@ def run(each: int = 10) -> list[tuple[str, str, str]]:
             after = change(before)
             assert after != before, (kind, path, name)
             path.write_text(after, "utf-8")
-            lines = [
-                line
-                for line in check(root)
-                if re.search(rf"claim .*\b{re.escape(name)}(?![\w-])" if name else r"claim \w", line)
-            ]
+            named = re.compile(rf"claim .*\b{re.escape(name)}(?![\w-])" if name else r"claim \w")
+            lines = [line for line in check(root) if named.search(line)]
             path.write_text(before, "utf-8")
             outcomes.append((kind, name or path.name, lines[0] if lines else ""))
     return outcomes

@@ -7,7 +7,6 @@ import io
 import json
 import math
 import multiprocessing
-import multiprocessing.connection
 import os
 import random
 import runpy
@@ -177,15 +176,6 @@ HANG = 600
 """Seconds after which ranks that have not ended never will: far above what they take on a busy machine."""
 
 
-def start_rank(**known: Any) -> Any:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
-    arguments = (str(Path(__file__).with_name("rank.py")), known, "__main__")
-    process = context.Process(target=runpy.run_path, args=arguments, daemon=True)
-    process.start()
-    return process
-
-
 def environments(size: int) -> list[dict[str, str]]:
     """What torchrun would tell each rank of a world; a world of one is told nothing."""
     cache = {"GEONORM_CACHE": os.environ["GEONORM_CACHE"]}
@@ -198,64 +188,19 @@ def environments(size: int) -> list[dict[str, str]]:
     return [{**cache, **address, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
 
 
-def words(arguments: tuple[Any, ...]) -> list[Any]:
-    return [str(word) if isinstance(word, (Path, int)) else word for word in arguments]
-
-
-class Standing:
-    """Processes that stay and take one job after the other, as the ranks of one world after the other."""
-
-    def __init__(self) -> None:
-        self.ranks: list[tuple[Any, Any]] = []
-
-    def run(self, job: str, size: int, arguments: tuple[Any, ...]) -> list[Result]:
-        """How the ranks ended, in order."""
-        while len(self.ranks) < size:
-            ours, theirs = multiprocessing.Pipe()
-            self.ranks.append((start_rank(connection=theirs), ours))
-        ranks = self.ranks[:size]
-        for (_, connection), environment in zip(ranks, environments(size), strict=True):
-            connection.send((job, words(arguments), environment))
-        answers: dict[Any, Any] = {}
-        connections = [connection for _, connection in ranks]
-        with contextlib.suppress(EOFError):
-            while waiting := [each for each in connections if each not in answers]:
-                # ranks end together: one that ends alone has failed, and the others wait for it in vain
-                ready = multiprocessing.connection.wait(waiting, 60 if answers else HANG)
-                answers |= {each: each.recv() for each in ready}  # type: ignore[union-attr]
-                if not ready:
-                    break
-        if len(answers) < size:
-            states = [process.exitcode for process, _ in ranks]
-            self.close()
-            raise AssertionError(f"a rank has ended or hangs: exit codes {states}, answers {list(answers.values())}")
-        return [Result(*answers[each]) for each in connections]
-
-    def close(self) -> None:
-        for process, _ in self.ranks:
-            if process.is_alive():
-                os.kill(process.pid, signal.SIGUSR1)  # where it stands, on its stderr
-            process.kill()
-            process.join()
-        self.ranks.clear()
-
-
-@pytest.fixture(scope="session")
-def standing() -> Iterator[Standing]:
-    group = Standing()
-    yield group
-    group.close()
-
-
-class Lost:
-    """Processes of their own, for a world of which some rank is to be lost or stuck."""
+class World:
+    """The processes of a world, each forked from a server that has imported torch."""
 
     def __init__(self, folder: Path, job: str, size: int, arguments: tuple[Any, ...]) -> None:
-        self.files = [folder / f"rank{rank}." for rank in range(size)]
-        self.processes = [
-            start_rank(job=job, arguments=words(arguments), environment={**environment, "OUTPUT": str(file)})
-            for environment, file in zip(environments(size), self.files, strict=True)
-        ]
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOAD)
+        self.files, self.processes = [folder / f"rank{rank}." for rank in range(size)], list[Any]()
+        script = str(Path(__file__).with_name("rank.py"))
+        words = [str(word) if isinstance(word, (Path, int)) else word for word in arguments]
+        for environment, file in zip(environments(size), self.files, strict=True):
+            known = {"job": job, "arguments": words, "environment": {**environment, "OUTPUT": str(file)}}
+            self.processes.append(context.Process(target=runpy.run_path, args=(script, known, "__main__"), daemon=True))
+            self.processes[-1].start()
 
     def wait(self) -> list[Result]:
         """How the ranks ended, in order."""
@@ -271,21 +216,18 @@ class Lost:
 
 
 @pytest.fixture
-def ranks(standing: Standing, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Runs a job of rank.py in a world of some size. Of ranks that get stuck, the processes come back."""
-    started: list[Lost] = []
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Runs a job of rank.py in a world of some size. Of ranks that get stuck, the world comes back."""
+    worlds: list[World] = []
 
-    def start(job: str, size: int, *arguments: Any) -> list[Result] | Lost:
-        if job != "stuck":
-            return standing.run(job, size, arguments)
-        started.append(Lost(tmp_path_factory.mktemp("ranks"), job, size, arguments))
-        return started[-1]
+    def start(job: str, size: int, *arguments: Any) -> list[Result] | World:
+        worlds.append(World(tmp_path_factory.mktemp("ranks"), job, size, arguments))
+        return worlds[-1] if job == "stuck" else worlds[-1].wait()
 
     yield start
-    for world in started:
-        for process in world.processes:
-            process.kill()
-            process.join()
+    for process in (process for world in worlds for process in world.processes):
+        process.kill()
+        process.join()
 
 
 class InProcess:

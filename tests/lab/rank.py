@@ -1,21 +1,13 @@
-"""One rank of small worlds, forked from a server that has imported torch already. Run by the `ranks` fixture.
-
-A rank takes jobs over a connection, one world after the other. A rank that is to be lost or stuck has one job alone,
-in the globals `job`, `arguments` and `environment`.
-"""
+"""One rank of a small world, run by the `ranks` fixture: its job, arguments and environment are globals."""
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
-import gc
-import io
 import json
 import os
 import signal
 import sys
 import time
-import traceback
 from datetime import timedelta
 from itertools import accumulate
 from pathlib import Path
@@ -149,36 +141,13 @@ def gather(patch: pytest.MonkeyPatch, folder: str, out: str, settings: dict[str,
 JOBS: dict[str, Any] = {"run": run, "spoilt": spoilt, "stuck": stuck, "gather": gather, "born": born}
 
 
-def serve(connection: Any) -> None:
-    """Takes jobs and answers with (status, stdout, stderr) until there are no more."""
-    while (task := connection.recv()) is not None:
-        job, arguments, environment = task
-        out, err = io.StringIO(), io.StringIO()
-        world.KEPT_GROUPS.clear()  # of the world before, in which nothing runs any more
-        gc.collect()
-        torch.manual_seed(0)
-        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            for name, value in environment.items():
-                patch.setenv(name, value)
-            try:
-                status = JOBS[job](patch, *arguments)
-            except Exception:
-                status = 1
-                traceback.print_exc()
-        torch.use_deterministic_algorithms(False)
-        connection.send((status, out.getvalue(), err.getvalue()))
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
     faulthandler.enable()  # a rank that a library aborts says where it stood
     faulthandler.register(signal.SIGUSR1)  # for whoever looks for the reason of a hang
-    if "connection" in globals():
-        serve(globals()["connection"])
-    else:
-        job, arguments, environment = (globals()[name] for name in ("job", "arguments", "environment"))
-        os.environ.update(environment)
-        for stream, name in ((sys.stdout, "out"), (sys.stderr, "err")):
-            handle = os.open(environment["OUTPUT"] + name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.dup2(handle, stream.fileno())
-        sys.exit(JOBS[job](pytest.MonkeyPatch(), *arguments))
+    job, arguments, environment = (globals()[name] for name in ("job", "arguments", "environment"))
+    os.environ.update(environment)
+    for stream, name in ((sys.stdout, "out"), (sys.stderr, "err")):
+        handle = os.open(environment["OUTPUT"] + name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(handle, stream.fileno())
+    sys.exit(JOBS[job](pytest.MonkeyPatch(), *arguments))
