@@ -1,10 +1,9 @@
-"""One test for many rows: every row runs, and the failure names each row that failed."""
+"""One test for many rows: every row runs, and the failure holds each row that failed."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import product
@@ -24,40 +23,33 @@ def each(names: str, rows: Iterable[Any]) -> Callable[[Test], Test]:
     """
     keys = [name.strip() for name in names.split(",")]
     axis = [dict(zip(keys, row if len(keys) > 1 else [row], strict=True)) for row in rows]
-    if not axis:
-        raise ValueError(f"no rows of {names}: the test could not fail")
+    assert axis, f"no rows of {names}: the test could not fail"
 
     def decorate(test: Test) -> Test:
         once, axes = getattr(test, "rows", (test, []))
         axes = [axis, *axes]
-        source = inspect.unwrap(once).__code__.co_filename
+        every = [{key: value for part in parts for key, value in part.items()} for parts in product(*axes)]
 
         @functools.wraps(once)
         def run(*args: Any, **fixtures: Any) -> None:
-            skips: list[BaseException] = []
-            failures: dict[str, BaseException] = {}
-            for number, parts in enumerate(product(*axes)):
-                row = {key: value for part in parts for key, value in part.items()}
+            skips, failures = list[BaseException](), list[BaseException]()
+            for number, row in enumerate(every):
                 try:
                     with of_row(number, fixtures) as apart:
                         once(*args, **{**fixtures, **apart}, **row)
                 except pytest.skip.Exception as skip:
                     skips.append(skip)
                 except (Exception, pytest.fail.Exception) as error:
-                    failures[f"row {number} ({', '.join(f'{key}={row[key]!s:.100}' for key in row)})"] = error
-            count = number + 1
+                    error.add_note(f"row {number}: {row!s:.300}")
+                    failures.append(error)
             if failures:
-                lines = [f"{row}: {place(error, source)}" for row, error in failures.items()]
-                first = next(iter(failures.values()))
-                raise AssertionError(f"{len(failures)} of {count} rows failed\n" + "\n".join(lines)) from first
-            if len(skips) == count:
+                raise BaseExceptionGroup(f"{len(failures)} of {len(every)} rows failed", failures)
+            if len(skips) == len(every):
                 raise skips[0]
 
         signature = inspect.signature(once)
-        taken = {key for axis in axes for key in axis[0]}
-        run.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=[p for name, p in signature.parameters.items() if name not in taken]
-        )
+        parameters = [p for name, p in signature.parameters.items() if name not in every[0]]
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         run.rows = once, axes  # type: ignore[attr-defined]
         return run
 
@@ -78,10 +70,3 @@ def of_row(number: int, fixtures: dict[str, Any]) -> Iterator[dict[str, Any]]:
         return
     with fixtures["monkeypatch"].context() as patch:
         yield {**apart, "monkeypatch": patch}
-
-
-def place(error: BaseException, source: str) -> str:
-    """The last line of the file of the test that an error came through, its kind, and how its message begins."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == source]
-    message = str(error).strip().partition("\n")[0]
-    return f"line {lines[-1] if lines else '?'}: {type(error).__name__}: {message}"

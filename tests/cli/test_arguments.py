@@ -84,11 +84,7 @@ def test_no_text_of_a_file_is_typed(command: str, name: str) -> None:
     [
         ("compare", {"schemes": ["pre", EVIL], "out": "out"}),
         ("ladder", {"schemes": [f"mix({EVIL}, pre)"], "out": "out"}),
-        ("train", {"scheme": EVIL, "out": "out"}),
-        ("eval", {"model": ".", "data": "stdlib", "scheme": EVIL}),
-        ("simulate", {"schemes": [EVIL], "out": "out"}),
         ("schemes", {"name": EVIL}),
-        ("bench train", {"baseline": EVIL, "out": "out"}),
     ],
 )
 def test_a_scheme_of_a_file_is_refused(command: str, settings: dict[str, Any], capsys: Any) -> None:

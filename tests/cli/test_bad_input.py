@@ -82,25 +82,6 @@ def test_bad_input_is_one_line_and_leaves_nothing(
 
 
 @each(
-    "content, said",
-    [
-        ("stepz: 3", "unknown setting 'stepz': did you mean 'steps'?"),
-        ("optim: {warmupp: 3}", "did you mean 'optim.warmup'?"),
-        ("lr: .nan", "--lr takes a finite number"),
-        ("- steps", "is not a mapping"),
-        ("steps: [", "is not readable YAML"),
-        (b"\xff\xfe\x00", "is not readable YAML"),
-    ],
-)
-def test_bad_config_file(content: str | bytes, said: str, capsys: Any, tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert main(["train", "--config", str(path), "--out", str(tmp_path / "out")]) == 2
-    err = capsys.readouterr().err
-    assert said in err and len(err.splitlines()) == 1 and not (tmp_path / "out").exists(), err
-
-
-@each(
     "error, status, line",
     [
         (OSError(28, "No space left on device", "runs/x/a.jsonl"), 2, "runs/x/a.jsonl: No space left on device"),

@@ -47,7 +47,9 @@ def replaced(old: str, new: str) -> Content:
     return replace
 
 
-LAYERS = '"num_hidden_layers": 1'
+LAYERS, SCHEME = '"num_hidden_layers": 1', '"scheme": "pre"'
+QUANTISED = SCHEME + ', "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": true}'
+PROBE = "probe model --data text.txt --tokens 64"
 SITUATIONS: list[tuple[str, str, Mapping[str, Content], Mapping[str, str]]] = [
     (f"{TRAIN} --scheme os:system", "not a subclass", {}, {}),
     (f"{TRAIN} --model.positions learned --model.rotary 0.5", "model.rotary 0.5", {}, {}),
@@ -61,17 +63,28 @@ SITUATIONS: list[tuple[str, str, Mapping[str, Content], Mapping[str, str]]] = [
     (f"{TRAIN} --config c.yaml", "it is no file", {"c.yaml": os.mkfifo}, {}),
     (f"{TRAIN} --config c.yaml", "--seed", {"c.yaml": "seed: 2026-01-01\n"}, {}),
     (f"{TRAIN} --config c.yaml", "--batch-size", {"c.yaml": "batch_size: true\n"}, {}),
+    (f"{TRAIN} --config c.yaml", "unknown setting 'stepz': did you mean 'steps'?", {"c.yaml": "stepz: 3"}, {}),
+    (f"{TRAIN} --config c.yaml", "did you mean 'optim.warmup'?", {"c.yaml": "optim: {warmupp: 3}"}, {}),
+    (f"{TRAIN} --config c.yaml", "--lr takes a finite number", {"c.yaml": "lr: .nan"}, {}),
+    (f"{TRAIN} --config c.yaml", "is not a mapping", {"c.yaml": "- steps"}, {}),
+    (f"{TRAIN} --config c.yaml", "is not readable YAML", {"c.yaml": "steps: ["}, {}),
+    (f"{TRAIN} --config c.yaml", "is not readable YAML", {"c.yaml": lambda path: path.write_bytes(b"\xff\xfe\0")}, {}),
     (f"train {TINY} --data d", "given twice", {"d/train.txt": TEXT, "d/validation.txt": ""}, {}),
     ("export run --to new", "environment.json", {"run/environment.json": Path.unlink}, {}),
     (f"compare {TINY} --schemes pre --out out", "not empty", {"out/runs/a.txt": "mine"}, {}),
     ("generate 'no\nsuch\nrun'", "there is no run", {}, {}),
     ("generate model", "no causal language model", {"model/model.safetensors": Path.unlink}, {}),
     ("generate model", "model", {"model/model.safetensors": cut}, {}),
-    ("generate model", "scheme", {"model/config.json": replaced('"scheme": "pre"', '"scheme": "nothing"')}, {}),
+    ("generate model", "scheme", {"model/config.json": replaced(SCHEME, '"scheme": "nothing"')}, {}),
     ("generate model", "another model", {"model/config.json": replaced('"hidden_size": 16', '"hidden_size": 32')}, {}),
     ("generate model", "not agree on model.blocks.", {"model/config.json": replaced(LAYERS, LAYERS + "0")}, {}),
     ("generate model", "tokenizer", {"model/tokenizer.json": cut}, {}),
     ("generate model", "tokenizer", {"model/tokenizer.json": Path.unlink}, {}),
+    (f"{PROBE} --out new", "nor a config.json", {"model/config.json": Path.unlink}, {}),
+    (f"{PROBE} --out new", "no safetensors weights", {"model/model.safetensors": Path.unlink, "model/a.bin": ""}, {}),
+    (f"{PROBE} --out new", "quantised weights (bitsandbytes)", {"model/config.json": replaced(SCHEME, QUANTISED)}, {}),
+    (f"{PROBE} --out out", "holds no probe", {"out/precious": "mine"}, {}),
+    ("probe model --data empty.txt --out new", "text", {"empty.txt": ""}, {}),
     ("report run --out text.txt/page.html", "text.txt", {}, {}),
     (TRAIN, "$RANK", {}, {"RANK": "5", "WORLD_SIZE": "2", "MASTER_PORT": "29511"}),
     (TRAIN, "$MASTER_PORT", {}, {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "99999"}),

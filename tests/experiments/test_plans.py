@@ -5,15 +5,27 @@ from __future__ import annotations
 import runpy
 from collections.abc import Callable, Mapping
 from math import inf, log2
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from geonorm.cli.arguments import read
 from geonorm.lab.config import TrainCommand
+from geonorm.lab.runs.records import Summary
 from geonorm.schemes import parse
 
-from .made import ROOT, plan_of, summary
+ROOT = Path(__file__).parents[2] / "experiments"
+
+
+def summary(**values: Any) -> Summary:
+    """A finished run with these values."""
+    return Summary.read({"status": "finished", "scheme": "", **values})
+
+
+def plan_of(name: str) -> Any:
+    return runpy.run_path(str(ROOT / name / "runs.py"))["plan"]
+
 
 RUNS = {
     "007-clamp": 96, "008-parts": 84, "009-tokens": 168, "010-size": 30, "011-rate": 96, "016-streams": 75,

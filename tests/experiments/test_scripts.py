@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from .made import ROOT
+from .test_plans import ROOT
 
 
 def test_a_branch_waits_for_its_trunk_and_does_without_one_that_is_gone(

@@ -25,12 +25,31 @@ import pytest
 from geonorm import report
 from geonorm.cli.main import main
 from geonorm.lab.compare import executors as team
+from geonorm.lab.config import TrainConfig
+from geonorm.settings import from_dict
 
 WORDS = "the cat sat on a mat and saw that residual streams grow with depth while spheres keep their radius".split()
 MODEL = (
     "--model.layers 1 --model.width 16 --model.heads 2 --model.hidden 16 --model.context 16 --model.vocab_size 257 "
     "--tokens.tokenizer byte --evaluation.tokens 256 --evaluation.trace_tokens 64 --runtime.device cpu"
 ).split()
+
+
+SMALL = {"layers": 1, "width": 16, "heads": 2, "hidden": 16, "context": 16, "vocab_size": 257}
+
+
+def small_config(data: Path, **settings: Any) -> TrainConfig:
+    """The settings of a run of four steps with the smallest model."""
+    known = {
+        "model": SMALL,
+        "data": str(data),
+        "tokens": {"tokenizer": "byte"},
+        "steps": 4,
+        "runtime": {"device": "cpu", "tensorboard": False},
+        "evaluation": {"tokens": 256, "trace_tokens": 0},
+    }
+    config: TrainConfig = from_dict(TrainConfig, known | settings)
+    return config
 
 
 class Result(NamedTuple):
@@ -110,6 +129,16 @@ def results(out: Path) -> Any:
 
 def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def same(first: Path, second: Path, step: int) -> bool:
+    """True if two checkpoints are equal to the bit: the checksums of their files, and what is no tensor."""
+
+    def read(run: Path) -> list[Any]:
+        state = json.loads((run / "checkpoints" / f"step-{step}" / "state.json").read_text())
+        return [state[key] for key in ("sha256", "optimizer", "guard", "batch_offset")]
+
+    return read(first) == read(second)
 
 
 @pytest.fixture

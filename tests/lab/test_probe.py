@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -88,52 +87,6 @@ def test_a_directory_is_probed_and_the_page_made_again(folder: Path, tmp_path: P
     assert command(*words, 60) == 2
     assert "holds a probe with tokens 400, not 60; choose another --out" in capsys.readouterr().err
     assert {file.name: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
-
-
-CASES = {
-    "missing": "there is no run and no model folder",
-    "config.json": "nor a config.json",
-    "empty": "text",
-    "*token*": "no tokenizer in",
-    "quantised": "quantised weights (bitsandbytes)",
-    "*safetensors*": "no safetensors weights",
-    "type": "MptBlock",
-    "bos": "no token that begins a text: give a --prompt, no --bos",
-    "out": "holds no probe",
-}
-"""What is wrong or gone."""
-
-
-@each("case, message", CASES.items())
-def test_wrong_input_is_one_line_and_writes_nothing(
-    case: str, message: str, folder: Path, tmp_path: Path, capsys: Any
-) -> None:
-    broken, text, out = tmp_path / "model", tmp_path / "text.txt", tmp_path / "out"
-    if case != "missing":
-        shutil.copytree(folder, broken)
-    text.write_text("" if case == "empty" else "the quick brown fox " * 40)
-    for file in broken.glob("*" if case == "type" else case):
-        file.unlink()
-    if case == "quantised":
-        config = json.loads((broken / "config.json").read_text(encoding="utf-8"))
-        config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
-        (broken / "config.json").write_text(json.dumps(config))
-    elif case == "*safetensors*":
-        (broken / "pytorch_model.bin").write_bytes(b"not read")
-    elif case == "type":
-        transformers = pytest.importorskip("transformers")
-        config = transformers.MptConfig(d_model=32, n_heads=4, n_layers=1, vocab_size=256)
-        transformers.MptForCausalLM(config).save_pretrained(broken)
-        tokenizer().save_pretrained(broken)
-    elif case == "out":
-        out.mkdir()
-        (out / "precious").write_text("mine")
-    capsys.readouterr()
-    extra = ["--bos"] if case == "bos" else []
-    assert command(broken, "--data", text, "--out", out, "--tokens", 100, "--context", 20, *extra) == 2
-    err = capsys.readouterr().err
-    assert message in err and len(err.strip().splitlines()) == 1, err
-    assert not out.exists() or [f.name for f in out.iterdir()] == ["precious"]
 
 
 def test_python(tiny_model: Tiny, folder: Path) -> None:

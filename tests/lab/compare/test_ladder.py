@@ -21,7 +21,6 @@ from geonorm.lab.config import Model, Optim, TrainConfig
 from geonorm.lab.plan import looked_up
 from geonorm.lab.runs.records import Summary
 from geonorm.lab.statistics.speedup import judge_ladder
-from geonorm.report.comparison import load_comparison
 from geonorm.report.style import si
 
 from ...rows import each
@@ -96,12 +95,8 @@ def test_end_to_end_and_extension(
     }  # fmt: skip
     alone = ladder(out, "--schemes", "geonorm(decay=sqrt)", "--depth", 1, *words)
     assert "differences are to pre, as before" in alone.out and results(out)["baseline"] == "pre"
-    one_by_one = load_comparison(sorted((out / "runs").glob("d1w16*")))
-    assert one_by_one.baseline == one_by_one.names[0] == "pre"
     geonorm_first = ladder(out, "--schemes", "geonorm(decay=sqrt)", "pre", "--depth", 1, *words)
     assert "as before" not in geonorm_first.out and results(out)["baseline"] == "geonorm(decay=sqrt)"
-    one_by_one = load_comparison(sorted((out / "runs").glob("d1w16*")))
-    assert one_by_one.baseline == one_by_one.names[0] == "geonorm(decay=sqrt)"
 
     refused = ladder(out, "--schemes", "pre", "--depth", 1, *words[:2], "0.96k", *words[3:])
     assert refused.status == 2 and "holds a ladder with budgets" in refused.err and refused.err.count("\n") == 1
@@ -208,7 +203,7 @@ def test_from_python(processes: Any, text: Path, tmp_path: Path, small_steps: No
     settings |= {"runtime": {"device": "cpu", "tensorboard": False}, "evaluation": {"tokens": 256, "trace_tokens": 0}}
     settings |= {"data": str(text), "budgets": "0.32k", "seeds": 1, "out": str(tmp_path / "out")}
     found = geonorm.ladder(["pre", "geonorm"], depth=[1, 2], **settings)
-    assert len(processes.started) == 4 and "geonorm d1w16" in repr(found) and "4 runs in" in repr(found)
+    assert len(processes.started) == 4
     assert [row["size"] for row in found.tables()["speedups"]] == ["d1w16", "d2w16"]
     assert {"speedup", "speedup_low", "wall", "parameters"} <= set(found.frame().columns)
     assert found.plot("loss").spec

@@ -12,8 +12,7 @@ from geonorm.lab.runs.folder import read_rows
 from geonorm.lab.train import loop
 
 from ...rows import each
-from ..conftest import spoil, summary
-from ..train.saved import same
+from ..conftest import same, spoil, summary
 
 
 def test_losses_read_seldom_leave_out_the_bad_batch_alone(train: Any, monkeypatch: Any, tmp_path: Path) -> None:

@@ -17,9 +17,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from geonorm.errors import ConfigError
-from geonorm.lab.evaluate import downstream as tasks
+from geonorm.errors import ConfigError, DataError
+from geonorm.lab.evaluate import cloze, downstream as tasks
 from geonorm.lab.open import open_run
+
+from ...rows import each
 
 HARNESS = find_spec("lm_eval") is not None
 needs_harness = pytest.mark.skipif(not HARNESS, reason="needs geonorm[eval]")
@@ -138,3 +140,49 @@ def test_two_sets_of_one_name_are_refused(tmp_path: Path, sets: Path) -> None:
     (other := tmp_path / "shared.test.jsonl").write_bytes((sets / "shared.test.jsonl").read_bytes())
     with pytest.raises(ConfigError, match=r"two sets are called shared\.test: rename"):  # one would be lost
         tasks.Tasks(["shared.test", str(other)])
+
+
+ONE: dict[str, Any] = {"context": "a", "choices": ["b", "c"], "gold": 1}
+CONTEXTS: dict[str, Any] = {"contexts": ["a", "b"], "choices": ["c", "c"], "gold": 0}
+
+
+def write(path: Path, *rows: object) -> Path:
+    path.write_text("\n\n".join(map(json.dumps, rows)))  # blank lines between, which do not count
+    return path
+
+
+def test_sets_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the harness is told where their choices are."""
+    monkeypatch.setenv("GEONORM_DATA", str(tmp_path))
+    assert cloze.local_sets() == {}
+    (folder := tmp_path / "eval").mkdir()
+    shared = write(folder / "shared.test.jsonl", CONTEXTS)
+    (plain := folder / "plain.validation.jsonl.xz").write_bytes(lzma.compress(json.dumps(ONE).encode()))
+    (folder / "notes.txt").write_text("no set")
+    assert cloze.local_sets() == {"plain.validation": plain, "shared.test": shared}
+    one, several = cloze.definition("x", plain), cloze.definition("y", shared)
+    assert (one["task"], one["doc_to_text"], one["doc_to_choice"]) == ("x", "{{context}}", "{{choices}}")
+    assert (several["task"], several["doc_to_text"], several["doc_to_choice"]) == ("y", "gold", "contexts")
+    assert [len(each["metric_list"]) for each in (one, several)] == [2, 1]
+
+
+NONE = ":3: not a set of questions"
+
+
+@each(
+    "first, row, message",
+    [
+        *((ONE, ONE | {"gold": gold}, NONE) for gold in (2, -1, True)),
+        *((ONE, ONE | change, NONE) for change in ({"context": ["a"]}, {"choices": ["b", 2]}, {"choices": "bc"})),
+        *((ONE, row, NONE) for row in ({"context": "a", "choices": ["b", "c"]}, 3)),
+        *((ONE, CONTEXTS | {"contexts": contexts}, NONE) for contexts in (["a"], "ab")),
+        (CONTEXTS, CONTEXTS | {"choices": ["c", "d"]}, ":3: with contexts the choices are one continuation"),
+        (ONE, CONTEXTS, "some lines have context and some contexts"),
+    ],
+)
+def test_every_line_must_be_a_question(first: object, row: object, message: str, tmp_path: Path) -> None:
+    """Not the first alone: the harness ends at a later one in a traceback."""
+    with pytest.raises(DataError, match=f"wrong.jsonl.*{message}"):
+        cloze.check_questions(write(tmp_path / "wrong.jsonl", first, row))
+    with pytest.raises(DataError, match="no questions"):
+        cloze.check_questions(write(tmp_path / "empty.jsonl"))

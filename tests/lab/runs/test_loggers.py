@@ -15,14 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from geonorm.lab.config import TrainConfig
 from geonorm.lab.runs import loggers
 from geonorm.lab.runs.folder import read_object, read_rows
 from geonorm.lab.train import loop
 from geonorm.lab.train.guard import Diverged
 from geonorm.lab.train.loop import train as train_run
 
-from ..conftest import MODEL, spoil
+from ..conftest import MODEL, small_config, spoil
 
 
 class Kept:
@@ -38,22 +37,9 @@ class Kept:
         self.rows.append((step, dict(row)))
 
 
-def small(text: Path, out: Path, **settings: Any) -> TrainConfig:
-    from geonorm.settings import from_dict
-
-    shape = {"layers": 1, "width": 16, "heads": 2, "hidden": 16, "context": 16, "vocab_size": 257}
-    found: TrainConfig = from_dict(
-        TrainConfig,
-        {"model": shape, "data": str(text), "out": str(out), "tokens": {"tokenizer": "byte"}, "steps": 4,
-         "runtime": {"device": "cpu", "tensorboard": False}, "evaluation": {"tokens": 256, "trace_tokens": 0},
-         **settings},
-    )  # fmt: skip
-    return found
-
-
 def test_a_logger_gets_every_row_once(text: Path, tmp_path: Path) -> None:
     own = Kept()
-    train_run(small(text, tmp_path / "run"), say=lambda line: None, loggers=[own])
+    train_run(small_config(text, out=str(tmp_path / "run")), say=lambda line: None, loggers=[own])
     metrics = list(read_rows(tmp_path / "run" / "metrics.jsonl"))
     assert [step for step, _ in own.rows] == [1, 2, 3, 4]
     for (_, row), recorded in zip(own.rows, metrics, strict=True):
@@ -67,7 +53,9 @@ def test_a_logger_gets_what_a_run_diverged_by(text: Path, tmp_path: Path, monkey
     own = Kept()
     monkeypatch.setitem(loop.LOG_EVERY, "cpu", 10)  # as on a GPU
     spoil(monkeypatch, lambda _, batch: batch == 25)
-    config = small(text, tmp_path / "run", steps=30, evaluation={"every": 30, "tokens": 64}, checkpoint={"every": 30})
+    config = small_config(
+        text, out=str(tmp_path / "run"), steps=30, evaluation={"every": 30, "tokens": 64}, checkpoint={"every": 30}
+    )
     with pytest.raises(Diverged):
         train_run(config, say=lambda line: None, loggers=[own])
     steps = [row["step"] for row in read_rows(tmp_path / "run" / "metrics.jsonl")]
@@ -84,13 +72,13 @@ def test_a_run_on_a_cpu_counts_subnormals_as_zero(text: Path, tmp_path: Path) ->
 
     if not torch.set_flush_denormal(False):
         pytest.skip("this CPU has no such mode")
-    train_run(small(text, tmp_path / "run"), say=lambda line: None, loggers=[Multiplying()])
+    train_run(small_config(text, out=str(tmp_path / "run")), say=lambda line: None, loggers=[Multiplying()])
     assert found and set(found) == {0.0} and (tiny * 1e-10).item() > 0
 
 
 def test_a_logger_that_fails_is_told_of_once_and_left(text: Path, tmp_path: Path) -> None:
     bad, good, said = Kept(fail=2), Kept(), list[str]()
-    train_run(small(text, tmp_path / "run"), say=said.append, loggers=[bad, good])
+    train_run(small_config(text, out=str(tmp_path / "run")), say=said.append, loggers=[bad, good])
     assert [line for line in said if "Kept" in line] == ["Kept 0: no route to the server; it gets no more of this run"]
     assert [step for step, _ in bad.rows] == [1]
     assert len(good.rows) == 4

@@ -111,18 +111,8 @@ def test_a_scheme_that_failed_may_be_mended(call: Any, tiny: list[str], own: Pat
 
 
 def test_a_comparison_is_not_extended_with_other_data(call: Any, tiny: list[str], own: Path) -> None:
-    words = [
-        "compare",
-        *without(tiny, ["--data"]),
-        "--data",
-        "text.txt",
-        "--schemes",
-        "pre",
-        "--steps",
-        1,
-        "--out",
-        "out",
-    ]
+    options = ["--data", "text.txt", "--schemes", "pre", "--steps", 1, "--out", "out"]
+    words = ["compare", *without(tiny, ["--data"]), *options]
     assert call(*words, "--seeds", 1).status == 0
     edit(own / "text.txt", "the", "teh")
     before = contents(own / "out")

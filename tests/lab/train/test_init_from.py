@@ -9,17 +9,23 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from geonorm.lab.runs.provenance import seen_data
 
 from ..conftest import without
-from .saved import tensors
 
 
 @pytest.fixture
 def source(train: Any, tmp_path: Path) -> Path:
     assert train(tmp_path / "source", "--scheme", "pre", "--steps", 3).status == 0
     return tmp_path / "source"
+
+
+def tensors(run: Path, step: int) -> dict[str, torch.Tensor]:
+    """Weights, optimizer state and random states of a checkpoint, by KIND.NAME."""
+    files = sorted((run / "checkpoints" / f"step-{step}").glob("*.safetensors"))
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
 def weights(run: Path, step: int) -> dict[str, torch.Tensor]:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from ...rows import each
-from ..conftest import summary, without
-from .saved import same
+from ..conftest import same, summary, without
 
 WARM = ["--optim.warmup_steps", 2, "--evaluation.every", 2]
 SCHEDULES: dict[str, list[Any]] = {

@@ -1,21 +1,26 @@
-"""Schedules, parameter groups, own recipes, precision, recomputation, compilation."""
+"""Schedules, parameter groups, Muon, own recipes, precision, recomputation, compilation."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from torch._dynamo.utils import counters
 
 from geonorm.errors import ConfigError
 from geonorm.lab.compare.config import CompareConfig
 from geonorm.lab.config import Optim, Runtime, TrainConfig
 from geonorm.lab.distributed import parallel
+from geonorm.lab.distributed.ranks import ALONE
 from geonorm.lab.resolve import resolve
 from geonorm.lab.schedule import Schedule
 from geonorm.lab.train import optim
+from geonorm.lab.train.muon import Muon, orthogonalize
 from geonorm.measure.observe import watch
 from geonorm.models import PRESETS, Decoder, DecoderConfig
 
@@ -189,3 +194,70 @@ def test_a_ninth_model_of_a_process_is_compiled_too(monkeypatch: pytest.MonkeyPa
             decoder = parallel.distribute(Decoder(shape), Runtime(compile=True), torch.device("cpu"))
             decoder(torch.zeros(1, 8, dtype=torch.long))
     torch.compiler.reset()
+
+
+SHAPES = [(8, 8), (4, 12), (12, 4)]
+
+
+def weight_after(kind: type[torch.optim.Muon], shape: tuple[int, int], count: int = 3, **more: object) -> torch.Tensor:
+    """The weight after some steps on the same gradients."""
+    draw = torch.Generator().manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(shape, generator=draw))
+    settings: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.5, "adjust_lr_fn": "match_rms_adamw", **more}
+    optimizer = kind([weight], **settings)
+    for _ in range(count):
+        weight.grad = torch.randn(shape, generator=draw)
+        optimizer.step()
+    return weight.detach()
+
+
+@each("shape", SHAPES)
+@each("nesterov", [True, False])
+def test_steps_are_torchs_to_the_rounding_of_bfloat16(shape: tuple[int, int], nesterov: bool) -> None:
+    ours, theirs = (weight_after(kind, shape, nesterov=nesterov) for kind in (Muon, torch.optim.Muon))
+    assert 0 < (ours - theirs).norm() / theirs.norm() < 0.02
+    assert (weight_after(Muon, shape, 1) - weight_after(Muon, shape, 0)).norm() > 0.1
+
+
+@each("shape", SHAPES)
+def test_singular_values_go_through_the_polynomial_and_vectors_stay(shape: tuple[int, int]) -> None:
+    """The equation on the singular value decomposition: u, v stay, s -> a s + b s^3 + c s^5, five times. Zero is no
+    division."""
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    a, b, c = 3.4445, -4.7750, 2.0315
+    u, s, v = torch.linalg.svd(matrix, full_matrices=False)
+    s = s / s.norm()
+    for _ in range(5):
+        s = a * s + b * s**3 + c * s**5
+    result = orthogonalize(matrix, (a, b, c), 5, 1e-7)
+    torch.testing.assert_close(result, u @ s.diag() @ v, rtol=1e-12, atol=1e-12)
+    assert orthogonalize(matrix.float(), (a, b, c), 5, 1e-7).dtype == torch.float32
+    assert not orthogonalize(0 * matrix, (a, b, c), 5, 1e-7).any()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning")
+def test_blocks_are_compiled_also_where_they_are_computed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler passes over what it does not see through, without a word: the frames that it made tell. How code is
+    made of them does not matter here, and inductor would take a minute."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    frames, ids = [], torch.arange(8)[None]
+    plain = model()
+    wanted = plain.loss(ids, ids)
+    wanted.backward()
+    for recompute in (False, True):
+        torch._dynamo.reset()
+        counters.clear()
+        compiled = model()
+        parallel.distribute(compiled, Runtime(compile=True, recompute=recompute), torch.device("cpu"))
+        loss = compiled.loss(ids, ids)
+        loss.backward()
+        torch.testing.assert_close(loss, wanted, rtol=1e-6, atol=0)
+        for ours, theirs in zip(compiled.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
+        frames.append(counters["frames"]["ok"])
+    assert frames[0] == frames[1] > 1 and not counters["graph_break"]
+
+
+def test_no_rank_draws_what_another_run_does() -> None:
+    seeds = [parallel.rank_seed(seed, replace(ALONE, rank=rank, size=4)) for seed in range(4) for rank in range(4)]
+    assert len(set(seeds)) == 16 and seeds[::4] == [0, 1, 2, 3]

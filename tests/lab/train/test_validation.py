@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from geonorm import Decoder, DecoderConfig
-from geonorm.lab.config import Optim, TrainConfig
+from geonorm.lab.config import Optim
 from geonorm.lab.distributed.ranks import World
 from geonorm.lab.open import open_run
 from geonorm.lab.resolve import resolve
@@ -22,9 +22,8 @@ from geonorm.lab.train.loop import train as train_run
 from geonorm.lab.train.text import load_text
 from geonorm.lab.train.validation import Validation
 from geonorm.progress import Unwatched
-from geonorm.settings import from_dict
 
-from ..conftest import summary
+from ..conftest import small_config, summary
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +62,7 @@ def test_the_whole_text_is_the_default_only_where_it_costs_little(train: Any, bo
 
 
 def test_the_part_and_the_trace_see_all_documents(books: Path) -> None:
-    settings = {"data": str(books), "tokens": {"tokenizer": "byte"}, "evaluation": {"tokens": 256, "trace_tokens": 64}}
-    model = {"layers": 1, "width": 16, "heads": 2, "hidden": 16, "vocab_size": 257, "context": 16}
-    config = from_dict(TrainConfig, {**settings, "model": model})
+    config = small_config(books, evaluation={"tokens": 256, "trace_tokens": 64})
     validation = load_text(resolve(config).text).validation(config.evaluation, config.steps, torch.device("cpu"))
     part, traced = torch.cat([ids for ids, _ in validation.part]), validation.trace_ids()
     assert len(part) == 16 and len(traced) == 4
@@ -79,9 +76,7 @@ def test_evaluations_during_a_run_read_a_sample(tmp_path: Path, monkeypatch: pyt
     folder.mkdir()
     for name in ("train.txt", "validation.txt"):
         (folder / name).write_text(name[0] + "the cat sat on a mat.\n" * 4000)
-    settings = {"data": str(folder), "tokens": {"tokenizer": "byte"}, "evaluation": {"whole": False}}
-    model = {"layers": 1, "width": 16, "heads": 2, "hidden": 16, "vocab_size": 257, "context": 16}
-    config = from_dict(TrainConfig, {**settings, "model": model, "steps": 3000})
+    config = small_config(folder, evaluation={"whole": False}, steps=3000)
     text, lengths = load_text(resolve(config).text), list[int]()
 
     def measure(self: Any, model: Any, batches: Any) -> dict[str, Any]:
@@ -104,16 +99,8 @@ def test_the_bar_says_that_the_run_evaluates(books: Path, tmp_path: Path) -> Non
         def show(self, name: str, share: float, note: str = "", left: float | None = None) -> None:
             notes.append(note)
 
-    model = {"layers": 1, "width": 16, "heads": 2, "hidden": 16, "vocab_size": 257, "context": 16}
-    settings = {
-        "data": str(books),
-        "tokens": {"tokenizer": "byte"},
-        "model": model,
-        "steps": 2,
-        "out": str(tmp_path / "run"),
-    }
-    more = {"evaluation": {"every": 2, "trace_tokens": 0}, "runtime": {"device": "cpu", "tensorboard": False}}
-    train_run(from_dict(TrainConfig, {**settings, **more}), say=lambda line: None, progress=Notes(tell=False))
+    config = small_config(books, steps=2, out=str(tmp_path / "run"), evaluation={"every": 2, "trace_tokens": 0})
+    train_run(config, say=lambda line: None, progress=Notes(tell=False))
     assert notes[1] == "2/2 evaluating" and len(notes) == 3 and "evaluating" not in notes[0] + notes[2]
 
 
