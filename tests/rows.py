@@ -1,7 +1,5 @@
 """One test for many rows: every row runs, and the failure holds each row that failed."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator

@@ -4,8 +4,6 @@ A change that needs room removes something first. Docstrings and comments cost n
 them. A ceiling is met by removing and joining, never by denser lines or moved code. The register has a ceiling apart.
 """
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from collections.abc import Iterator

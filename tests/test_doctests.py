@@ -3,8 +3,6 @@
 An example sees `geonorm` and `torch`, random numbers from seed 0 and an empty folder. Dots (...) stand for any output.
 """
 
-from __future__ import annotations
-
 import doctest
 import inspect
 from collections.abc import Iterator

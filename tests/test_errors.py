@@ -1,7 +1,5 @@
 """The nearest valid name: what others call a setting comes before what is spelt alike."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """How far long commands say they are: bars in 80 columns where someone watches, lines elsewhere; no real clock."""
 
-from __future__ import annotations
-
 import io
 import sys
 

@@ -1,7 +1,5 @@
 """What the documents tell people to run, runs."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """What compare, simulate and probe return in Python: tables and figures, the same as the commands write."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

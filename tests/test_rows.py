@@ -1,7 +1,5 @@
 """That `each` runs every row and fails where one of them does."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

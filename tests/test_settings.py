@@ -1,7 +1,5 @@
 """Typed settings: what a field takes, what is said of anything else, and the way from and to YAML."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import date

@@ -1,7 +1,5 @@
 """`geonorm bench ops`: nothing wrong is timed, bytes are what the formulas say, programs take turns."""
 
-from __future__ import annotations
-
 import json
 import time
 from functools import partial

@@ -1,7 +1,5 @@
 """`geonorm bench train`: the step that is timed is the step that trains."""
 
-from __future__ import annotations
-
 import json
 import runpy
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Settings from a file: they run no code that nobody has typed, whichever setting names it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from contextvars import copy_context

@@ -1,7 +1,5 @@
 """Bad input is one line that names what is wrong and what is near, and leaves nothing."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

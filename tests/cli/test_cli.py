@@ -1,7 +1,5 @@
 """The command line: its surface is frozen, its help is fast and complete, options and files mean the same."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,8 +1,6 @@
 """Files and surroundings in which a command cannot do what is asked, no two with one cause at one place. Each ends in
 one line on stderr, exit status 2, nothing on stdout, and no file changed. Folders of runs: tests/stateful."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """`geonorm schemes`: what the registry says about itself, and pictures of how a scheme moves a token."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

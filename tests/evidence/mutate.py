@@ -4,8 +4,6 @@ python tests/evidence/mutate.py makes them in a copy, one at a time: a sign flip
 verdict edited, a number changed in results.jsonl, a run deleted that a claim uses. `check` is what the test runs.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -3,8 +3,6 @@
 python tests/evidence/recompute.py prints how many of them are equal.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Every number, verdict, sentence and figure of evidence is what the runs on record give."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Plans of experiments: every run that one asks for is a command that `geonorm train` takes."""
 
-from __future__ import annotations
-
 import runpy
 from collections.abc import Callable, Mapping
 from math import inf, log2

@@ -1,7 +1,5 @@
 """Scripts of experiments: what carries out a plan and keeps what it found."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import importlib

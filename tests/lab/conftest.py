@@ -1,7 +1,5 @@
 """A text, a model and a command line small enough to train in a fraction of a second."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """One rank of a small world, run by the `ranks` fixture: its job, arguments and environment are globals."""
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import os

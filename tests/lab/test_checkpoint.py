@@ -1,7 +1,5 @@
 """Checkpoints alone: round trips, pruning, saves that fail, no pickle."""
 
-from __future__ import annotations
-
 import re
 from contextlib import closing
 from errno import ENOSPC

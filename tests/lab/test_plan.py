@@ -1,7 +1,5 @@
 """A plan against what a step really holds and really computes; the committed configs."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """geonorm probe: its files, its refusals, and what it reads."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The directory of a simulation: what an interrupted one goes on with."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

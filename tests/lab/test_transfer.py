@@ -1,7 +1,5 @@
 """`geonorm check-transfer`: the turn of an optimizer step orders the rules as their best rates over depth do."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Synthetic run directories with the shape of real ones, written without training anything."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Charts, numbers and names: what one sees of them."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

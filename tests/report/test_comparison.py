@@ -1,7 +1,5 @@
 """A comparison: reading of runs, curves, sentences, and what limits it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

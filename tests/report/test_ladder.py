@@ -1,7 +1,5 @@
 """The report of a ladder, from a results.json that nothing was trained for."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

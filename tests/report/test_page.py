@@ -1,7 +1,5 @@
 """The page and the other formats: complete, self-contained, escaped, and honest about what is missing."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Callable

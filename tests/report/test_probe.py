@@ -1,7 +1,5 @@
 """The report of a probe: which series each panel names, and the numbers of its CSV."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

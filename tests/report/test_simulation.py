@@ -1,7 +1,5 @@
 """The report of a simulation: theory is theory, and the spheres are the particles."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

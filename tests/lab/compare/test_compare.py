@@ -1,7 +1,5 @@
 """Comparisons: end to end, extension, failures, tuning, signals. Most runs are done in this process, not their own."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

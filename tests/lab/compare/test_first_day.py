@@ -1,7 +1,5 @@
 """A comparison with schemes of a notebook or a script, as a user meets it: each in a process of its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Ladders: end to end, extension, the rule of sizes, wrong input, launchers, a planted speed-up in real training."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Comparisons beyond one machine: submitit in this process and in others, Ray with a worker that is killed."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """The protocol of tuning, on losses that are a function of the rates."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from math import inf, isclose, log, sqrt

@@ -1,7 +1,5 @@
 """One rank equals two equals four: DDP, FSDP2, HSDP, accumulation; checkpoints move between worlds of any size."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

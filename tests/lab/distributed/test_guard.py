@@ -1,7 +1,5 @@
 """Bad batches are skipped or rewound, spikes too, and the record says so; a lost or stuck rank ends the others."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """torchrun itself: a killed rank, a signal to stop; what is written beside the training."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

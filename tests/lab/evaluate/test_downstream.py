@@ -3,8 +3,6 @@
 Needs geonorm[eval]; without it (as in CI, whose environment stays light) only what is said then is tested.
 """
 
-from __future__ import annotations
-
 import json
 import lzma
 import sys

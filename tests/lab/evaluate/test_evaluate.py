@@ -1,7 +1,5 @@
 """What is done with a run: evaluation on any text, generation, TensorBoard files."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

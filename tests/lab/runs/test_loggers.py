@@ -1,8 +1,6 @@
 """Loggers: the protocol, what they get, what happens when one is missing or fails; each tracker with its real package,
 offline, where it is installed."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3

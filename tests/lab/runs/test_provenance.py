@@ -1,7 +1,5 @@
 """A run knows what it was made from: other data, another tokenizer or scheme is refused, other versions are said."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

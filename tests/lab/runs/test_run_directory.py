@@ -1,7 +1,5 @@
 """The run directory of design section 8, its locks, and that config.yaml repeats the run."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The comparison protocol's statistics against known values, properties and simulation."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Moderated variances, Holm and equality against numbers by hand, scipy's tests and planted truths."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Effective speed-ups: a planted one is recovered, what lies outside a curve is only bounded, points of a trunk are one
 observation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

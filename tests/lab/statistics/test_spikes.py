@@ -1,7 +1,5 @@
 """Spikes are found where they were planted, and those that a batch gives every run are told from a run's own."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Pooled differences, verdicts and grades against other code."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import optimize, stats

@@ -4,8 +4,6 @@ Rows are every name and some variants that take other paths through the code; th
 their own in parallel blocks too.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """All files of a run are of one run: checkpoints, summary, rows and records say which; whoever reads one compares."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A run that begins with the weights of another one, also under another scheme."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """More steps, as a branch or in the same folder: the run that was planned so from its first step; or one line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

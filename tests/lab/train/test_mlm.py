@@ -1,7 +1,5 @@
 """Masked language modelling from the command line: training, resuming, comparing, what is measured, what is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Schedules, parameter groups, Muon, own recipes, precision, recomputation, compilation."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Stopped and resumed equals uninterrupted, bit for bit; signals; killed processes; damaged checkpoints."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

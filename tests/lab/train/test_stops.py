@@ -1,7 +1,5 @@
 """Nothing ends a run unsaved or with status 0: closed pipes, lost terminals, removed folders, losses not finite."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The trace of our own models: sites join up, gradients add up, clamps are counted, nothing is left behind."""
 
-from __future__ import annotations
-
 import json
 import math
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Held-out text: a spread part while a run trains, the whole at its end, document by document; averaged weights."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any
