@@ -14,7 +14,7 @@ PLACES = {
     "fields": "Attention Field Fresh random_attention",
     "flow": "Flow",
     "integrators": "integrate",
-    "laws": "Law clusters collapse_time cosine_rate gap mean_cosine order_parameter radius_cv terminal_law variance",
+    "laws": "Law clusters collapse_time cosine_rate gap order_parameter radius_cv terminal_law variance",
     "rates": "radial_rate speed",
     "starts": "STARTS cone equiangular gaussian uniform",
 }

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..models.attention import SelfAttention, rope
 from ..models.config import DecoderConfig
-from ..models.init import draw_weight
+from ..models.init import draw_weight, matrices, restore_scalars
 from ..models.mlp import MLP
-from ..schemes import Scheme, Site, belongs_to_scheme, restore
+from ..schemes import Scheme, Site
 from .config import SimulateConfig
 from .rates import chooses, enter_radius
 
@@ -189,13 +189,9 @@ def draw_branch(
     with torch.random.fork_rng(devices=[]):
         # a seed below 0: other draws than those of attention
         torch.manual_seed(generator_of(seed if kind == "attn" else -1 - seed, layer).initial_seed())
-        for module in branch.modules():
-            if belongs_to_scheme(module):
-                restore(module)
-            elif isinstance(module, nn.Linear):
-                draw_weight(module.weight.data, str(module.role), rule, site, model)
-            elif callable(reset := getattr(module, "reset_parameters", None)):
-                reset()
+        restore_scalars(branch)
+        for matrix in matrices(branch):
+            draw_weight(matrix.weight.data, str(matrix.role), rule, site, model)
     return NetworkBranch(branch.to(device, dtype), unit, model)
 
 

@@ -8,7 +8,7 @@ Time tau starts at 0 and is the layer of the site, so the depth-time of the sche
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import ceil
 
@@ -129,10 +129,6 @@ class Flow:
             self.parts[key] = unit_parts(rule, site, dim, like)
         return self.parts[key]
 
-    def plane_parts(self, rule: Scheme, site: Site, x: Tensor) -> Parts:
-        """The parts that rates.motion wants: in the plane of x and u where a rule stays there."""
-        return self.parts_at(rule, site, 2 if rule.planar else x.shape[-1], x)
-
     def update(self, x: Tensor, tau: float, sublayer: int = 0) -> Tensor:
         """The update that the sub-layer proposes, (..., n, dim): field(read(x))."""
         kind, field = self.sublayers[sublayer]
@@ -142,22 +138,21 @@ class Flow:
 
     def velocity(self, x: Tensor, tau: float) -> Tensor:
         """dx/dtau, shape of x: the sum over the sub-layers. Differentiable in x."""
-        first, *others = (self.move(x, tau, index) for index in range(len(self.sublayers)))
+        first, *others = (moved for moved, _ in self.motions(x, tau))
         return sum(others, start=first)
 
-    def move(self, x: Tensor, tau: float, sublayer: int) -> Tensor:
-        """dx/dtau by one sub-layer, as rates.motion has it."""
-        rule, site = self.rule(tau, self.sublayers[sublayer][0])
-        return motion(rule, self.plane_parts(rule, site, x), x, self.update(x, tau, sublayer), site)[0]
+    def motions(self, x: Tensor, tau: float) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Of each sub-layer what rates.motion says of it."""
+        for index, (kind, _) in enumerate(self.sublayers):
+            rule, site = self.rule(tau, kind)
+            parts = self.parts_at(rule, site, 2 if rule.planar else x.shape[-1], x)
+            yield motion(rule, parts, x, self.update(x, tau, index), site)
 
     def check_forwards(self, x: Tensor, tau: float) -> None:
         """ConfigError where a schedule has run out by then and turns tokens away from what is proposed."""
-        for index, (kind, _) in enumerate(self.sublayers):
-            rule, site = self.rule(tau, kind)
-            if rule.planar and tau >= self.depth:
-                _, dtau = motion(rule, self.plane_parts(rule, site, x), x, self.update(x, tau, index), site)
-                if dtau is not None and (dtau < 0).any():
-                    raise ConfigError(f"{rule} runs backwards after its last layer: depth {self.depth}, time {tau:g}")
+        turns = [turn for _, turn in self.motions(x, tau) if turn is not None] if tau >= self.depth else []
+        if any((turn < 0).any() for turn in turns):
+            raise ConfigError(f"{self.scheme} runs backwards after its last layer: depth {self.depth}, time {tau:g}")
 
     def layer(self, x: Tensor, tau: float) -> Tensor:
         """The network: every sub-layer of the layer at tau, written with h = 1."""

@@ -58,15 +58,6 @@ def gap(theta: Tensor) -> Tensor:
     return variance(theta) * (n / max(1, n - 1))
 
 
-def mean_cosine(theta: Tensor) -> Tensor:
-    """Mean of <theta_i, theta_j> over i != j, shape (...); 1 for a single particle.
-
-    >>> geonorm.dynamics.mean_cosine(torch.tensor([[1.0, 0.0], [0.6, 0.8]]))
-    tensor(0.6000)
-    """
-    return 1 - gap(theta)
-
-
 def order_parameter(theta: Tensor) -> Tensor:
     """|mean theta|: 1 when all particles are together, about 1/sqrt(n) for uniform ones.
 

@@ -7,7 +7,7 @@ model is then of another type: it saves and loads as that (see make_class.py). `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import ConfigError
-from ..measure.anatomy import blocks_of, join_path, stacks_by_name
+from ..measure.anatomy import blocks_of, stacks_by_name
+from ..measure.capture import listed_norms
 from ..measure.observe import stacks_of
 from ..measure.rebuild import CARRIED
 from ..measure.recognise import recognise
@@ -96,7 +97,7 @@ def apply(model: Any, scheme: str | Scheme) -> Report:
     check_blocks(model, stacks)
     check_applicable(scheme, max(len(blocks_of(model, stack, base)) for stack, base in stacks))
     family, stock = model.config.model_type, {id(p) for p in model.parameters()}
-    removed = list(stock_norms(model, stacks))
+    removed = [path for path, about in listed_norms(model, stacks) if about["role"] != "entry"]
     vars(model)[RECORD] = prepare_undo(model)
     try:
         make_class(model, str(scheme), family, stacks)
@@ -242,14 +243,3 @@ def check_applicable(scheme: Scheme, depth: int) -> None:
         if slots or part.constrains:
             needed = f"modules inside a branch or head ({', '.join(slots)})" if slots else "constraints on weights"
             raise ConfigError(f"{scheme} needs {needed}, which a stock model does not have; train geonorm's own")
-
-
-def stock_norms(model: Any, stacks: Stacks) -> Iterator[str]:
-    """The path of every norm inside and behind the blocks."""
-    for stack, base in stacks:
-        for layer in range(len(blocks_of(model, stack, base))):
-            for sublayer in stack.of(layer):
-                for path in sublayer.norms:
-                    yield join_path(base, stack.blocks, str(layer), path)
-        if stack.exit is not None:
-            yield join_path(base, stack.exit)

@@ -23,7 +23,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from ..errors import ConfigError
 from ..models.attention import rotary_of, token_tables, values_for_block
 from ..models.decoder import Transform, model_norm, slot_on_logits
-from ..models.init import base_std, linear, matrices, undrawn_table, weights_of
+from ..models.init import draw_weight, linear, matrices, undrawn_table, weights_of
 from ..norms import upcast
 from ..residual import Residual, StreamEnd
 from ..schemes import Progress, Scheme, Site, belongs_to_scheme, restore
@@ -75,7 +75,8 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
             for matrix in matrices(module.branch):
                 self.draw(matrix, module.scheme, site)
         elif isinstance(module, nn.Embedding) or getattr(module, "role", None) in ("head", "transform"):
-            end = self.ends()[getattr(module, "role", None) in ("head", "transform")]
+            base: Any = self.base_model
+            end = base.exit if isinstance(module, nn.Linear) else base.entry
             self.draw(module, end.scheme, end.site)
         elif belongs_to_scheme(module):
             with loaded_kept(module):
@@ -86,19 +87,10 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
 
     def draw(self, module: Any, scheme: Scheme, site: Site) -> None:
         """The weights of a linear layer or an embedding, as the scheme at the site begins."""
-        weight, role = module.weight, getattr(module, "role", "embed")
-        if not getattr(weight, LOADED, False):
-            fan_out, fan_in = weight.shape
-            base = base_std(role, fan_in, self.config.shape(), scheme, site)
-            init.normal_(weight, 0.0, scheme.init_std(role, fan_in, fan_out, site, base))
-            scheme.constrain({role: [weight]})
+        if not getattr(module.weight, LOADED, False):
+            draw_weight(module.weight, getattr(module, "role", "embed"), scheme, site, self.config.shape())
         if getattr(module, "bias", None) is not None:
             init.zeros_(module.bias)
-
-    def ends(self) -> tuple[StreamEnd, StreamEnd]:
-        """Where the stream begins and where it ends."""
-        base: Any = self.base_model
-        return base.entry, base.exit
 
     @torch.no_grad()
     def resize_token_embeddings(self, *args: Any, **settings: Any) -> nn.Embedding:
@@ -263,7 +255,7 @@ class GeoNormLanguageModel(GeoNormPreTrainedModel):
 
     def slot_on_logits(self) -> nn.Module | None:
         c = self.config
-        return slot_on_logits(self.ends()[1], c.vocab_size, c.hidden_size, c.soft_cap)
+        return slot_on_logits(self.model.exit, c.vocab_size, c.hidden_size, c.soft_cap)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Of last hidden states (..., width): (..., vocab_size)."""
