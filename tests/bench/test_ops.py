@@ -101,8 +101,6 @@ def test_bytes(kind: Any, dtype: str, mode: str, size: int) -> None:
 
 
 def test_command_prints_tables_and_writes_a_summary(tmp_path: Path, monkeypatch: Any) -> None:
-    """Here on a machine that compiles nothing."""
-
     def refuse(*args: Any, **options: Any) -> Any:
         raise RuntimeError("no compiler\nand more")
 
@@ -172,7 +170,6 @@ def test_everyone_is_timed_once_a_round_in_changing_order() -> None:
 
 
 def test_ratios_are_paired() -> None:
-    """A machine that slows down tenfold in the middle of a measurement changes no ratio."""
     random = Random(3)
     load = [1.0] * 20 + [10.0] * 21
     slow = [3.0 * each * random.uniform(0.99, 1.01) for each in load]

@@ -1,7 +1,6 @@
 """`geonorm bench train`: the step that is timed is the step that trains."""
 
 import json
-import runpy
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,6 @@ def test_table_and_summary(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scheme", ["pre", "geonorm", "ngpt"])
 def test_steps_learn(scheme: str) -> None:
-    """The loss of one batch falls when its steps are repeated."""
     torch.manual_seed(0)
     tokens = torch.randint(0, 32, (4, 9))
     ids, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
@@ -73,30 +71,3 @@ def test_a_machine_that_cannot_compile_says_so() -> None:
 
     with pytest.raises(GeonormError, match="pre cannot be compiled here: no compiler"):
         train.warm_up(lambda: train.Program("pre", "compiled", 1, step), torch.device("cpu"))
-
-
-NANOGPT = """
-import torch
-from types import SimpleNamespace as GPTConfig
-
-class GPT(torch.nn.Module):
-    def __init__(self, config):
-        super().__init__()
-        print("number of parameters")
-        self.config = config
-        self.table = torch.nn.Embedding(config.vocab_size, config.vocab_size)
-
-    def forward(self, ids, targets):
-        logits = self.table(ids)
-        return logits, torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-"""
-"""What of nanoGPT's model.py is called."""
-
-
-def test_nanogpt_beside_ours(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    (tmp_path / "model.py").write_text(NANOGPT)
-    script = Path(__file__).parents[2] / "benchmarks" / "nanogpt.py"
-    monkeypatch.setattr("sys.argv", [str(script), str(tmp_path), "--schemes", "pre", "--rounds", "6"])
-    runpy.run_path(str(script), run_name="__main__")
-    lines = capsys.readouterr().out.splitlines()[-2:]
-    assert [line.split()[0] for line in lines] == ["pre", "nanoGPT"] and "1.00 (1.00 to 1.00) of nanoGPT's" in lines[1]

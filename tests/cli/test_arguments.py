@@ -47,7 +47,6 @@ def file_of(**settings: Any) -> str:
 
 
 def texts() -> list[tuple[str, str]]:
-    """Every option of every command that takes free text."""
     return [
         (command, option.name)
         for command, kind in COMMANDS.items()
@@ -93,7 +92,6 @@ def test_a_scheme_of_a_file_is_refused(command: str, settings: dict[str, Any], c
 
 
 def test_what_stands_on_the_command_line_is_typed() -> None:
-    """Beside a file, too."""
     assert main(["schemes", f"mix(post, {EVIL})", "--config", file_of(json=True)]) == 0
     assert Path("it-ran").exists()
     Path("stranger/rule_of_one.py").write_text(RULE.replace("0.5", "0.75"))

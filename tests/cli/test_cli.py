@@ -72,7 +72,6 @@ def test_surface_is_frozen() -> None:
 
 
 def plain(help_text: str) -> str:
-    """Without the frames of boxes and the ends of lines."""
     return " ".join(re.sub("[\u2500-\u257f]|^[|] | [|]$", " ", help_text, flags=re.MULTILINE).split())
 
 
@@ -146,7 +145,6 @@ def test_version_help_and_broken_pipe(capsys: Any) -> None:
 
 
 def resolved(capsys: Any, *words: Any) -> dict[str, Any]:
-    """What --dry-run says the settings are."""
     assert main(["train", "--dry-run", *map(str, words)]) == 0
     out = capsys.readouterr().out
     found: dict[str, Any] = json.loads(out[: out.index("\n}") + 2])

@@ -94,7 +94,6 @@ SITUATIONS: list[tuple[str, str, Mapping[str, Content], Mapping[str, str]]] = [
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with a finished run and its export, to be copied."""
     root = tmp_path_factory.mktemp("hostile")
     (root / "text.txt").write_text(TEXT)
     with chdir(root):

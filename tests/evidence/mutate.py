@@ -90,7 +90,6 @@ def changes(root: Path, each: int = 10) -> Iterator[Change]:
 
 
 def copy(root: Path) -> None:
-    """The pages, claims and runs of this checkout."""
     for pattern in ("README.md", "docs/**/*.md", "docs/results/figures/*", "evidence/*", "experiments/**/README.md",
                     "experiments/*/*.jsonl"):  # fmt: skip
         for file in ROOT.glob(pattern):

@@ -44,7 +44,6 @@ def rows_of(claim: dict[str, Any], side: Any) -> list[dict[str, Any]]:
 
 
 def cells(claim: dict[str, Any], side: Any, factors: dict[str, str]) -> dict[Any, float]:
-    """Of crossed runs, by what they share."""
     wanted, ends = ({} if isinstance(side, str) else side).get("levels", {}), {}
     for row in rows_of(claim, side):
         levels = {name: re.findall(pattern, row["scheme"]) for name, pattern in factors.items()}
@@ -55,7 +54,6 @@ def cells(claim: dict[str, Any], side: Any, factors: dict[str, str]) -> dict[Any
 
 
 def losses(claim: dict[str, Any], side: Any) -> dict[Any, float]:
-    """By seed at the best rate."""
     factors = FILE["settings"][claim["setting"]].get("factors")
     if factors is not None:
         return cells(claim, side, factors)
@@ -111,17 +109,9 @@ def compute(name: str) -> dict[str, Any]:
     )
     word = "better" if high < 0 else "worse" if low > 0 else "equal within 0.01" if equal < 0.05 else "not resolved"
     return {
-        "n": len(x),
-        "mean": x.mean(),
-        "low": low,
-        "high": high,
-        "p": test.pvalue,
-        "equal_p": equal,
-        "verdict": word,
-        "variance": x.var(ddof=1),
-        "df": len(x) - 1,
-        "fresh": fresh,
-    }
+        "n": len(x), "mean": x.mean(), "low": low, "high": high, "p": test.pvalue, "equal_p": equal, "verdict": word,
+        "variance": x.var(ddof=1), "df": len(x) - 1, "fresh": fresh,
+    }  # fmt: skip
 
 
 def experiment_of(claim: dict[str, Any]) -> str:
@@ -168,14 +158,9 @@ def moderate(results: dict[str, dict[str, Any]]) -> None:
 def pooled(name: str, results: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Paule and Mandel's variance between settings, Hartung and Knapp's interval, at least as wide as the fixed one."""
     members = [claim for claim, words in FILE["claims"].items() if words.get("pool") == name]
-    fresh = [results[member]["fresh"] for member in members]
-    y = np.array([np.mean(gaps) for gaps in fresh])
-    v = np.array(
-        [
-            results[name]["moderated_error"] ** 2 * results[name]["n"] / len(x)
-            for name, x in zip(members, fresh, strict=True)
-        ]
-    )
+    y = np.array([np.mean(results[member]["fresh"]) for member in members])
+    rows = [results[member] for member in members]
+    v = np.array([row["moderated_error"] ** 2 * row["n"] / len(row["fresh"]) for row in rows])
     k = len(y)
 
     def q(tau2: float) -> float:
@@ -196,7 +181,6 @@ def pooled(name: str, results: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def differing() -> dict[str, str]:
-    """By claim and pool, what is another number than in results.json."""
     results = {name: compute(name) for name in CLAIMS}
     adjust(results)
     moderate(results)

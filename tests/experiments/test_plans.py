@@ -17,7 +17,6 @@ ROOT = Path(__file__).parents[2] / "experiments"
 
 
 def summary(**values: Any) -> Summary:
-    """A finished run with these values."""
     return Summary.read({"status": "finished", "scheme": "", **values})
 
 
@@ -35,7 +34,6 @@ PLANS = sorted(file.parent.name for file in ROOT.glob("*/runs.py"))
 
 
 def finished(grid: Mapping[str, Any], loss: Callable[[float], float]) -> dict[str, Any]:
-    """Every run of a grid, with a loss that its rate says."""
     rates = {name: float(name.rpartition("-lr")[2].partition("-seed")[0]) for name in grid}
     return {name: summary(lr=lr, val_loss=loss(lr)) for name, lr in rates.items()}
 

@@ -7,39 +7,43 @@ import json
 import runpy
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from .test_plans import ROOT
 
+ENDED = {"status": "finished", "scheme": "pre", "val_loss": 1.0}
 
-def test_a_branch_waits_for_its_trunk_and_does_without_one_that_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a trunk on record alone there is no folder: its branch is trained from the first step."""
-    own = runpy.run_path(str(ROOT / "programme.py"))
-    done: list[list[str]] = []
 
-    def trains(command: list[str], check: bool) -> Any:
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
+    """Names and options of runs that end at once, after four minutes by the clock."""
+    done: list[tuple[str, list[str]]] = []
+
+    def run(command: list[str], check: bool) -> Any:
         out = Path(command[-1])
-        done.append(command[4:-2])
         out.mkdir(parents=True)
         (out / "config.yaml").touch()
-        (out / "summary.json").write_text(json.dumps({"status": "finished", "scheme": "pre", "val_loss": 1.0}))
-        return type("Done", (), {"returncode": 0})
+        (out / "summary.json").write_text(json.dumps(ENDED))
+        done.append((out.name, command[4:-2]))
+        return SimpleNamespace(returncode=0)
 
-    monkeypatch.setattr("subprocess.run", trains)
-    (tmp_path / "results.jsonl").write_text(
-        json.dumps({"run": "kept", "status": "finished", "scheme": "pre", "val_loss": 1.0}) + "\n"
-    )
-    grid = {
-        "long": ["--steps", "4", "--branch", "short"],
-        "short": ["--steps", "2"],
-        "longer": ["--steps", "9", "--branch", "kept"],
-    }
-    assert own["carry_out"](tmp_path, lambda known: grid, tmp_path / "out") == 0
-    assert done == [["--steps", "2"], ["--steps", "4", "--branch", str(tmp_path / "out" / "short")], ["--steps", "9"]]
+    monkeypatch.setattr("subprocess.run", run)
+    monkeypatch.setattr("time.monotonic", lambda: 240.0 * len(done))
+    return done
+
+
+def test_a_branch_waits_for_its_trunk_and_does_without_one_that_is_gone(trained: Any, tmp_path: Path) -> None:
+    """Of a trunk on record alone there is no folder: its branch is trained from the first step."""
+    (tmp_path / "results.jsonl").write_text(json.dumps({"run": "kept", **ENDED}) + "\n")
+    words = {"long": "--steps 4 --branch short", "short": "--steps 2", "longer": "--steps 9 --branch kept"}
+    grid = {name: text.split() for name, text in words.items()}
+    carry_out = runpy.run_path(str(ROOT / "programme.py"))["carry_out"]
+    assert carry_out(tmp_path, lambda known: grid, tmp_path / "out") == 0
+    long = ["--steps", "4", "--branch", str(tmp_path / "out" / "short")]
+    assert trained == [("short", ["--steps", "2"]), ("long", long), ("longer", ["--steps", "9"])]
 
 
 def test_what_is_kept_of_a_run(tmp_path: Path) -> None:
@@ -75,31 +79,20 @@ def test_what_is_kept_of_a_run(tmp_path: Path) -> None:
     assert head.startswith("run,step,") and line.startswith("b-lr1-seed0,600,,0,mlp,0.5,")
 
 
-def test_no_run_is_begun_that_would_end_too_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of four minutes: within ten the first two are trained, and the third would end after twelve."""
-    own = runpy.run_path(str(ROOT / "programme.py"))
-    clock, done = [0.0], list[str]()
-
-    def trains(command: list[str], check: bool) -> Any:
-        out = Path(command[-1])
-        out.mkdir(parents=True)
-        (out / "summary.json").write_text(json.dumps({"status": "finished", "scheme": "pre", "val_loss": 1.0}))
-        done.append(out.name)
-        clock[0] += 240.0
-        return type("Done", (), {"returncode": 0})
-
-    monkeypatch.setattr("subprocess.run", trains)
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+def test_no_run_is_begun_that_would_end_too_late(trained: Any, tmp_path: Path) -> None:
+    """Within ten minutes the first two are trained, and the third would end after twelve."""
+    carry_out = runpy.run_path(str(ROOT / "programme.py"))["carry_out"]
     grid = {name: ["--steps", "2"] for name in "abc"}
-    assert own["carry_out"](tmp_path, lambda known: grid, tmp_path / "out", 10.0) == 0 and done == ["a", "b"]
-    assert own["carry_out"](tmp_path, lambda known: grid, tmp_path / "out", 10.0) == 0 and done == ["a", "b", "c"]
+    for ended in (["a", "b"], ["a", "b", "c"]):
+        assert carry_out(tmp_path, lambda known: grid, tmp_path / "out", 10.0) == 0
+        assert [name for name, _ in trained] == ended
 
 
-def test_scripts_of_experiments_import_what_there_is() -> None:
+def test_scripts_import_what_there_is() -> None:
     """Most of them run for hours and are read by no other test."""
     names = [
         (file, node.module, alias.name)
-        for file in [*ROOT.glob("*.py"), *ROOT.glob("*/*.py")]
+        for file in [*ROOT.glob("*.py"), *ROOT.glob("*/*.py"), *ROOT.parent.glob("benchmarks/*.py")]
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("geonorm")
         for alias in node.names

@@ -61,7 +61,6 @@ Command = Callable[..., Result]
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """17 kB of ASCII."""
     words = random.Random(0)
     path = tmp_path_factory.mktemp("text") / "small.txt"
     path.write_text("".join(" ".join(words.choices(WORDS, k=8)) + ".\n" for _ in range(400)))
@@ -76,8 +75,6 @@ def tiny(text: Path) -> list[str]:
 
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs the command in this process."""
-
     def run(*arguments: Any) -> Result:
         capsys.readouterr()
         status = main([str(argument) for argument in arguments])
@@ -230,7 +227,6 @@ class World:
             self.processes[-1].start()
 
     def wait(self) -> list[Result]:
-        """How the ranks ended, in order."""
         for process in self.processes:
             process.join(HANG)
             assert process.exitcode is not None, (self.read("out"), self.read("err"))

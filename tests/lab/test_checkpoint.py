@@ -25,7 +25,6 @@ SMALL = DecoderConfig(scheme="geonorm", layers=2, width=16, heads=2, hidden=16, 
 
 
 def trained() -> tuple[Decoder, list[Any]]:
-    """A model with some optimizer state."""
     model = Decoder(SMALL)
     optimizers = optim.build_optimizers(model, Optim(), 1e-3)
     ids = torch.arange(16).view(2, 8)
@@ -36,7 +35,6 @@ def trained() -> tuple[Decoder, list[Any]]:
 
 
 def save(folder: Path, step: int, model: Decoder, optimizers: list[Any], progress: dict[str, Any], keep: int) -> Path:
-    """Saves, and waits until it is on the disk."""
     with closing(checkpoint.Saver(folder, keep)) as saver:
         saver.save(step, model, optimizers, progress)
         saver.wait()

@@ -119,7 +119,6 @@ def test_averaged_weights_are_held_besides() -> None:
 
 
 def test_sharding_divides_what_it_shards() -> None:
-    """Eight ranks that shard, in one group of eight and in two of eight."""
     runtime = Runtime(parallel="fsdp", dtype="bf16")
     one = plan(TrainConfig(preset="350m", batch_size=64, runtime=runtime), 8)
     count = one["parameters"]
@@ -198,7 +197,6 @@ COMMANDS = re.findall(r"^ *(?:srun )?torchrun .*-m geonorm train.*", DOCS, re.MU
 
 @each("line", COMMANDS)
 def test_a_command_for_many_gpus_fits_them(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the pages, at the number of ranks that they name."""
     monkeypatch.chdir(ROOT)
     launcher, _, words = line.partition("-m geonorm train")
     nodes, each_node = (

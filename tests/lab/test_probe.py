@@ -23,7 +23,6 @@ Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
 
 
 def tokenizer(**special: str) -> Any:
-    """Bytes are its tokens."""
     transformers = pytest.importorskip("transformers")
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -170,7 +169,6 @@ def test_the_beginning_of_a_text_is_never_masked() -> None:
 
 @each("scheme", ["mix(post, geonorm, share=0.5)", "mix(pre, post, share=0.25)", "geonorm(decay=sqrt)"])
 def test_a_model_has_the_name_of_its_own_scheme(scheme: str) -> None:
-    """Not that of its first sub-layer."""
     shape = geonorm.DecoderConfig(scheme=scheme, layers=2, width=16, heads=2, hidden=16, vocab_size=32)
     result = geonorm.probe(geonorm.Decoder(shape), torch.randint(0, 32, (2, 8)))
     assert result.about["scheme"] == str(geonorm.parse(scheme))

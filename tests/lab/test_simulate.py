@@ -23,7 +23,6 @@ QUICK = ["--tokens", 4, "--dim", 8, "--seeds", 1, "--points", 8, "--time", 4, "-
 
 @pytest.fixture
 def interrupted(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A simulation of two schemes from elsewhere that was stopped in the second."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(report, "build", lambda dirs, out, figures: out)
     for name in ("first", "second"):

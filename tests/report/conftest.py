@@ -57,7 +57,6 @@ def metrics_rows(summary: dict[str, Any], steps: int = STEPS) -> list[dict[str, 
 
 
 def trace_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
-    """Radius, angle and the rest at each sub-layer of each evaluation."""
     scheme, noise = summary["scheme"], np.random.default_rng([5, summary["seed"]])
     first, power = ANGLES.get(scheme, (0.6, 0.5))
     rows = []
@@ -130,7 +129,6 @@ def write_comparison(root: Path, seeds: int = 5) -> Path:
 
 @pytest.fixture(scope="session")
 def comparison_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A full comparison of four schemes and five seeds."""
     return write_comparison(tmp_path_factory.mktemp("compare"))
 
 

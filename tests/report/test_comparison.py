@@ -176,7 +176,6 @@ def test_what_was_left_out_or_passed_over_is_a_limit(make_run: MakeRun, tmp_path
 
 
 def test_runs_that_were_not_trained_alike_are_a_limit(make_run: MakeRun, tmp_path: Path) -> None:
-    """Within a scheme, whose mean mixes them, and between schemes; not what changes no loss."""
     for scheme, optimizer, decay in (("pre", "adamw", 0.1), ("pre", "muon", 0.1), ("post", "adamw", 0.0)):
         folder = make_run(scheme, int(optimizer == "muon"), parts=BARE)
         config = {"optim": {"name": optimizer, "weight_decay": decay}, "log": {"to": [optimizer]}}

@@ -64,7 +64,6 @@ def test_the_page_begins_with_what_was_found(saved: Path, tmp_path: Path) -> Non
 
 
 def test_sizes_are_pooled(saved: Path, tmp_path: Path) -> None:
-    """At the largest budget of each; two sizes with a spread make a mean, one does not."""
     study = SavedLadder.load(saved)
     _, rows = study.tables()["Over sizes"]
     ends = [row for row in study.ladder.points if row.tokens == 40 * row.parameters and row.scheme == "geonorm"]

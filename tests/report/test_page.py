@@ -131,7 +131,6 @@ def test_a_hostile_scheme_stays_text(make_run: MakeRun, tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_stated(make_run: MakeRun, tmp_path: Path) -> None:
-    """One seed, no trace, no metrics; then runs of which none finished."""
     runs = [make_run(scheme, parts={"trace": False, "metrics": False}) for scheme in ("pre", "geonorm")]
     text = Page(build(runs, tmp_path / "report.html")).text
     for sentence in ("one seed gives no interval", "No trace was recorded", "No metrics were recorded",
@@ -167,7 +166,6 @@ def test_latex_csv_and_pdf(comparison_dir: Path, tmp_path: Path) -> None:
 
 
 def test_names_are_no_commands_and_folders_of_this_machine_stay_here(tmp_path: Path) -> None:
-    """A name that ends a comment of LaTeX, texts that a spreadsheet computes, absolute paths."""
     folder = write_run(tmp_path / "a\r\\input{b}", run_summary("=pre", 0))
     (folder / "config.yaml").write_text(f"data: {tmp_path}/my.txt\n")
     tex = build(folder, tmp_path / "r.tex", format="latex").read_bytes()

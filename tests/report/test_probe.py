@@ -29,7 +29,6 @@ def test_each_panel_names_the_series_that_it_has() -> None:
 
 
 def test_the_csv_has_numbers_and_damage_is_one_line(tmp_path: Path) -> None:
-    """As they were measured, not as the page shows them: laws among them."""
     shape = geonorm.DecoderConfig(scheme="pre", layers=4, width=16, heads=2, hidden=16, vocab_size=32)
     found = geonorm.probe(geonorm.Decoder(shape), torch.randint(0, 32, (4, 16)))
     save(tmp_path / "probe", {}, {}, probe_files([found]))

@@ -80,7 +80,6 @@ def test_a_slider_through_frames_of_every_scheme(found: Any, tmp_path: Path) -> 
 
 
 def test_what_has_no_sphere_in_three_dimensions_is_the_simulation_itself(tmp_path: Path) -> None:
-    """Random weights: the first seed, projected."""
     found = geonorm.simulate(
         **{**SETTINGS, "schemes": ["pre"], "time": 12.0, "points": FRAMES}, dim=8, weights="kaiming", init="uniform"
     )

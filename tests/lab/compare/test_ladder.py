@@ -30,14 +30,12 @@ WSD = ["--optim.schedule", "wsd"]
 
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of two sequences of 16 bytes."""
     monkeypatch.setattr(rule, "LEAST", 32)
     monkeypatch.setattr(rule, "BATCH", 1e-6)
 
 
 @pytest.fixture
 def ladder(call: Any, tiny: list[str], small_steps: None) -> Any:
-    """geonorm ladder of the smallest models."""
     words = tiny[tiny.index("--model.width") :]
     return lambda out, *options: call("ladder", *words, "--out", out, *options)
 
@@ -163,7 +161,6 @@ def test_a_ladder_runs_no_scheme_of_its_folder(
 
 
 def test_a_size_at_which_every_run_failed_is_in_the_tables(processes: Any, ladder: Any, tmp_path: Path) -> None:
-    """Its runs left no number of parameters: the largest size did not fit the machine, say."""
     processes.fail = staticmethod(lambda name: name.startswith("d2w"))
     words = ["--schemes", "pre", "geonorm", "--depth", 1, 2, "--budgets", "0.32k", "--seeds", 1]
     found = ladder(tmp_path / "out", *words)

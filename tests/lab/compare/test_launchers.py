@@ -34,7 +34,6 @@ def test_processes_import_nothing_of_the_working_directory(
 
 @pytest.fixture
 def on_submitit(call: Any, tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Jobs that submitit runs in this process."""
     submitit = pytest.importorskip("submitit")
     monkeypatch.setattr(submitit.AutoExecutor, "which", staticmethod(lambda: "debug"))
     monkeypatch.setattr(report, "build", lambda dirs, out, figures: out)  # drawing takes longer than training

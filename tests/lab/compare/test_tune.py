@@ -36,7 +36,6 @@ class FakeExecutor:
 
 
 def valley(best: float, embed: float = 1.0) -> Loss:
-    """A parabola in the logarithms of the rate and of the embedding's multiplier."""
     return lambda c: 3 + log(c.lr / best) ** 2 + log(c.optim.multipliers.get("embed", 1.0) / embed) ** 2
 
 

@@ -120,7 +120,6 @@ def saved_on_two(runs: Any, tmp_path: Path) -> Path:
 
 
 def test_saved_on_two_loaded_on_any(saved_on_two: Path, ranks: Any, tmp_path: Path) -> None:
-    """Weights and optimizer state bit for bit on 1, 2, 3 and 4 ranks, sharded and whole."""
     folder = saved_on_two / "checkpoints" / "step-10"
     state = storage.read_state(folder)
     expected = {}
@@ -164,7 +163,6 @@ def test_bad_input_is_one_line_of_one_rank(runs: Any) -> None:
 
 
 def settings(text: Path, **changes: Any) -> dict[str, Any]:
-    """Of a run with most of its weights in blocks."""
     model = {"layers": 8, "width": 64, "heads": 4, "hidden": 128, "vocab_size": 257, "context": 16}
     given = {"data": str(text), "tokens": {"tokenizer": "byte"}, "model": model, "batch_size": 8}
     return {**given, "evaluation": {"tokens": 256}, **changes}
@@ -189,7 +187,6 @@ def test_no_rank_ever_holds_the_whole_model(ranks: Any, text: Path, tmp_path: Pa
 
 
 def test_in_bf16_the_stream_stays_wide(ranks: Any, text: Path) -> None:
-    """One step under FSDP: as near to fp32 as one rank in bf16 is."""
     losses = []
     for size, runtime in ((1, {}), (1, {"dtype": "bf16"}), (2, {"dtype": "bf16", "parallel": "fsdp"})):
         ended = ranks("born", size, "", settings(text, scheme="geonorm", runtime=runtime))

@@ -86,28 +86,6 @@ def test_a_run_is_asked_and_the_answers_are_those_by_hand(run: Path, call: Any, 
 
 
 @needs_harness
-def test_the_harness_gives_the_same_numbers_by_itself(run: Path, call: Any, tmp_path: Path) -> None:
-    """On an export, from the definitions that `geonorm eval` wrote; text and tasks in one call."""
-    from lm_eval.evaluator import simple_evaluate
-    from lm_eval.tasks import TaskManager
-
-    folder, out, text = tmp_path / "folder", tmp_path / "out", tmp_path / "text.txt"
-    assert call("export", run, "--to", folder, "--remote-code").status == 0
-    text.write_text("the cat sat on a mat. " * 20)
-    result = call("eval", folder, "--tasks", "plain.validation", "--limit", 30, "--data", text, "--out", out)
-    assert result.status == 0, result.err
-    answer = json.loads(result.out)
-    assert answer["model"] == str(folder) and answer["limit"] == answer["tasks"]["plain.validation"]["documents"] == 30
-    theirs = simple_evaluate(
-        "hf", model_args=f"pretrained={folder},dtype=float32,trust_remote_code=True", tasks=["plain.validation"],
-        task_manager=TaskManager(include_path=str(out / "tasks"), include_defaults=False), limit=30, device="cpu",
-        batch_size=3,
-    )  # fmt: skip
-    for metric in ("acc", "acc_stderr", "acc_norm", "acc_norm_stderr"):
-        assert answer["tasks"]["plain.validation"][metric] == theirs["results"]["plain.validation"][f"{metric},none"]
-
-
-@needs_harness
 def test_refusals(run: Path, call: Any, tmp_path: Path) -> None:
     (bad := tmp_path / "bad.jsonl").write_text('{"question": "what?"}\n')
     long = tmp_path / "long.jsonl"  # than the context of 32 bytes
@@ -115,15 +93,6 @@ def test_refusals(run: Path, call: Any, tmp_path: Path) -> None:
     for path, said in ((bad, "not a set of questions"), (long, "long: a choice of question 0 has 160 tokens")):
         result = call("eval", run, "--tasks", path)
         assert result.status == 2 and said in result.err.splitlines()[-1], result.err
-
-
-@needs_harness
-@pytest.mark.slow
-def test_an_unknown_task_names_the_nearest(run: Path, call: Any) -> None:
-    """Slow: the harness reads its fourteen thousand names."""
-    for name, nearest in (("hellaswagg", "'hellaswag'"), ("plain.validatoin", "'plain.validation'")):
-        result = call("eval", run, "--tasks", name)
-        assert result.status == 2 and f"did you mean {nearest}?" in result.err and len(result.err.splitlines()) == 1
 
 
 def test_without_the_harness(run: Path, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:

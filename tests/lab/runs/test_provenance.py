@@ -59,14 +59,12 @@ OPTIONS = ["--data", "text.txt", "--tokens.tokenizer", "tokenizer.json", "--sche
 
 
 def edit(path: Path, old: str, new: str) -> None:
-    """In place, with size and time as they were where the length allows."""
     before = path.stat()
     path.write_text(path.read_text().replace(old, new, 1))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def unfinished(run: Path) -> None:
-    """The run as it was before its last steps."""
     (run / "summary.json").unlink()
 
 

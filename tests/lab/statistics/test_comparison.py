@@ -122,7 +122,6 @@ def test_tuning_runs_do_not_hide_that_every_final_run_diverged() -> None:
 
 
 def test_runs_that_failed_are_counted_and_a_lucky_survivor_does_not_choose_the_rate() -> None:
-    """One that finished without a loss has diverged, too."""
     runs = [summary("pre", s, 3.0, 1e-3) for s in range(2)]
     runs += [summary("pre", 0, 2.5, 1e-2), summary("pre", 1, math.nan, 1e-2)]
     runs += [summary("geo", 0, None, status="diverged"), summary("geo", 1, 2.0, status="interrupted")]

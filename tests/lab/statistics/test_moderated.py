@@ -132,7 +132,6 @@ def test_contrast_is_welchs_test() -> None:
 
 
 def test_equal_is_two_one_sided_tests() -> None:
-    """As the interval of 90 % within the margin; the larger p of scipy's two tests."""
     values = np.array([0.004, -0.001, 0.002, 0.003, 0.0])
     found = contrast(Estimate(float(values.mean()), float(values.var(ddof=1) / 5), 4), Estimate(0.0, 0.0, 4))
     below = stats.ttest_1samp(values, 0.01, alternative="less").pvalue

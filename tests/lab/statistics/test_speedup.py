@@ -19,7 +19,6 @@ Law = Callable[[float, float], float]
 
 
 def law(size: float, tokens: float) -> float:
-    """Nats per token, of the form of arXiv:2203.15556."""
     return 2.0 + 30 * size**-0.34 + 50 * tokens**-0.28
 
 
@@ -45,7 +44,6 @@ def runs(
 
 
 def planted(factor: float) -> dict[str, Law]:
-    """The baseline, and a scheme that is the baseline with so many times the tokens."""
     return {"pre": law, "planted": lambda size, tokens: law(size, factor * tokens)}
 
 

@@ -68,7 +68,6 @@ def test_one_setting_is_no_synthesis() -> None:
     ],
 )
 def test_the_verdict_is_that_of_the_tests(values: list[float], word: str) -> None:
-    """By Student's test, and by two one-sided tests within the margin."""
     n = len(values)
     gap = contrast(Estimate(float(np.mean(values)), float(np.var(values, ddof=1)) / n, n - 1), ZERO)
     p = stats.ttest_1samp(values, 0).pvalue

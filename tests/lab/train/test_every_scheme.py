@@ -103,7 +103,6 @@ def test_a_compiled_run_resumed_is_uninterrupted(
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning")
 def test_compiled_equals_eager(scheme: str, whole: bool) -> None:
-    """Loss and gradients."""
     plain, compiled = decoder(scheme), decoder(scheme)
     for block in compiled.blocks if not whole else ():
         block.compile()

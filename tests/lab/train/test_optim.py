@@ -65,7 +65,6 @@ def test_the_recipe_that_holds_where_nothing_is_said() -> None:
 
 
 def test_modern_brings_its_scheme_and_its_optimizer() -> None:
-    """Where they are not given; every other preset has those that it always had."""
     for name, shape in PRESETS.items():
         if not shape.causal:
             continue
@@ -78,7 +77,6 @@ def test_modern_brings_its_scheme_and_its_optimizer() -> None:
 
 
 def groups(decoder: Decoder, name: str) -> dict[str, set[str]]:
-    """Names of parameters by optimizer and weight decay."""
     called = {id(p): n for n, p in decoder.named_parameters()}
     found: dict[str, set[str]] = {}
     for optimizer in optim.build_optimizers(decoder, Optim(name=name, weight_decay=0.3), 1e-3):  # type: ignore[arg-type]
@@ -198,7 +196,6 @@ SHAPES = [(8, 8), (4, 12), (12, 4)]
 
 
 def weight_after(kind: type[torch.optim.Muon], shape: tuple[int, int], count: int = 3, **more: object) -> torch.Tensor:
-    """The weight after some steps on the same gradients."""
     draw = torch.Generator().manual_seed(0)
     weight = torch.nn.Parameter(torch.randn(shape, generator=draw))
     settings: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.5, "adjust_lr_fn": "match_rms_adamw", **more}

@@ -26,7 +26,6 @@ from ..conftest import small_config, summary
 
 @pytest.fixture(scope="module")
 def books(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A training text and three held-out ones, which differ in length and in what they are made of."""
     folder = tmp_path_factory.mktemp("books")
     for split in ("train", "validation"):
         (folder / split).mkdir()
