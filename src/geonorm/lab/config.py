@@ -218,7 +218,7 @@ class Shared(Settings):
     350m, 1.3b, 7b, 70b."""
     data: str = "stdlib"
     """Text: a file, a folder, JSONL, Parquet, a corpus in $GEONORM_DATA, a Hugging Face dataset, stdlib (built in); or
-    token ids: .npy, .bin of nanoGPT and llm.c."""
+    token ids: .npy, .bin of nanoGPT, llm.c, Megatron. Several by shares of tokens: "3*novels.txt + latex.txt"."""
     objective: Literal["causal", "mlm"] = "causal"
     """What is trained: causal, the next token; mlm, 15 % of the tokens, masked, by a model that sees both sides."""
     guard: Literal["stop", "rewind", "spikes"] = "stop"

@@ -10,8 +10,9 @@ from hypothesis import given, settings, strategies as st
 
 from geonorm.errors import DataError
 from geonorm.lab.data import load_tokenizer, open_source
-from geonorm.lab.data.batches import Batches, MaskedTokens, NextToken, pick_objective, validation_batches
+from geonorm.lab.data.batches import TURN, Batches, MaskedTokens, NextToken, pick_objective, validation_batches
 from geonorm.lab.data.tokenizer import ByteTokenizer
+from geonorm.lab.data.tokens import TokenFiles
 from geonorm.models.decoder import IGNORED
 
 from ...rows import each
@@ -49,7 +50,7 @@ def test_any_world_size_gives_the_same_rows(per_rank, context, seed, step, world
 def test_every_block_once_per_epoch(size):
     context, blocks = 10, 99  # 1000 tokens: the last 9 lack a target for a whole block
     batches = Batches(TOKENS, size, context, seed=3)
-    assert batches.blocks == blocks
+    assert batches.blocks == [blocks]
     steps = -(-3 * blocks // size)
     starts = torch.cat([batches.at(step)[0][:, 0] for step in range(steps)])[: 3 * blocks]
     epochs = starts.reshape(3, blocks)
@@ -63,6 +64,26 @@ def test_seeds_give_other_orders_and_never_change():
     # written down once: recorded runs rely on the order
     assert Batches(TOKENS, 6, 100, seed=0).at(0)[0][:, 0].tolist() == [0, 200, 100, 800, 500, 400]
     assert Batches(TOKENS, 6, 100, seed=3).at(4)[0][:, 0].tolist() == [500, 0, 700, 500, 700, 300]
+
+
+def test_a_mixture_is_drawn_by_weights_from_texts_without_repetition():
+    """Shares in the first 2,000 windows to sampling error, over a turn to rounding; any rows, from any step on."""
+    texts = [np.arange(first, first + 10 * size + 1) for first, size in ((0, 50), (10_000, 700), (20_000, 90))]
+    tokens = TokenFiles(texts, (3.0, 4.5, 1.0))
+    assert len(tokens) == 8403 and tokens[495:505].tolist() == [*range(495, 501), *range(10_000, 10_004)]
+    shares = np.array([3, 4.5, 1]) / 8.5
+    batches = Batches(tokens, 500, 10, seed=1)
+    rows = torch.cat([batches.at(step)[0] for step in range(4)])
+    starts, chosen = rows[:, 0].numpy(), rows[:, 0].numpy() // 10_000
+    counts = np.bincount(chosen)
+    assert (abs(counts - 2000 * shares) < 4 * np.sqrt(2000 * shares * (1 - shares))).all()
+    for text, blocks in enumerate((50, 700, 90)):
+        drawn = starts[chosen == text][:blocks]
+        assert len(set(drawn)) == len(drawn) and (drawn % 10 == 0).all(), "each once in an epoch of its text"
+    turn = [id(batches.place(sample)[0]) for sample in range(TURN, 2 * TURN)]
+    assert all(abs(turn.count(id(text)) - TURN * share) < 1 for text, share in zip(texts, shares, strict=True))
+    assert torch.equal(Batches(tokens, 500, 10, seed=1).at(3, slice(7, 9))[0], rows[1507:1509])
+    assert not torch.equal(Batches(tokens, 500, 10, seed=2).at(0)[0], rows[:500])
 
 
 def test_too_little_data_is_one_line():

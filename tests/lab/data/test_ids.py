@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,22 @@ HEADER = np.zeros(256, "<i4")
 HEADER[:3] = 20240520, 1, len(IDS)
 
 
+def write_megatron(path: Path, ids: Any, code: int = 4, kind: str = "<i4") -> None:
+    """Three sequences in two documents, as MMapIndexedDatasetBuilder writes them."""
+    ids.astype(kind).tofile(path)
+    lengths = [1000, 1500, len(ids) - 2500]
+    places = np.cumsum([0, *lengths[:-1]]) * np.dtype(kind).itemsize
+    parts = [np.array(lengths, "<i4"), places.astype("<i8"), np.array([0, 2, 3], "<i8")]
+    head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, code, 3, 3)
+    path.with_suffix(".idx").write_bytes(head + b"".join(part.tobytes() for part in parts))
+
+
 WRITERS: list[tuple[str, Callable[[Path, Any], Any]]] = [
     ("a.bin", lambda path, ids: ids.astype("<u2").tofile(path)),
     ("b.bin", lambda path, ids: path.write_bytes(HEADER.tobytes() + ids.astype("<u2").tobytes())),
+    ("c.bin", lambda path, ids: ids.astype("<u4").tofile(path)),
+    ("d.bin", write_megatron),
+    ("e.bin", lambda path, ids: write_megatron(path, ids, 8, "<u2")),
     ("a.npy", lambda path, ids: np.save(path, ids.astype(np.uint16))),
     ("b.npy", lambda path, ids: np.save(path, ids.astype(np.int32))),
 ]
@@ -55,7 +69,7 @@ def test_a_folder_of_nanogpt_has_its_own_split(tmp_path: Path) -> None:
         ("a.bin", b"odd", "3 bytes are no whole uint16 tokens"),
         ("a.bin", HEADER.tobytes() + b"ab", "2 bytes are no 4000 tokens that its header names"),
         ("a.npy", b"\x93NUMPY\x01\0\xff\xff", "not a readable .npy file"),
-        ("m.bin", b"abcd", "Megatron's format .* is not read"),
+        ("m.bin", b"abcd", "m.idx does not describe the ids in m.bin, as an index of Megatron does"),
     ],
 )
 def test_what_holds_no_ids_is_one_line(name: str, content: bytes, line: str, tmp_path: Path) -> None:

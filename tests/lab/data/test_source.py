@@ -3,6 +3,7 @@
 import hashlib
 import json
 import lzma
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from geonorm.errors import DataError
-from geonorm.lab.data import corpora, inspect_source, open_source, source as source_module, stdlib
+from geonorm.lab.data import corpora, files, inspect_source, open_source, source as source_module, stdlib
+from geonorm.lab.data.files import sha256_of
 from geonorm.lab.data.source import hold_out
 
 from ...rows import each
@@ -108,6 +110,26 @@ def test_fingerprint_follows_content_only(tmp_path):
     base = fingerprint("a.jsonl", jsonl())
     assert fingerprint("b.jsonl", jsonl()) == base and len(base) == 64
     assert len({base, fingerprint("c.jsonl", jsonl(DOCUMENTS[1:])), fingerprint("e.txt", jsonl())}) == 3
+
+
+def test_the_hash_of_a_large_file_is_kept_until_it_is_touched(tmp_path, monkeypatch):
+    """Also where the times of before are put back."""
+    monkeypatch.setenv("GEONORM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(files, "LARGE", 10)
+    (path := tmp_path / "a.txt").write_text("some text")
+    path.write_text("other text")
+    sums = [sha256_of(path)]
+    assert not (tmp_path / "cache").exists(), "a change may follow at the same time"
+    monkeypatch.setattr(files, "SETTLED", -1)
+    sums.append(sha256_of(path))
+    times, digest = path.stat(), hashlib.file_digest
+    with monkeypatch.context() as patch:
+        patch.setattr(hashlib, "file_digest", None)
+        sums.append(sha256_of(path))
+    assert len(set(sums)) == 1 and digest is hashlib.file_digest
+    path.write_text("third text")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert sha256_of(path) not in sums
 
 
 def write(folder: Path, *names: str) -> None:

@@ -186,6 +186,57 @@ def test_bytes_are_those_of_the_text(tmp_path):
     assert data.token_bytes[[0, 2]] == pytest.approx([0, 4 * 13 / 12])
 
 
+def test_a_mixture_has_the_tokens_and_the_bytes_of_its_parts(tmp_path, monkeypatch):
+    """The own BPE sees of every text as much as its weight says, however long the first is."""
+    first, tokenizer = words(tmp_path, "the", "cat", "sat")
+    (other := tmp_path / "b:c.txt").write_text("the   cat " * 300)
+    name = f"0.5*{tmp_path / 'words.txt'} + {other}"
+    mixture, parts = open_source(name), [first, open_source(str(other))]
+    data, alone = tokenize(mixture, tokenizer, tmp_path), [tokenize(part, tokenizer, tmp_path) for part in parts]
+    for split in ("train", "validation"):
+        ids = np.concatenate([getattr(part, split) for part in alone])
+        assert np.array_equal(np.asarray(getattr(data, split)), ids)
+    counted = sum(data.token_bytes[np.asarray(part)].sum() for part in (data.train, data.validation))
+    assert counted == pytest.approx(13 * 400 + 10 * 300)
+    heavier = tokenize(open_source(name.replace("0.5", "5")), tokenizer, tmp_path)
+    assert data.sha256.split()[1:] == heavier.sha256.split()[1:] == [part.sha256 for part in alone]
+    assert data.sha256 != heavier.sha256
+    monkeypatch.setattr("geonorm.lab.data.tokenizer.BPE_CHARACTERS", 600)
+    other.write_text("xyzxyz " * 300)
+    bpe = load_tokenizer("bpe", open_source(name), 264, tmp_path)
+    assert len(bpe.encode(["the cat"])[0]) < 7 and len(bpe.encode(["xyzxyz"])[0]) < 6
+    np.save(tmp_path / "ids.npy", np.arange(99, dtype=np.uint16))
+    for line, message in ((f"x*{other} + stdlib", "'x' is no weight"), (f"0*{other} + stdlib", "'0' is no weight"),
+                          (f"{tmp_path / 'ids.npy'} + {other}", "text beside token ids")):  # fmt: skip
+        with pytest.raises(DataError, match=message):
+            open_source(line)
+
+
+@each("stop", [1, 3])
+def test_a_preparation_that_was_stopped_goes_on_from_its_shards(path, tmp_path, monkeypatch, stop):
+    """But for one that is damaged; afterwards nothing is left of them."""
+    monkeypatch.setattr(tokens, "BATCH", 5000)
+    encode, calls, last = ByteTokenizer.encode, [], [99]
+
+    def stopped(tokenizer, texts):
+        calls.append(texts)
+        if len(calls) > last[0]:
+            raise KeyboardInterrupt
+        return encode(tokenizer, texts)
+
+    monkeypatch.setattr(ByteTokenizer, "encode", stopped)
+    whole = tokenize(open_source(str(path)), ByteTokenizer(), tmp_path / "whole")
+    count, last[0] = len(calls), len(calls) + stop
+    with pytest.raises(KeyboardInterrupt):
+        tokenize(open_source(str(path)), ByteTokenizer(), tmp_path)
+    shards, last[0] = list((tmp_path / "shards").glob("*/*")), 99
+    os.truncate(shards[0], 100)
+    calls.clear()
+    data = tokenize(open_source(str(path)), ByteTokenizer(), tmp_path)
+    assert data.sha256 == whole.sha256 and not list((tmp_path / "shards").iterdir())
+    assert len(shards) == stop and len(calls) == count - stop + 1
+
+
 def test_a_tokenizer_that_knows_none_of_the_text_is_refused(tmp_path):
     """Its loss would be near 0."""
     source, tokenizer = words(tmp_path, "the", "sat")

@@ -3,7 +3,7 @@ model: the next token, or those that are masked."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Protocol
@@ -15,12 +15,16 @@ from numpy.typing import NDArray
 from ...errors import DataError
 from ...models.decoder import IGNORED
 from .tokenizer import Tokenizer
-from .tokens import TokenFile
+from .tokens import TokenFile, TokenFiles
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 Ids = NDArray[Any] | TokenFile
 SHARE = 0.15
 """Of the tokens of a window, those that are to be predicted."""
+TURN = 1 << 16
+"""Windows of a mixture after which the share of every text is as its weight says."""
+TURNS = 2**63
+"""Stream of random bits for the order in a turn, behind one for each text."""
 HELD_OUT = 2**63
 """Seed of the masks of held-out text: none that a run can have."""
 
@@ -99,16 +103,24 @@ class Batches:
     """Training batches: which tokens stand in row j of step s depends on the seed and nothing else. The tokens are cut
     into blocks of `context`; row j of step s is sample i = s * batch_size + j, and sample i is the block at place i of
     an endless list: one seeded permutation of all blocks per epoch. Ranks ask for their rows of the one global batch,
-    so neither resuming nor another world size reorders data."""
+    so neither resuming nor another world size reorders data.
+
+    Of a mixture TURN windows are dealt out to the texts by their weights, in an order that the seed gives; the window
+    that a text gets is the next of an endless list of its own."""
 
     def __init__(self, tokens: Ids, batch_size: int, context: int, seed: int, objective: Objective = NEXT) -> None:
         """tokens: 1-d, of any integer type. Raises `DataError` where they do not fill one batch."""
-        self.blocks, self.batch_size, self.seed = count_blocks(tokens, context), batch_size, seed
-        self.tokens, self.context, self.objective = tokens, context, objective
-        self.permutation = lru_cache(maxsize=2)(self._permute)  # a batch can straddle two epochs
-        if self.blocks < batch_size:
+        self.texts: list[Ids] = [*tokens.files] if isinstance(tokens, TokenFiles) else [tokens]
+        self.blocks = [count_blocks(text, context) for text in self.texts]
+        self.batch_size, self.seed, self.context, self.objective = batch_size, seed, context, objective
+        weights = tokens.weights if isinstance(tokens, TokenFiles) else (1.0,)
+        self.borders = np.rint(np.cumsum([0, *weights]) / sum(weights) * TURN).astype(int)
+        # a batch can straddle two epochs
+        self.permutation = lru_cache(maxsize=2 * len(self.texts))(self._permute)
+        self.deal = lru_cache(maxsize=2)(self._deal)
+        if sum(self.blocks) < batch_size or not all(self.blocks):
             raise DataError(
-                f"{len(tokens)} tokens give {self.blocks} windows of {context} but a batch "
+                f"{len(tokens)} tokens give {sum(self.blocks)} windows of {context} but a batch "
                 f"needs {batch_size}: use more text, a smaller batch or a shorter context"
             )
 
@@ -120,13 +132,27 @@ class Batches:
         """
         samples = step * self.batch_size + np.arange(self.batch_size)[rows if rows is not None else slice(None)]
         numbers = [int(i) for i in samples]
-        blocks = [int(self.permutation(i // self.blocks)[i % self.blocks]) for i in numbers]
-        return self.objective.pairs(cut_windows(self.tokens, blocks, self.context), numbers, self.seed)
+        return self.objective.pairs(cut_windows(map(self.place, numbers), self.context), numbers, self.seed)
 
-    def _permute(self, epoch: int) -> NDArray[np.int64]:
+    def place(self, sample: int) -> tuple[Ids, int]:
+        """The text of a sample, and which of its blocks it is."""
+        turn, place = divmod(sample, TURN)
+        texts, ranks = self.deal(turn)
+        text = int(texts[place])
+        each = int(self.borders[text + 1] - self.borders[text])
+        epoch, place = divmod(turn * each + int(ranks[place]), self.blocks[text])
+        return self.texts[text], int(self.permutation(epoch, self.blocks[text], text)[place])
+
+    def _deal(self, turn: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The text of each sample of a turn, and how many samples of that text stand before it in the turn."""
+        texts = np.searchsorted(self.borders, self._permute(turn, TURN, TURNS), side="right") - 1
+        by_text = np.argsort(texts, kind="stable")
+        return texts, np.argsort(by_text) - self.borders[texts]
+
+    def _permute(self, epoch: int, size: int, stream: int) -> NDArray[np.int64]:
         # sorting raw bits: numpy keeps the stream of a bit generator for ever, that of `permutation` it may change
-        bits = np.random.Philox(key=np.array([self.seed, epoch], dtype=np.uint64)).random_raw(self.blocks)
-        return np.argsort(bits, kind="stable")
+        key, counter = np.array([self.seed, epoch], np.uint64), np.array([0, 0, 0, stream], np.uint64)
+        return np.argsort(np.random.Philox(key=key, counter=counter).random_raw(size), kind="stable")
 
 
 def validation_batches(
@@ -147,16 +173,14 @@ def validation_batches(
     count = blocks if max_tokens is None else min(blocks, max(1, max_tokens // context))
     for start in range(0, count, batch_size):
         numbers = [place * blocks // count for place in range(start, min(start + batch_size, count))]
-        yield objective.pairs(cut_windows(tokens, numbers, context), numbers, HELD_OUT)
+        windows = cut_windows([(tokens, number) for number in numbers], context)
+        yield objective.pairs(windows, numbers, HELD_OUT)
 
 
 def count_blocks(tokens: Ids, context: int) -> int:
     return max(0, (len(tokens) - 1) // context)
 
 
-def cut_windows(tokens: Ids, blocks: list[int], context: int) -> NDArray[np.int64]:
-    """The blocks of those numbers, each with the token behind it: (rows, context + 1)."""
-    windows = np.empty((len(blocks), context + 1), dtype=np.int64)
-    for row, block in enumerate(blocks):
-        windows[row] = tokens[block * context : block * context + context + 1]
-    return windows
+def cut_windows(blocks: Iterable[tuple[Ids, int]], context: int) -> NDArray[np.int64]:
+    """Blocks of texts, by their numbers, each with the token behind it: (rows, context + 1)."""
+    return np.array([text[block * context : block * context + context + 1] for text, block in blocks], np.int64)

@@ -14,9 +14,10 @@ import io
 import lzma
 import os
 import stat
+import time
 import zlib
 from collections.abc import Callable, Container, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import IO, Any, cast
 
 from ...errors import DataError, cause
 from ...parsing import from_json
+from .cache import cache_folder, new_folder
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 FORMATS = {
@@ -40,6 +42,8 @@ READABLE = (
 STRINGS = ("string", "large_string", "string_view")
 """Types of columns that hold text."""
 WHOLE_BYTES = 1 << 28  # of what has to be in memory as a whole: a line of JSON, an array, a tokenizer
+LARGE = 1 << 26  # bytes of a file whose hash is worth keeping
+SETTLED = 60  # seconds after which a change of a file has another time than the one before
 PIECE_BYTES = 1 << 24  # a longer text file is read as several documents, so that memory stays bounded
 
 
@@ -86,9 +90,19 @@ def suffix_of(path: Path) -> str:
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of the file as it lies on disk (compressed, if it is)."""
+    """SHA-256 of the file as it lies on disk (compressed, if it is); of a large one from the cache, unless anything has
+    touched it since. By the time of change, which no program can set back, as it can that of modification."""
     with one_line_errors(path), open_regular(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        about = os.fstat(file.fileno())
+        stamp = f"{about.st_ino} {about.st_size} {about.st_mtime_ns} {about.st_ctime_ns}"
+        record = cache_folder() / "hashes" / hashlib.sha256(stamp.encode()).hexdigest()
+        if record.is_dir():
+            return (record / "sha256").read_text()
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        if about.st_size >= LARGE and time.time() - about.st_ctime > SETTLED:
+            with suppress(OSError), new_folder(record) as temporary:
+                (temporary / "sha256").write_text(sha256)
+        return sha256
 
 
 def read_documents(path: Path, field: str | None = None) -> Iterator[str]:

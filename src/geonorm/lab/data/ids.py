@@ -1,8 +1,9 @@
-"""Token ids in files of other programs: nanoGPT (raw uint16), llm.c (a header before it), Megatron (an
-.idx beside it), and .npy."""
+"""Token ids in files of other programs: nanoGPT (raw), llm.c (a header before them), Megatron (an .idx beside it), and
+.npy."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,14 @@ TOKEN_SUFFIXES = (".npy", ".bin")
 LLM_C, LLM_C_HEADER = {20240520: "<u2", 20240801: "<u4"}, 1024
 """How files of llm.c begin, as int32 (magic, version, tokens, ...), with the types of their tokens (of GPT-2 and of
 Llama 3), and the bytes before these."""
+MEGATRON, MEGATRON_HEADER = b"MMIDIDX\0\0", struct.Struct("<9sQBQQ")
+"""How an index of Megatron-LM begins: magic, version, type, number of sequences, number of documents; behind it lie the
+lengths of the sequences, as int32."""
+MEGATRON_TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+"""Its types that hold ids."""
 NUMPY = b"\x93NUMPY"
+LEAST_WIDE = 64
+"""Ids by which a file without a header may say that they are uint32: of so many uint16 every second would be small."""
 PIECE = 1 << 20
 """Ids that are read at once."""
 
@@ -46,12 +54,17 @@ class Span:
 
 
 def token_span(path: Path) -> Span:
-    """All ids of a file, by how it begins; without a beginning that is known they are uint16. DataError, one line, for
-    what holds no ids: an array of another kind, a file that was cut short."""
+    """All ids of a file, by how it begins; without a beginning that is known they are uint32 where all upper halves are
+    small, else uint16. DataError, one line, for what holds no ids: an array of another kind, a file that was cut
+    short."""
     if path.suffix not in TOKEN_SUFFIXES:
         raise DataError(f"{path}: text beside token ids: one source holds one of the two")
     if path.suffix == ".bin" and path.with_suffix(".idx").exists():
-        raise DataError(f"{path}: Megatron's format (.idx beside it) is not read: save its tokens as one .npy")
+        return megatron_span(path, path.with_suffix(".idx"))
+    if (path.parent / "index.json").exists():
+        raise DataError(
+            f"{path}: shards of LitData (index.json beside them) are not read: export their text as Parquet"
+        )
     with one_line_errors(path), open_regular(path) as file:
         header = file.read(LLM_C_HEADER)
         size = path.stat().st_size
@@ -66,9 +79,25 @@ def token_span(path: Path) -> Span:
                 )
             return Span(path, array.dtype, array.offset, 0, len(array))
     head = np.frombuffer(header[:12].ljust(12, b"\0"), "<i4")
-    dtype, offset = np.dtype(LLM_C.get(head[0], "<u2")), LLM_C_HEADER if head[0] in LLM_C else 0
+    lower, upper = np.frombuffer(header[: len(header) // 4 * 4], "<u2").reshape(-1, 2).T
+    wide = len(upper) >= LEAST_WIDE and upper.max() < 16 <= lower.max()
+    dtype, offset = np.dtype(LLM_C.get(head[0], "<u4" if wide else "<u2")), LLM_C_HEADER if head[0] in LLM_C else 0
     count, rest = divmod(size - offset, dtype.itemsize)
     if rest or count < 2 or (offset and count != head[2]):
-        wanted = f"{head[2]} tokens that its header names" if offset else "whole uint16 tokens"
+        wanted = f"{head[2]} tokens that its header names" if offset else f"whole {dtype} tokens"
         raise DataError(f"{path}: {size - offset} bytes are no {wanted}: make the file again")
     return Span(path, dtype, offset, 0, count)
+
+
+def megatron_span(path: Path, index: Path) -> Span:
+    """All ids of a .bin of Megatron-LM (megatron/core/datasets/indexed_dataset.py), by the index beside it."""
+    with one_line_errors(index), open_regular(index) as file:
+        header = file.read(MEGATRON_HEADER.size).ljust(MEGATRON_HEADER.size, b"\0")
+        magic, _, code, sequences, _ = MEGATRON_HEADER.unpack(header)
+        lengths = np.frombuffer(file.read(4 * min(sequences, index.stat().st_size // 4)), "<i4")
+    count, dtype = int(lengths.sum(dtype=np.int64)), np.dtype(MEGATRON_TYPES.get(code, "V1"))
+    if magic != MEGATRON or len(lengths) != sequences or path.stat().st_size != count * dtype.itemsize or count < 2:
+        raise DataError(
+            f"{index} does not describe the ids in {path.name}, as an index of Megatron does: make both again"
+        )
+    return Span(path, dtype, 0, 0, count)

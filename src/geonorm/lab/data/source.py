@@ -43,6 +43,7 @@ HELD_OUT_SHARE = 0.05
 HASH_RANGE = 1 << 64
 Documents = Callable[[], Iterator[str]]
 FORMAT = 1  # of the fingerprint: raise it whenever the same files would give other documents or splits
+WEIGHT = re.compile(r"(?!0*\.?0*$)\d{1,9}(\.\d{1,9})?")
 HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*(:[\w.-]+)?")
 
 
@@ -64,6 +65,10 @@ class Source:
     """SHA-256 of each file when it was opened."""
     spans: Mapping[Split, tuple[Span, ...]] = field(default_factory=dict, repr=False, compare=False)
     """Of token ids in the place of text: where those of a split lie."""
+    parts: tuple[Source, ...] = ()
+    """The sources of a mixture."""
+    weights: tuple[float, ...] = ()
+    """How often a window of a part is drawn, compared with those of the others."""
 
     def documents(self, split: Split) -> Iterator[str]:
         """A fresh lazy iterator over the documents (non-empty strings) of a split. DataError for token ids."""
@@ -91,8 +96,8 @@ class LocalFiles(NamedTuple):
 
 
 def open_source(spec: str, field: str | None = None) -> Source:
-    """Open ``stdlib``, a file, a folder, a corpus of ``$GEONORM_DATA``, a Hub name ``owner/name[:config]``.
-    field: where records have their text, if not in ``text``.
+    """Open ``stdlib``, a file, a folder, a corpus of ``$GEONORM_DATA``, a Hub name ``owner/name[:config]``, or a
+    mixture of these, ``3*novels.txt + latex``. field: where records have their text, if not in ``text``.
 
     A source without a validation split has 5 % of it held out. Raises `DataError` where the source does not exist,
     holds no text, its first document cannot be read, or a validation file has the content of a training file.
@@ -101,6 +106,8 @@ def open_source(spec: str, field: str | None = None) -> Source:
     >>> source.own_split, len(next(source.documents("validation"))) > 1000
     (True, True)
     """
+    if " + " in spec and not os.path.exists(spec):
+        return mix_sources(spec, field)
     parts = find_local(spec)
     if parts is None:
         return open_hub(spec, field)
@@ -146,6 +153,28 @@ def open_ids(parts: LocalFiles) -> Source:
     spans: dict[Split, tuple[Span, ...]] = {"train": tuple(train), "validation": tuple(held_out)}
     fingerprint = hashlib.sha256(identity.encode()).hexdigest()
     return Source(parts.name, fingerprint, parts.train + parts.validation, {}, bool(parts.validation), sums, spans)
+
+
+def mix_sources(spec: str, field: str | None) -> Source:
+    """Several sources as one: in training windows of each are drawn by its weight."""
+    words = [word.strip().rpartition("*")[::2] for word in spec.split(" + ")]
+    if bad := [weight for weight, _ in words if not WEIGHT.fullmatch(weight or "1")]:
+        raise DataError(f"{bad[0]!r} is no weight of a mixture, which is written 3*novels.txt + latex.txt")
+    parts = tuple(open_source(name, field) for _, name in words)
+    if len({bool(part.spans) for part in parts}) > 1:
+        raise DataError(f"{spec}: text beside token ids: one source holds one of the two")
+    weights = tuple(float(weight or 1) for weight, _ in words)
+    lines = [f"{weight!r} {part.fingerprint}" for weight, part in zip(weights, parts, strict=True)]
+    fingerprint = hashlib.sha256("\n".join(["geonorm mixture 1", *lines]).encode()).hexdigest()
+    files, sums = ([each for part in parts for each in getattr(part, name)] for name in ("files", "sums"))
+
+    def read(split: Split) -> Iterator[str]:
+        return chain.from_iterable(part.documents(split) for part in parts)
+
+    return Source(
+        spec, fingerprint, tuple(files), {split: partial(read, split) for split in SPLITS},
+        all(part.own_split for part in parts), tuple(sums), parts[0].spans, parts, weights,
+    )  # fmt: skip
 
 
 def read_all(files: tuple[Path, ...], field: str | None) -> Iterator[str]:

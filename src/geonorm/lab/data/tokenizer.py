@@ -245,12 +245,13 @@ def train_bpe(source: Source, vocab_size: int, special: list[str]) -> str:
     )  # fmt: skip
 
     def beginning() -> Iterator[str]:
-        left = BPE_CHARACTERS
-        for text in source.documents("train"):
-            yield text[:left]
-            left -= len(text)
-            if left <= 0:
-                return
+        for part, weight in zip(source.parts or [source], source.weights or [1.0], strict=True):
+            left = round(BPE_CHARACTERS * weight / sum(source.weights or [1.0]))
+            for text in part.documents("train"):
+                yield text[:left]
+                left -= len(text)
+                if left <= 0:
+                    break
 
     tokenizer.train_from_iterator(beginning(), trainer)
     if (size := tokenizer.get_vocab_size()) != vocab_size:

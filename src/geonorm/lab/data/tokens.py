@@ -7,13 +7,16 @@ import json
 import os
 import re
 import shutil
+import uuid
 import weakref
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +31,7 @@ FORMAT = 1
 BLOCK = 1 << 14  # bytes of a token file that have a checksum of their own
 MOST_UNKNOWN = 0.01  # of the tokens of a split: with more of them text is lost, and its loss means nothing
 PIECE = 1 << 18  # characters encoded at once: a long document is cut, so that memory stays bounded
-BATCH = 1 << 20  # characters encoded in one call
+BATCH = 1 << 23  # characters encoded in one call, by all cores, and a shard of what a stopped preparation leaves
 # Between these two, GPT-2's pre-tokenizer (and most others) separates anyway: a cut here changes no token.
 SAFE_CUT = re.compile(r"(?<=\S)\n(?=\S)")
 
@@ -39,7 +42,8 @@ class TokenData:
 
     `train` and `validation` are 1-d, uint16 (uint32 above 65536 ids). `token_bytes` (one per id) is the UTF-8 length
     of each token, times what makes their sum over the source that of its text. `meta` holds names, fingerprints, and
-    documents, tokens and UTF-8 bytes per split. `sha256` is the hash (hex) of the token files.
+    documents, tokens and UTF-8 bytes per split. `sha256` is the hash (hex) of the token files; of a mixture it is
+    followed by those of its parts.
     """
 
     train: TokenFile
@@ -82,6 +86,23 @@ class TokenFile:
         return content
 
 
+class TokenFiles(TokenFile):
+    """The token files of a mixture, one behind the other, and the weights by which training draws their windows."""
+
+    def __init__(self, files: list[TokenFile], weights: tuple[float, ...]) -> None:
+        self.files, self.weights, self.dtype = files, weights, files[0].dtype
+        self.size = sum(map(len, files))
+
+    def __getitem__(self, part: slice) -> NDArray[Any]:
+        start, stop, _ = part.indices(self.size)
+        pieces = []
+        for file in self.files:
+            if start < len(file) and stop > 0:
+                pieces.append(file[max(0, start) : stop])
+            start, stop = start - len(file), stop - len(file)
+        return np.concatenate(pieces)
+
+
 def tokenize(
     source: Source,
     tokenizer: Tokenizer,
@@ -97,19 +118,36 @@ def tokenize(
     cache cannot be written.
     """
     cache = cache or cache_folder()
+    if source.parts:
+        return mix_tokens(source, [tokenize(part, tokenizer, cache, limit=limit) for part in source.parts], tokenizer)
     more = [tokenizer.own_end, f"limit {limit}" if limit else None]
     parts = [source.fingerprint, tokenizer.fingerprint, str(FORMAT), *filter(None, more)]
     key = hashlib.sha256(" ".join(parts).encode()).hexdigest()
-    folder = cache / "tokens" / key
+    folder, shards = cache / "tokens" / key, cache / "shards" / key
     if (data := load_tokens(folder, tokenizer)) is None:
         with write_errors(cache):
             shutil.rmtree(folder, ignore_errors=True)
             with new_folder(folder) as temporary:
-                write_tokens(temporary, source, tokenizer, limit or inf)
+                write_tokens(temporary, source, tokenizer, limit or inf, shards)
+            shutil.rmtree(shards, ignore_errors=True)
         data = load_tokens(folder, tokenizer)
     if data is None:
         raise DataError(f"cannot read back the token cache {folder}: remove it or set GEONORM_CACHE to another folder")
     return data
+
+
+def mix_tokens(source: Source, parts: list[TokenData], tokenizer: Tokenizer) -> TokenData:
+    """The tokens of the sources of a mixture as those of one."""
+    train, validation = ([getattr(part, split) for part in parts] for split in SPLITS)
+    sizes = [sum(counts["bytes"] for counts in part.meta["splits"].values()) for part in parts]
+    scored = sum(size / part.meta["bytes_scale"] for size, part in zip(sizes, parts, strict=True) if size)
+    meta = {"source": source.name, "weights": source.weights, "parts": [part.meta for part in parts]}
+    sums = [part.sha256 for part in parts]
+    mixture = hashlib.sha256(f"{source.weights} {sums}".encode()).hexdigest()
+    return TokenData(
+        TokenFiles(train, source.weights), TokenFiles(validation, source.weights), meta,
+        tokenizer.token_bytes() * (sum(sizes) / max(1, scored)), " ".join([mixture, *sums]),
+    )  # fmt: skip
 
 
 def load_tokens(folder: Path, tokenizer: Tokenizer) -> TokenData | None:
@@ -125,14 +163,14 @@ def load_tokens(folder: Path, tokenizer: Tokenizer) -> TokenData | None:
         return None
 
 
-def write_tokens(folder: Path, source: Source, tokenizer: Tokenizer, limit: float) -> None:
+def write_tokens(folder: Path, source: Source, tokenizer: Tokenizer, limit: float, shards: Path) -> None:
     digest = hashlib.sha256()
     splits = {}
     lengths, scored = tokenizer.token_bytes(), 0
     for split in SPLITS:
         counts, unknown = {"documents": 0, "tokens": 0, "bytes": 0}, 0
         with (folder / f"{split}.bin").open("w+b") as file:
-            for ids, ends, size in read_ids(source, tokenizer, split):
+            for ids, ends, size in read_ids(source, tokenizer, split, shards):
                 file.write(content := ids.astype(tokenizer.dtype).tobytes())
                 digest.update(content)
                 counts["documents"] += ends
@@ -168,15 +206,35 @@ def write_tokens(folder: Path, source: Source, tokenizer: Tokenizer, limit: floa
     (folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
 
 
-def read_ids(source: Source, tokenizer: Tokenizer, split: Split) -> Iterator[tuple[NDArray[Any], bool, int]]:
+def read_ids(
+    source: Source, tokenizer: Tokenizer, split: Split, shards: Path
+) -> Iterator[tuple[NDArray[Any], bool, int]]:
     """The ids of a split piece by piece, an end behind each document; with them, whether a document ends and how many
     bytes of text they stand for."""
     for ids in (ids for span in source.spans.get(split, ()) for ids in span.read()):
         check_ids(source, ids, tokenizer)
         yield ids, False, 0
     for batch in pieces_in_batches(iter(()) if source.spans else source.documents(split)):
-        for (text, ends), ids in zip(batch, tokenizer.encode([text for text, _ in batch]), strict=True):
+        for (text, ends), ids in zip(batch, encode([text for text, _ in batch], tokenizer, shards), strict=True):
             yield np.append(ids, ids.dtype.type(tokenizer.eos)) if ends else ids, ends, len(text.encode())
+
+
+def encode(texts: list[str], tokenizer: Tokenizer, shards: Path) -> list[NDArray[Any]]:
+    """The ids of each text. Those of a full batch are kept until all is done, so that a preparation that was killed
+    does not encode them again; the name of a shard is a hash of its text."""
+    content = "\0".join([str([*map(len, texts)]), *texts])
+    file = shards / hashlib.sha256(content.encode()).hexdigest()
+    with suppress(OSError, ValueError, KeyError, EOFError, BadZipFile), file.open("rb") as opened:
+        saved = np.load(opened)
+        return np.split(saved["ids"], saved["ends"])
+    pieces = tokenizer.encode(texts)
+    if sum(map(len, texts)) >= BATCH:
+        with suppress(OSError):
+            shards.mkdir(parents=True, exist_ok=True)
+            with (aside := file.with_name(uuid.uuid4().hex)).open("wb") as unfinished:
+                np.savez(unfinished, ids=np.concatenate(pieces), ends=np.cumsum([*map(len, pieces)])[:-1])
+            os.replace(aside, file)
+    return pieces
 
 
 def check_ids(source: Source, ids: NDArray[Any], tokenizer: Tokenizer) -> None:

@@ -22,10 +22,10 @@ VERSIONS = ("geonorm", "commit", "python", "torch", "numpy", "tokenizers", "back
 
 
 def seen_data(folder: Path) -> set[str]:
-    """sha256 of what a run, and the run whose weights it began with, was trained on."""
+    """sha256 of what a run, and the run whose weights it began with, was trained on: a mixture, and its parts."""
     parts = read_parts(folder)
     before = {sha256 for part in parts for sha256 in (part.get("init_from") or {}).get("data_sha256", ())}
-    return before | {sha256 for part in parts if (sha256 := part.get("data_sha256"))}
+    return before | {sha256 for part in parts for sha256 in (part.get("data_sha256") or "").split()}
 
 
 def read_sources(folder: Path) -> dict[str, dict[str, Any]]:
