@@ -92,6 +92,8 @@ def test_too_little_data_is_one_line():
         with pytest.raises(DataError, match=message) as caught:
             Batches(TOKENS[:tokens], size, 10, seed=0)
         assert "\n" not in str(caught.value)
+    with pytest.raises(DataError, match="part 2 of the mixture does not fill one window of 10 tokens"):
+        Batches(TokenFiles([TOKENS, TOKENS[:10]], (1.0, 1.0)), 2, 10, seed=0)
     with pytest.raises(DataError, match="do not fill one window"):
         next(validation_batches(TOKENS[:10], 1, 10))
 

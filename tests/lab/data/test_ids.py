@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -103,3 +104,25 @@ def test_a_run_on_ids_measures_nats_and_refuses_text(train: Any, call: Any, text
                   ["export", out, "--to", tmp_path / "to"]):  # fmt: skip
         refused = call(*words)
         assert refused.status == 2 and "no tokenizer" in refused.err and refused.err.count("\n") == 1, refused
+
+
+def test_a_run_on_a_mixture_is_resumed_to_the_bit(
+    train: Any, call: Any, after: Any, losses: Any, text: Path, tmp_path: Path
+) -> None:
+    """Its documents hidden from each other; other weights are other data. Its parts are text that it was trained on."""
+    lines = [json.dumps({"text": f"{number} dunes " * 20}) for number in range(60)]
+    (other := tmp_path / "other.jsonl").write_text("\n".join(lines))
+    words = ["--data", f"3*{text} + {other}", "--model.document_end", 256, "--steps", 4]
+    with after(2):
+        assert train(tmp_path / "run", *words).status == 130
+    assert train(tmp_path / "run", *words).status == train(tmp_path / "whole", *words).status == 0
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    ended = summary(tmp_path / "run")
+    assert ended["val_bpb"] == pytest.approx(ended["val_loss"] / np.log(2), rel=0.02), "one byte a token but for ends"
+    for change, line in (
+        ({1: f"2*{text} + {other}"}, "holds a run with data 3"),
+        ({3: 10}, "256 ends a document here: set --model"),
+    ):
+        refused = train(tmp_path / "run", *[change.get(place, word) for place, word in enumerate(words)])
+        assert refused.status == 2 and line in refused.err, refused
+    assert '"held-out"' in call("eval", tmp_path / "run", "--data", text).out

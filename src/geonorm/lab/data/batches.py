@@ -118,10 +118,14 @@ class Batches:
         # a batch can straddle two epochs
         self.permutation = lru_cache(maxsize=2 * len(self.texts))(self._permute)
         self.deal = lru_cache(maxsize=2)(self._deal)
-        if sum(self.blocks) < batch_size or not all(self.blocks):
+        if sum(self.blocks) < batch_size:
             raise DataError(
                 f"{len(tokens)} tokens give {sum(self.blocks)} windows of {context} but a batch "
                 f"needs {batch_size}: use more text, a smaller batch or a shorter context"
+            )
+        if 0 in self.blocks:
+            raise DataError(
+                f"part {self.blocks.index(0) + 1} of the mixture does not fill one window of {context} tokens"
             )
 
     def at(self, step: int, rows: slice | range | None = None) -> Pair:
