@@ -93,14 +93,10 @@ def document_masks(ids: Tensor, end: int, windows: set[int | None], in_blocks: b
     def sees(window: int, row: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (q >= k) & (q - k < window) & (document[row, q] == document[row, k])
 
-    shape = len(ids), None, tokens, tokens
-    return {window: create_block_mask(partial(sees, window or tokens), *shape, ids.device) for window in windows}
-
-
-def places_in_documents(ids: Tensor, end: int) -> Tensor:
-    """The position of each token of ids (batch, tokens) in its document, which the token `end` begins."""
-    positions = torch.arange(ids.shape[1], device=ids.device)
-    return positions - (positions * (ids == end)).cummax(1).values
+    return {
+        window: create_block_mask(partial(sees, window or tokens), len(ids), None, tokens, tokens, ids.device)
+        for window in windows
+    }
 
 
 def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:

@@ -26,7 +26,6 @@ from .attention import (
     Rope,
     SelfAttention,
     document_masks,
-    places_in_documents,
     rotary_of,
     token_tables,
     values_for_block,
@@ -326,7 +325,8 @@ class Decoder(Transformer):
                 known = f"the {self.config.context} positions that this model has learned"
                 raise ConfigError(f"{tokens} tokens are more than {known}; give fewer")
             if self.config.document_end is not None and not past:
-                positions = places_in_documents(ids, self.config.document_end)
+                begins = positions * (ids == self.config.document_end)
+                positions = positions - begins.cummax(1).values
             x = x + self.position(positions)
         if self.embed_norm is not None:
             x = self.embed_norm(x)

@@ -49,7 +49,7 @@ def test_ids_are_read_as_they_are(name: str, write: Any, tmp_path: Path) -> None
     source = open_source(str(tmp_path / name))
     data = tokenize(source, load_tokenizer("bpe", source, 250), tmp_path / "cache")
     assert (np.asarray(data.train) == IDS[:3800]).all() and (np.asarray(data.validation) == IDS[3800:]).all()
-    with pytest.raises(DataError, match=r"holds the id 249, the model's vocabulary is 249: set --model.vocab_size 250"):
+    with pytest.raises(DataError, match=r"holds ids from 0 to 249: --model.vocab_size 249 has 0 to 248"):
         tokenize(source, load_tokenizer("none", source, 249), tmp_path / "cache")
 
 
@@ -88,7 +88,7 @@ def test_arrays_of_another_kind_and_ids_below_zero(tmp_path: Path) -> None:
             open_source(str(path))
     np.save(path, -np.ones(99, np.int32))
     source = open_source(str(path))
-    with pytest.raises(DataError, match="holds the id -1"):
+    with pytest.raises(DataError, match="holds ids from -1 to -1"):
         tokenize(source, load_tokenizer("none", source, 257), tmp_path / "cache")
 
 

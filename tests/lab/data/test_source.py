@@ -120,7 +120,7 @@ def test_the_hash_of_a_large_file_is_kept_until_it_is_touched(tmp_path, monkeypa
     path.write_text("other text")
     sums = [sha256_of(path)]
     assert not (tmp_path / "cache").exists(), "a change may follow at the same time"
-    monkeypatch.setattr(files, "SETTLED", -1)
+    monkeypatch.setattr(files.time, "time", lambda: path.stat().st_ctime + 99)
     sums.append(sha256_of(path))
     times, digest = path.stat(), hashlib.file_digest
     with monkeypatch.context() as patch:

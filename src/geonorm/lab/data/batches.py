@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -29,23 +29,16 @@ HELD_OUT = 2**63
 """Seed of the masks of held-out text: none that a run can have."""
 
 
-class Objective(Protocol):
-    """Turns windows into inputs and targets. It draws nothing but from (seed, number of the window)."""
-
-    accuracy: ClassVar[bool]
-    """True if the share of targets that are the likeliest is measured."""
-
-    def pairs(self, windows: NDArray[np.int64], numbers: list[int], seed: int) -> Pair:
-        """(inputs, targets) of windows (rows, context + 1): int64 (rows, context)."""
-
-
 @dataclass(frozen=True)
 class NextToken:
     """Every token is predicted from those before it."""
 
     accuracy: ClassVar[bool] = False
+    """True if the share of targets that are the likeliest is measured."""
 
     def pairs(self, windows: NDArray[np.int64], numbers: list[int], seed: int) -> Pair:
+        """(inputs, targets) of windows (rows, context + 1): int64 (rows, context). What is drawn follows from (seed,
+        number of the window)."""
         data = torch.from_numpy(windows)
         return data[:, :-1].contiguous(), data[:, 1:].contiguous()
 
@@ -85,6 +78,10 @@ class MaskedTokens:
         fate = bits[1, chosen] % np.uint64(10)
         ids[chosen[fate < 8]] = self.mask
         ids[chosen[fate == 8]] = (bits[2, chosen[fate == 8]] % np.uint64(self.vocab_size)).astype(np.int64)
+
+
+Objective = NextToken | MaskedTokens
+"""What turns windows into inputs and targets."""
 
 
 def pick_objective(name: str, tokenizer: Tokenizer) -> Objective:

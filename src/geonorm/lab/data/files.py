@@ -43,7 +43,6 @@ STRINGS = ("string", "large_string", "string_view")
 """Types of columns that hold text."""
 WHOLE_BYTES = 1 << 28  # of what has to be in memory as a whole: a line of JSON, an array, a tokenizer
 LARGE = 1 << 26  # bytes of a file whose hash is worth keeping
-SETTLED = 60  # seconds after which a change of a file has another time than the one before
 PIECE_BYTES = 1 << 24  # a longer text file is read as several documents, so that memory stays bounded
 
 
@@ -94,12 +93,12 @@ def sha256_of(path: Path) -> str:
     touched it since. By the time of change, which no program can set back, as it can that of modification."""
     with one_line_errors(path), open_regular(path) as file:
         about = os.fstat(file.fileno())
-        stamp = f"{about.st_ino} {about.st_size} {about.st_mtime_ns} {about.st_ctime_ns}"
-        record = cache_folder() / "hashes" / hashlib.sha256(stamp.encode()).hexdigest()
+        record = cache_folder() / "hashes" / f"{about.st_ino}-{about.st_size}-{about.st_mtime_ns}-{about.st_ctime_ns}"
         if record.is_dir():
             return (record / "sha256").read_text()
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        if about.st_size >= LARGE and time.time() - about.st_ctime > SETTLED:
+        # a change that follows another at once may have its time
+        if about.st_size >= LARGE and time.time() - about.st_ctime > 60:
             with suppress(OSError), new_folder(record) as temporary:
                 (temporary / "sha256").write_text(sha256)
         return sha256

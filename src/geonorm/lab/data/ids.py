@@ -25,8 +25,6 @@ lengths of the sequences, as int32."""
 MEGATRON_TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 """Its types that hold ids."""
 NUMPY = b"\x93NUMPY"
-LEAST_WIDE = 64
-"""Ids by which a file without a header may say that they are uint32: of so many uint16 every second would be small."""
 PIECE = 1 << 20
 """Ids that are read at once."""
 
@@ -80,7 +78,8 @@ def token_span(path: Path) -> Span:
             return Span(path, array.dtype, array.offset, 0, len(array))
     head = np.frombuffer(header[:12].ljust(12, b"\0"), "<i4")
     lower, upper = np.frombuffer(header[: len(header) // 4 * 4], "<u2").reshape(-1, 2).T
-    wide = len(upper) >= LEAST_WIDE and upper.max() < 16 <= lower.max()
+    # of many uint16 every second would not be small
+    wide = len(upper) >= 64 and upper.max() < 16 <= lower.max()
     dtype, offset = np.dtype(LLM_C.get(head[0], "<u4" if wide else "<u2")), LLM_C_HEADER if head[0] in LLM_C else 0
     count, rest = divmod(size - offset, dtype.itemsize)
     if rest or count < 2 or (offset and count != head[2]):

@@ -164,16 +164,16 @@ def mix_sources(spec: str, field: str | None) -> Source:
     if len({bool(part.spans) for part in parts}) > 1:
         raise DataError(f"{spec}: text beside token ids: one source holds one of the two")
     weights = tuple(float(weight or 1) for weight, _ in words)
-    lines = [f"{weight!r} {part.fingerprint}" for weight, part in zip(weights, parts, strict=True)]
-    fingerprint = hashlib.sha256("\n".join(["geonorm mixture 1", *lines]).encode()).hexdigest()
+    identity = f"geonorm mixture 1 {weights} {[part.fingerprint for part in parts]}"
     files, sums = ([each for part in parts for each in getattr(part, name)] for name in ("files", "sums"))
 
     def read(split: Split) -> Iterator[str]:
         return chain.from_iterable(part.documents(split) for part in parts)
 
     return Source(
-        spec, fingerprint, tuple(files), {split: partial(read, split) for split in SPLITS},
-        all(part.own_split for part in parts), tuple(sums), parts[0].spans, parts, weights,
+        spec, hashlib.sha256(identity.encode()).hexdigest(), tuple(files),
+        {split: partial(read, split) for split in SPLITS}, all(part.own_split for part in parts), tuple(sums),
+        parts[0].spans, parts, weights,
     )  # fmt: skip
 
 
@@ -206,10 +206,9 @@ def find_local(spec: str) -> LocalFiles | None:
         if spec not in known:
             if HUB_NAME.fullmatch(spec) and suffix_of(path) not in READABLE and not path.parent.is_dir():
                 return None
-            names = ["stdlib", *known]
-            hint = nearest(spec, [*names, *map(str, path.parent.glob("*"))]) or f"known corpora: {', '.join(names)}"
-            missing = "" if known else " ($GEONORM_DATA names no folder with corpora)"
-            raise DataError(f"no file, folder or corpus '{spec}': {hint}{missing}")
+            valid = ["stdlib", *known, *map(str, path.parent.glob("*"))]
+            hint = nearest(spec, valid) or f"known corpora: {', '.join(['stdlib', *known])}"
+            raise DataError(f"no file, folder or corpus '{spec}': {hint} ($GEONORM_DATA names the folder with corpora)")
         path = known[spec]
     name = Path(os.path.abspath(path)).name
     if not path.is_dir():
@@ -246,10 +245,9 @@ def files_at(path: Path) -> tuple[Path, ...]:
     """The file itself, or all readable files below a folder, sorted; hidden ones and linked folders are left out."""
     if not path.is_dir():
         return (path,)
-    below = [Path(place, name) for place, _, names in os.walk(path) for name in names]
     files = tuple(
         file
-        for file in sorted(below)
+        for file in sorted(Path(place, name) for place, _, names in os.walk(path) for name in names)
         if not any(part.startswith(".") for part in file.relative_to(path).parts)
         and file.is_file()
         and is_in_folder(file, READABLE)
@@ -291,7 +289,7 @@ def open_hub(spec: str, named: str | None = None) -> Source:
         border, train = int(HELD_OUT_SHARE * HASH_RANGE), splits["train"]
         splits = {split: lambda split=split: pick_documents(train(), border, split) for split in SPLITS}  # type: ignore[misc]
     part = "own split" if has_split else repr(HELD_OUT_SHARE)
-    identity = f"geonorm hub 2\n{name}\n{config}\n{revision}\n{part}" + (f"\n{named}" if named else "")
+    identity = "\n".join(["geonorm hub 2", name, config, revision, part, *([named] if named else [])])
     return Source(spec, hashlib.sha256(identity.encode()).hexdigest(), (), splits, own_split=has_split)
 
 

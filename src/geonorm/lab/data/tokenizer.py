@@ -202,8 +202,8 @@ def find_tokenizer(spec: str) -> Path:
     if path.exists() or not HUB_NAME.fullmatch(spec):
         path = path / "tokenizer.json" if path.is_dir() else path
         if not path.exists():
-            hint = nearest(spec, ["byte", "bpe"]) or "give byte, bpe or the path of a tokenizer.json"
-            raise DataError(f"no tokenizer '{path}': {hint}")
+            known = nearest(spec, ["byte", "bpe"])
+            raise DataError(f"no tokenizer '{path}': {known or 'give byte, bpe or the path of a tokenizer.json'}")
         return path
     hub = import_extra("huggingface_hub", f"'{spec}' is no file; a tokenizer of the Hugging Face Hub", "hf")
     try:

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import uuid
 import weakref
 import zlib
 from collections.abc import Iterator
@@ -91,16 +90,13 @@ class TokenFiles(TokenFile):
 
     def __init__(self, files: list[TokenFile], weights: tuple[float, ...]) -> None:
         self.files, self.weights, self.dtype = files, weights, files[0].dtype
-        self.size = sum(map(len, files))
+        self.ends = np.cumsum([len(file) for file in files])
+        self.size = int(self.ends[-1])
 
     def __getitem__(self, part: slice) -> NDArray[Any]:
         start, stop, _ = part.indices(self.size)
-        pieces = []
-        for file in self.files:
-            if start < len(file) and stop > 0:
-                pieces.append(file[max(0, start) : stop])
-            start, stop = start - len(file), stop - len(file)
-        return np.concatenate(pieces)
+        places = [(file, int(end) - len(file)) for file, end in zip(self.files, self.ends, strict=True)]
+        return np.concatenate([file[max(0, start - first) : max(0, stop - first)] for file, first in places])
 
 
 def tokenize(
@@ -141,13 +137,14 @@ def mix_tokens(source: Source, parts: list[TokenData], tokenizer: Tokenizer) -> 
     train, validation = ([getattr(part, split) for part in parts] for split in SPLITS)
     sizes = [sum(counts["bytes"] for counts in part.meta["splits"].values()) for part in parts]
     scored = sum(size / part.meta["bytes_scale"] for size, part in zip(sizes, parts, strict=True) if size)
-    meta = {"source": source.name, "weights": source.weights, "parts": [part.meta for part in parts]}
     sums = [part.sha256 for part in parts]
-    mixture = hashlib.sha256(f"{source.weights} {sums}".encode()).hexdigest()
     return TokenData(
-        TokenFiles(train, source.weights), TokenFiles(validation, source.weights), meta,
-        tokenizer.token_bytes() * (sum(sizes) / max(1, scored)), " ".join([mixture, *sums]),
-    )  # fmt: skip
+        TokenFiles(train, source.weights),
+        TokenFiles(validation, source.weights),
+        {"source": source.name, "weights": source.weights, "parts": [part.meta for part in parts]},
+        tokenizer.token_bytes() * (sum(sizes) / max(1, scored)),
+        " ".join([hashlib.sha256(f"{source.weights} {sums}".encode()).hexdigest(), *sums]),
+    )
 
 
 def load_tokens(folder: Path, tokenizer: Tokenizer) -> TokenData | None:
@@ -223,28 +220,27 @@ def encode(texts: list[str], tokenizer: Tokenizer, shards: Path) -> list[NDArray
     """The ids of each text. Those of a full batch are kept until all is done, so that a preparation that was killed
     does not encode them again; the name of a shard is a hash of its text."""
     content = "\0".join([str([*map(len, texts)]), *texts])
-    file = shards / hashlib.sha256(content.encode()).hexdigest()
-    with suppress(OSError, ValueError, KeyError, EOFError, BadZipFile), file.open("rb") as opened:
-        saved = np.load(opened)
+    file = shards / f"{hashlib.sha256(content.encode()).hexdigest()}.npz"
+    with suppress(OSError, ValueError, EOFError, BadZipFile), file.open("rb") as opened, np.load(opened) as saved:
         return np.split(saved["ids"], saved["ends"])
     pieces = tokenizer.encode(texts)
     if sum(map(len, texts)) >= BATCH:
         with suppress(OSError):
             shards.mkdir(parents=True, exist_ok=True)
-            with (aside := file.with_name(uuid.uuid4().hex)).open("wb") as unfinished:
-                np.savez(unfinished, ids=np.concatenate(pieces), ends=np.cumsum([*map(len, pieces)])[:-1])
-            os.replace(aside, file)
+            # what is cut short has no directory at its end, and is not read
+            np.savez(file, ids=np.concatenate(pieces), ends=np.cumsum([*map(len, pieces)])[:-1])
     return pieces
 
 
 def check_ids(source: Source, ids: NDArray[Any], tokenizer: Tokenizer) -> None:
     """DataError for ids that a vocabulary does not have."""
-    least, most = int(ids.min()), int(ids.max())
     if tokenizer.name != "none":
         raise DataError(f"{source.name} holds token ids, and this model reads text by its tokenizer: give text")
-    if least < 0 or most >= tokenizer.vocab_size:
-        wrong, size = (least, "") if least < 0 else (most, f": set --model.vocab_size {most + 1} or more")
-        raise DataError(f"{source.name} holds the id {wrong}, the model's vocabulary is {tokenizer.vocab_size}{size}")
+    least, most, size = int(ids.min()), int(ids.max()), tokenizer.vocab_size
+    if least < 0 or most >= size:
+        raise DataError(
+            f"{source.name} holds ids from {least} to {most}: --model.vocab_size {size} has 0 to {size - 1}"
+        )
 
 
 def inspect_source(source: Source) -> dict[str, Any]:
@@ -274,8 +270,7 @@ def pieces_in_batches(documents: Iterator[str]) -> Iterator[list[tuple[str, bool
         while end < len(document):
             start, end = end, end + PIECE
             if end < len(document):
-                cuts = [match.end() for match in SAFE_CUT.finditer(document, end - PIECE // 4, end)]
-                end = cuts[-1] if cuts else end
+                end = max((cut.end() for cut in SAFE_CUT.finditer(document, end - PIECE // 4, end)), default=end)
             batch.append((document[start:end], end >= len(document)))
             size += len(batch[-1][0])
             if size >= BATCH:
