@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
-from torch import Tensor
 
 import geonorm
-from geonorm import sphere
 from geonorm.cli.main import main
 from geonorm.equality import TOLERANCE, Same, sort_into_classes
-from geonorm.schemes.flat import Peri
 from geonorm.schemes.hybrid import Hybrid
-from geonorm.schemes.shipped import Beam
 
-EQUAL_SHARES = "geonorm(update=unit, retraction=projection, decay=sqrt, decay_on=update, index=sublayer)"
 EQUAL = [
     ("beam", "peri"),
     ("pre", "polar"),
@@ -35,28 +29,6 @@ DIFFERENT = [
     ("geonorm", "geonorm(max_angle=0.8)"),
 ]
 ALIKE_AT_THE_START = [("pre", "affine"), ("pre", "hyper"), ("geonorm", "geonorm(learn=gain)")]
-
-
-@dataclass(frozen=True)
-class TangentShares(Peri):
-    """Beam's addition with the tangential part of the update at the length of the stream in place of N(u)."""
-
-    parts: ClassVar[Any] = {}
-
-    def write(self, x: Tensor, u: Tensor, p: Any, site: geonorm.Site, h: Any = 1.0) -> Tensor:
-        _, v = sphere.frame(x, u)
-        m = site.number + 1
-        turned = x + h * m**-0.5 * v * sphere.radius(x) / sphere.radius(v)
-        return turned * sphere.radius(x) / sphere.radius(turned)
-
-
-class ScaledBeam(Beam):
-    """Beam with a factor of 1.01 on the update of one sub-layer."""
-
-    def write(self, x: Tensor, u: Tensor, p: Any, site: geonorm.Site, h: Any = 1.0) -> Tensor:
-        if int(site.layer) == 2 and site.kind == "mlp":
-            p.output.weight.data.mul_(1.01)
-        return super().write(x, u, p, site, h)
 
 
 class BareHybrid(Hybrid):
@@ -86,16 +58,9 @@ def test_rules_that_part_in_training(first: str, second: str) -> None:
     assert not answer and answer.reason.endswith("before training they are one function")
 
 
-def test_equal_shares_are_the_tangential_form_of_beam() -> None:
-    answer = geonorm.same(EQUAL_SHARES, TangentShares())
-    assert answer.error < 1e-4, answer  # geonorm's angle is softer by (0.001 |x|/|v|)^2 / 2, and |v|/|x| is 0.1 or more
-
-
-def test_planted_differences_are_seen() -> None:
-    """A factor of 1.01 on one update; a norm that is missing inside a branch."""
-    scaled, bare = geonorm.same("beam", ScaledBeam()), geonorm.same("hybrid", BareHybrid())
-    assert not scaled and "attn of block 3 sees" in scaled.reason and 1e-4 < scaled.error < 1e-1
-    assert not bare and "q in attn of block 0 sees" in bare.reason
+def test_a_norm_that_is_missing_inside_a_branch_is_seen() -> None:
+    answer = geonorm.same("hybrid", BareHybrid())
+    assert not answer and "q in attn of block 0 sees" in answer.reason
 
 
 def test_an_answer_is_a_condition() -> None:
@@ -104,8 +69,7 @@ def test_an_answer_is_a_condition() -> None:
     assert not Same(rule, rule, float("nan"), "")
 
 
-def test_classes_and_lengths() -> None:
-    assert geonorm.same("peri", "beam").reason.endswith("; the last stream is 0.2774 times as long")  # 13^(-1/2)
+def test_classes() -> None:
     rules = sort_into_classes(["pre", "sqrt", "peri", "polar", "beam", "post(decay=sqrt)"])
     named = [[str(rule) for rule in each] for each in rules]
     assert named == [["pre", "polar"], ["sqrt", "post(decay=sqrt)"], ["peri", "beam"]]

@@ -58,15 +58,6 @@ def test_a_batch_is_a_loop_over_its_systems(dtype: torch.dtype, causal: bool) ->
         torch.testing.assert_close(one, whole[i], rtol=0, atol=1e-5 if dtype == torch.float32 else 1e-13)
 
 
-@each("dtype", [torch.float32, F64])
-def test_a_huge_beta_selects_the_nearest_key(dtype: torch.dtype) -> None:
-    """At beta = 1e4 a unit vector sees itself alone; with k = -I its antipode's nearest."""
-    y = uniform(12, 8, dtype=dtype)
-    torch.testing.assert_close(Attention(beta=1e4)(y), y)
-    away = Attention(beta=1e4, k=-torch.eye(8, dtype=dtype))(y)
-    torch.testing.assert_close(away[0], y[0][(y @ y.mT).argmin(-1)[0]])
-
-
 def test_random_weights_are_a_function_of_seed_and_layer() -> None:
     def draw(seed: int, layer: int, which: str = "q") -> Any:
         return getattr(random_attention(64, seed=seed, layer=layer), which)

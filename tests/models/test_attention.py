@@ -35,22 +35,6 @@ def test_how_far_a_change_is_felt(every: int | None, reach: int) -> None:
     assert felt.tolist() == [place <= reach for place in range(12)]
 
 
-@torch.no_grad()
-def test_a_window_as_long_as_the_text_is_none() -> None:
-    plain, sequence = decoder().eval(), ids()
-    assert torch.equal(decoder(window=12).eval()(sequence), plain(sequence))
-    assert not torch.allclose(decoder(window=11).eval()(sequence), plain(sequence), atol=1e-5)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("fields", [{"window": 5}, {"window": 5, "full_every": 2, "kv_heads": 2}, {"window": 1}])
-def test_decoding_with_a_cache_is_the_whole_sequence(fields: dict[str, Any]) -> None:
-    model, sequence = decoder(**fields).eval(), ids()
-    cache = model.new_cache(12)
-    parts = [model(part, cache) for part in sequence.split([3, 1, 1, 4, 1, 2], dim=1)]
-    torch.testing.assert_close(torch.cat(parts, dim=1), model(sequence), rtol=1e-4, atol=1e-5)
-
-
 def test_dropout_is_for_training_and_follows_the_seed() -> None:
     model, plain, sequence = decoder(attn_dropout=0.3), decoder(), ids()
     assert torch.equal(model.eval()(sequence), plain(sequence))
