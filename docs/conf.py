@@ -88,12 +88,23 @@ def link(app: Sphinx, page: str, source: list[str]) -> None:
     source[0] = re.sub(r"\]\(([^)\s]+)\)", address, source[0])
 
 
+MEND = {
+    "<mo>&#x0007C;</mo>": '<mo lspace="0" rspace="0" stretchy="false">|</mo>',
+    "<mi>&#x02032;</mi>": "<mo>&#x02032;</mo>",
+    "<mo>&#x002D9;</mo></mover>": '<mo stretchy="false">&#x002D9;</mo></mover>',
+}
+"""Bars without the space of an operator; primes and dots as accents."""
+
+
 def math(translator: Any, node: Any) -> None:
     """Mathematics as MathML, which browsers draw without a script."""
     from docutils import nodes
 
     display = "inline" if isinstance(node, nodes.math) else "block"
-    translator.body.append(convert(node.astext(), display=display))
+    text = convert(node.astext(), display=display)
+    for old, new in MEND.items():
+        text = text.replace(old, new)
+    translator.body.append(text)
     raise nodes.SkipNode
 
 
