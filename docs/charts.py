@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from math import atan2, cos, pi, sin
+from pathlib import Path
 
 from geonorm.cli.pictures import follow_write
 from geonorm.dynamics.closed import solve_equiangular
 from geonorm.dynamics.drawn import DrawnAttention, DrawnFlow, DrawnMlp, Sub
-from geonorm.report.charts import Axis, Chart, Spec, figure
+from geonorm.report.charts import Axis, Chart, Spec, Strip, figure, strip_chart
 from geonorm.report.style import looks, ramp
 
 STEPS = (
@@ -104,4 +106,25 @@ def collapse() -> Spec:
     return figure([panel])
 
 
-FIGURES = {"step": step, "clamp": clamp, "shares": shares, "random-weights": random_weights, "collapse": collapse}
+def answer() -> Spec:
+    """GeoNorm - Pre-Norm pooled over settings, by who has an embedding norm."""
+    results = json.loads((Path(__file__).parents[1] / "evidence" / "results.json").read_text("utf-8"))
+    names = {"without": "embedding norm in neither", "with": "in both", "default": "in GeoNorm alone"}
+    rows = []
+    for pool, text in names.items():
+        total = results["pools"][pool]
+        dots = [(results["claims"][claim]["mean"], claim) for claim in total["claims"]]
+        rows.append(Strip(text, total["verdict"], dots, total["mean"], total["low"], total["high"]))
+    title, note = "GeoNorm − Pre-Norm, each at its best rate", "A dot is a setting."
+    look = looks([*names.values()], dict.fromkeys(names.values(), "geonorm"))
+    return figure([strip_chart(title, "nats per token; below 0 GeoNorm is better", rows, look, note, 0.0, width=420)])
+
+
+FIGURES = {
+    "step": step,
+    "clamp": clamp,
+    "shares": shares,
+    "random-weights": random_weights,
+    "collapse": collapse,
+    "answer": answer,
+}

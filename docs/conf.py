@@ -104,7 +104,7 @@ def math(translator: Any, node: Any) -> None:
     text = convert(node.astext(), display=display)
     for old, new in MEND.items():
         text = text.replace(old, new)
-    translator.body.append(text)
+    translator.body.append(text if display == "inline" else f'<div class="equation" tabindex="0">{text}</div>')
     raise nodes.SkipNode
 
 

@@ -62,3 +62,4 @@ def test_sentences_and_cells_are_short(page: str) -> None:
     assert not [sentence for sentence in sentences if count(sentence) > 30]
     assert not [sentence for sentence in sentences if len(re.findall(r"(?<![\w.])[\d.,]*\d", sentence)) > 2]
     assert not NOT_OURS.findall(plain(page))
+    assert not re.search(r"(?m)^\|(?:.*\|)? +\|.*\n\| ?-", PAGES[page]), "each column has a title"
