@@ -26,11 +26,13 @@ from ..rows import each
 OTHERS = {
     "arcee": "pre", "exaone4": "olmo2", "glm4": "peri", "cohere": "pre", "gpt_oss": "pre", "qwen3_5_text": "pre",
     "qwen3_next": "pre", "mamba": "pre", "beam": "beam", "zaya": "affine", "gemma4_text": "peri(layer_scalar=learned)",
+    "recurrent_gemma": "pre",
 }  # fmt: skip
 """Side by side, experts, windows, linear attention, layers that differ within one model, rules with learned parts."""
 SEEN = {
     "muse_spark_text": "muse", "deepseek_v4": "mhc(head=learned)", "glm5_next_text": "mhc(head=mean)",
     "hy_v4": "mhc(mix=identity, head=learned)", "qwen4_exp_text": "gated_streams",
+    "inkling2_text": "attnres(blocks=2, values=norm, queries=qkv, every=6)",
 }  # fmt: skip
 """A text model without a head, and several streams."""
 SHIPPED = {
@@ -40,6 +42,7 @@ SHIPPED = {
     "gemma2": "Gemma 2", "gemma3_text": "3", "afmoe": "AFMoE", "kolibri1": "Kolibri 1", "lfm3": "LFM3",
     "muse_glimmer_text": "Muse Glimmer", "hyperclovax": "HyperCLOVA X", "openai-gpt": "the first GPT", "bart": "BART",
     "marian": "Marian", "mistral": "Mistral", "qwen3": "Qwen3", "deepseek_v3": "DeepSeek-V3", "granite": "Granite",
+    "inkling2_text": "Inkling-2",
 }  # fmt: skip
 """What About calls the models of a family that ship the scheme."""
 
@@ -53,13 +56,12 @@ def entering(scheme: str) -> str:
 
 
 def test_the_schemes_say_which_models_ship_them() -> None:
-    """All that say so, but attnres, whose reading Inkling-2 does outside of its blocks as well, and layerscale, of
-    vision models."""
+    """All that say so, but layerscale, of vision models."""
     schemes = {family: hf.scheme_of(built(family)) for family in SHIPPED}
     assert [family for family, name in SHIPPED.items() if name not in schemes[family].about.shipped] == []
     assert {family: str(schemes[family]) for family in SEEN} == {name: entering(rule) for name, rule in SEEN.items()}
     named = {name for name in names() if find(name).about.shipped}
-    assert named - {name_of(type(scheme)) for scheme in schemes.values()} == {"attnres", "layerscale"}
+    assert named - {name_of(type(scheme)) for scheme in schemes.values()} == {"layerscale"}
 
 
 @each("family", OTHERS)
@@ -200,6 +202,7 @@ RULES = {
     "deepseek_v4": ("deepseek_v4.DeepseekV4HyperConnection.forward", 0),
     "glm5_next_text": ("glm5_next.Glm5NextTextHyperConnection.forward", 1),
     "hy_v4": ("hy_v4.HYV4HyperConnection.forward", 0),
+    "inkling2_text": ("inkling2.Inkling2UnweightedRMSNorm.forward", None),
     "qwen4_exp_text": ("qwen4_exp.Qwen4ExpTextGatedResidual.forward", 2),
 }  # fmt: skip
 
@@ -223,6 +226,19 @@ def test_another_factor_is_another_rule(family: str, factor: float, monkeypatch:
         hf.scheme_of(built(family))
 
 
-def test_streams_are_not_changed() -> None:
+@each("family, streams", [("hy_v4", 4), ("qwen4_exp_text", 4), ("inkling2_text", 3)])
+def test_streams_are_not_changed(family: str, streams: int, ids: Tensor) -> None:
+    """The probe reads their mean, where blocks hand on all of them."""
+    model = built(family)
     with pytest.raises(ConfigError, match="part and meet outside of its blocks"):
-        hf.apply(built("hy_v4"), "geonorm")
+        hf.apply(model, "geonorm")
+    if family == "inkling2_text":
+        with pytest.raises(ConfigError, match="beside the hidden state"):
+            probe(model, ids)
+        return
+    seen: list[Tensor] = []
+    home, *_ = next(layers for layers in model.modules() if isinstance(layers, nn.ModuleList))
+    home.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    radius = probe(model, ids).sites[0]["radius"]
+    mean = seen[-1].view(*ids.shape, streams, -1).mean(-2)
+    assert radius == pytest.approx(float(mean.norm(dim=-1).mean()), rel=1e-4)

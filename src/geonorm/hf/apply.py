@@ -182,7 +182,7 @@ def take_back(model: nn.Module, before: Sequence[tuple[nn.Module, Any, dict[str,
         if is_block or is_applied(module):
             module.__class__ = stock_class
         applied_config = vars(module).get("config")
-        for name in REPLACED:
+        for name in (*REPLACED, *children):
             vars(module).pop(name, None)
         vars(module).update(attributes)
         if isinstance(applied_config, AppliedFields):

@@ -234,6 +234,8 @@ def replace_block(block: Any, layer: int, depth: int, scheme: Scheme, stack: Sta
     if lost:
         raise ConfigError(f"blocks of this model have parameters that apply does not know: {', '.join(lost[:3])}")
     block.call = call_of(block, stack.of(layer), stack)
+    branches = set(residuals.modules())  # RecurrentGemma's model asks its blocks for them
+    vars(block).update({name: module for name, module in block._modules.items() if module in branches})
     block._modules = {"residuals": residuals, "entry": None, "exit": None}
     stock: Any = type(block)
     block.__class__ = block_class(stock)

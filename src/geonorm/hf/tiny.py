@@ -60,6 +60,10 @@ MIXED: dict[str, dict[str, Any]] = {
         "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8,
         "indexer_compress_ratio": 4, "hc_lowrank": 10,
     },
+    "inkling2_text": {
+        "num_hidden_layers": 12, "layer_types": [*["hybrid_sliding"] * 5, "hybrid"] * 2, "unpadded_vocab_size": 96,
+        "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 16, "d_rel": 4, "rel_extent": 8,
+    },
     "zaya": {"num_experts_per_tok": 1},
     "nemotron": {"head_dim": 16, "intermediate_size": 80},
 }  # fmt: skip

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..norms import upcast
 from ..residual import Residual
-from ..schemes import Site, belongs_to_scheme
+from ..schemes import Scheme, Site, belongs_to_scheme, parse
 from .anatomy import Stack, blocks_of, root_stacks, stacks_by_name
 from .recognise import stack_of
 
@@ -41,6 +41,8 @@ class ModelSite:
     """The module whose argument is the stream."""
     chains: tuple[tuple[nn.Module, ...], ...]
     """Of each branch side by side: its modules in the order in which they run. The last returns the update."""
+    rule: Scheme | None = None
+    """That of a stock block of several streams."""
 
     @property
     def key(self) -> tuple[str, Site]:
@@ -60,7 +62,10 @@ class ModelSite:
 
     def seen(self, x: Tensor) -> Tensor:
         """The stream that measurements are about, (..., dim)."""
-        return x if self.residual is None else self.residual.scheme.seen(x)
+        rule = self.rule if self.residual is None else self.residual.scheme
+        if self.rule is not None and x.shape[-2] != self.rule.streams:  # Qwen4-Exp's stand one behind the other
+            x = x.unflatten(-1, (self.rule.streams, -1))
+        return x if rule is None else rule.seen(x)
 
 
 Look = Callable[[ModelSite, Tensor, Any, Tensor], None]
@@ -94,6 +99,7 @@ def sites_of(model: Any) -> list[ModelSite]:
     places = []
     for stack, base in stacks_of(model):
         blocks = blocks_of(model, stack, base)
+        rule = parse(stack.scheme) if stack.scheme and parse(stack.scheme).streams > 1 else None
         for layer, block in enumerate(blocks):
             residuals = [module for module in block.modules() if isinstance(module, Residual)]
             for residual in residuals:
@@ -105,7 +111,7 @@ def sites_of(model: Any) -> list[ModelSite]:
                 reader = block.get_submodule(sublayer.branches[0].reader)
                 chains = tuple(tuple(map(block.get_submodule, branch.modules)) for branch in sublayer.branches)
                 site = Site(layer, sublayer.kind, len(blocks), stack.count)
-                places.append(ModelSite(stack.name, sublayer.placement, site, block, reader, chains))
+                places.append(ModelSite(stack.name, sublayer.placement, site, block, reader, chains, rule))
     return places
 
 
@@ -158,7 +164,13 @@ class Running:
 
     def begin(self, place: ModelSite) -> Callable[..., None]:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
-            x = self.shaped(stream_of(args, kwargs))
+            x = stream_of(args, kwargs)
+            if x.dim() > len(self.shape):
+                raise ConfigError(
+                    f"a sub-layer reads {tuple(x.shape)} where its block is handed {tuple(self.shape)}: probe does not "
+                    "follow what is handed from block to block beside the hidden state"
+                )
+            x = self.shaped(x)
             self.end(x)
             self.place, self.x, self.u = place, x, None
 

@@ -24,7 +24,7 @@ from .anatomy import Stack, Sublayer
 from .fits import close, read_norm, same_size
 from .rebuild import CARRIED, carry, has_several_norms, rebuild
 from .record import TOKENS, BlockCall, ModuleCall, Refused, record_pass
-from .take_apart import ADDED, LayerReader, Step, StreamsReader
+from .take_apart import ADDED, HistoryReader, LayerReader, Step, StreamsReader, sums_handed
 
 Carried = Mapping[str, tuple[str, str]]
 """As `Sublayer.carried`."""
@@ -63,10 +63,14 @@ def recognise(model: nn.Module) -> Stack:
         raise Refused(f"{name} does not run the blocks of {path} once each, in their order")
     text = model.config.get_text_config()  # type: ignore[union-attr, operator]
     streams = runs[0].x.numel() // (TOKENS[0] * TOKENS[1] * getattr(text, "hidden_size", runs[0].x.shape[-1]))
-    readers = [LayerReader(run) if streams < 2 else StreamsReader(run, streams=streams) for run in runs]
+    sums = [each for call in runs[-1].calls if (each := sums_handed(call, runs[-1].x)) is not None]
+    if sums:
+        streams = sums[-1].shape[-2] + 1
+    kind_of: Any = HistoryReader if sums else StreamsReader
+    readers = [LayerReader(run) if streams < 2 else kind_of(run, streams=streams) for run in runs]
     for reader, before in zip(readers, [None, *readers], strict=False):
         reader.read()
-        if before is not None and not close(before.run.y, reader.run.x):
+        if before is not None and not close(before.steps[-1][3], reader.steps[0][0]):
             raise Refused(f"{name} changes the stream between {before.run.path} and {reader.run.path}")
     last = runs[-1].y.flatten()
     ends = [call for call in around if call.x.numel() == last.numel() and torch.equal(call.x.flatten(), last)]
@@ -89,6 +93,10 @@ def recognise(model: nn.Module) -> Stack:
         max((how for reader in readers for how in reader.added), key=ADDED.index, default="streams"),
     )
     rules = SCHEMES.get(kind, []) if streams < 2 else readers[0].rules
+    if sums:
+        every = next((layer + 1 for layer, reader in enumerate(readers) if len(reader.norms) > 2), 0)
+        queries = f"queries=qkv, every={every}" if every else "queries=one"
+        rules = [f"attnres(blocks={streams - 1}, values={values}, {queries})" for values in ("norm", "raw")]
     if not rules:
         raise Refused(f"norms {kind[0]} ({layers[0][0].text}) are no scheme")
     get_embedding = getattr(model, "get_input_embeddings", lambda: None)
@@ -115,7 +123,8 @@ def recognise(model: nn.Module) -> Stack:
     for rule in rules:
         try:
             stacked = verified(stack, enter_as(parse(rule), "embedding"), readers)
-            return stacked if streams < 2 else with_head(stacked, model, runs[-1], around[-1])
+            end = readers[-1].steps[-1][3]
+            return stacked if streams < 2 else with_head(stacked, model, end, len(runs), around)
         except Refused as refused:
             refusals.append(refused)
     raise refusals[0]
@@ -138,8 +147,9 @@ class Replay(nn.Module):
         super().__init__()
         self.update = update
 
-    def forward(self, y: Tensor) -> Tensor:
-        self.reading = y
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Several inputs are held one behind the other."""
+        self.reading = torch.cat(inputs, -1)
         return self.update
 
 
@@ -188,20 +198,20 @@ def find_learned(
 
 
 @torch.no_grad()
-def with_head(stack: Stack, model: nn.Module, last: BlockCall, head: ModuleCall) -> Stack:
+def with_head(stack: Stack, model: nn.Module, end: Tensor, depth: int, around: Sequence[ModuleCall]) -> Stack:
     """The stack of several streams with the way in which they leave: what the head reads, or the last norm returns."""
     scheme = parse(stack.scheme or "")
-    streams = upcast(last.y if last.y.dim() > 3 else last.y.unflatten(-1, (scheme.streams, -1)))
+    streams = upcast(end)
     spec = NormSpec(stack.norm, streams.shape[-1], True, stack.eps)
     tensors = {name: p for name, p in model.named_parameters() if f".{stack.blocks}." not in f".{name}"}
-    depth = int(last.path.rpartition(".")[2]) + 1
     heads = ("mean", "sum", "learned") if hasattr(scheme, "head") else ("",)
     for rule in [replace(scheme, head=way) if way else scheme for way in heads]:  # type: ignore[call-arg]
-        end = StreamEnd(rule, Site(depth - 1, "exit", depth), spec).to(streams)
-        for choice in assignments(tensors, end.own):
+        exit = StreamEnd(rule, Site(depth - 1, "exit", depth), spec).to(streams)
+        for choice in assignments(tensors, exit.own):
             for name, (path, how) in choice.items():
-                carry(end.own.get_parameter(name), model.get_parameter(path), how)
-            if any(same_size(x, out) and close(out, x) for out in [end(streams)] for x in (head.x, head.y)):
+                carry(exit.own.get_parameter(name), model.get_parameter(path), how)
+            out = exit(streams)
+            if any(same_size(x, out) and close(out, x) for call in around for x in (call.x, call.y)):
                 return replace(stack, scheme=str(rule))
     raise Refused(f"the streams of {type(model).__name__} leave in another way than under {scheme}")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .anatomy import Branch, Sublayer
@@ -256,6 +257,45 @@ class StreamsReader(LayerReader):
         sizes = {len(p) for p in calls[0].module.parameters() if p.shape[1:] == (n * width,)}
         ranks = ["width" if size == 5 * width // 32 else size for size in sizes]
         self.rules = [f"mhc(n={n})", f"mhc(n={n}, mix=identity)", *(f"gated_streams(n={n}, rank={r})" for r in ranks)]
+
+
+@dataclass(eq=False)
+class HistoryReader(LayerReader):
+    """The same for a block that is handed the sums of earlier ones beside the one that grows. Each sub-layer but the
+    first of all begins with a module that reads them. As streams: one slot for each sum, 0 until it is begun."""
+
+    streams: int = field(default=2, kw_only=True)
+
+    def read(self) -> None:
+        reading = [at for at, call in enumerate(self.run.calls) if at and sums_handed(call, self.run.x) is not None]
+        if len(reading) != 1:
+            self.refuse(f"after its first sub-layer {len(reading)} modules read the sums of earlier blocks, not one")
+        mlp = self.run.calls[reading[0]]
+        partial = next(x for x in mlp.arguments.values() if same_size(x, self.run.x))
+        before, between, behind = (
+            torch.cat((sums_handed(call, self.run.x), x.unsqueeze(-2)), -2)  # type: ignore[arg-type]
+            for call, x in ((self.run, self.run.x), (mlp, partial), (mlp, self.run.y))
+        )
+        self.end("attn", self.run.calls[: reading[0]], before, between)
+        self.end("mlp", self.run.calls[reading[0] :], between, behind)
+
+    def end(self, kind: str, calls: list[ModuleCall], before: Tensor, after: Tensor) -> None:
+        """A sub-layer ends."""
+        norms = [(call, gains) for call in calls if (gains := read_norm(call)) is not None]
+        self.norms |= {call.path: gains for call, gains in norms}
+        chain = calls[calls.index(norms[-1][0]) + 1 :] if norms else []
+        if not chain or not same_tensor(chain[0].x, norms[0][0].y):
+            self.refuse(f"what {name_call(calls[-1])} is handed is not computed from a norm of the sums")
+        self.sublayers.append(Sublayer(kind, (Branch(tuple(call.path for call in calls)),)))
+        slots = (F.pad(x, (0, 0, 0, self.streams - x.shape[-2])) for x in (before, after))
+        reading = torch.cat([call.y for call, _ in norms], -1)
+        self.steps.append((next(slots), reading, chain[-1].y, next(slots)))
+
+
+def sums_handed(call: ModuleCall, x: Tensor) -> Tensor | None:
+    """The tensor (..., n, dim) among those that a module is handed, for x (..., dim)."""
+    tensors = [each for each in (call.x, *call.arguments.values()) if isinstance(each, Tensor) and each.dim() > x.dim()]
+    return next((each for each in tensors if (*each.shape[:-2], each.shape[-1]) == x.shape), None)
 
 
 def outputs(call: ModuleCall) -> list[Tensor]:

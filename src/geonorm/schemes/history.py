@@ -24,8 +24,8 @@ class AttentionResiduals(Placement):
     Slot 0 of the stream is the embedding, slot n the sum of what block n wrote so far; a sub-layer sees the slots
     before its block's, and its block's too unless it is the first of it. The head sees all. Attention and MLP count
     apart. With as many blocks as sub-layers, or more, each writes to a slot of its own: the full form. Inkling-2 weighs
-    normalised slots (`values=norm`), six layers a block; in its layers of full attention queries, keys and values read
-    by queries of their own (`queries=qkv`).
+    normalised slots (`values=norm`), six layers a block; in every sixth layer, of full attention, queries, keys and
+    values read by queries of their own (`queries=qkv, every=6`).
 
     >>> geonorm.schemes.AttentionResiduals(blocks=2).streams
     3
@@ -39,7 +39,7 @@ class AttentionResiduals(Placement):
         checked="its Eq. 2 to 6 in fp64, full and in blocks; the step of reading: a third party's code run "
         "(fla-org/flash-linear-attention bc3b101, naive), to rounding; its authors published no code; "
         "values=norm, one query and queries=qkv: transformers (Inkling-2), to rounding",
-        shipped="Inkling-2, with values=norm, and queries=qkv in layers of full attention",
+        shipped="Inkling-2, with values=norm, queries=qkv, every=6",
         lawless="a sub-layer reads its way through the history, not one stream",
     )
 
@@ -56,9 +56,11 @@ class AttentionResiduals(Placement):
     queries: Literal["one", "qkv"] = field(default="one", kw_only=True)
     """qkv: attention reads three times, with a query and a norm each, for its queries, keys and values. A parallel
     block reads once."""
+    every: Count = field(default=1, kw_only=True)
+    """Of queries=qkv: the blocks of the model that read so are each n-th."""
 
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
-        thrice = self.queries == "qkv" and site.kind == "attn"
+        thrice = self.queries == "qkv" and site.kind == "attn" and site.t % self.every == 0
         norms = dict.fromkeys(("input", "key", "value") if thrice else ("input",), "norm")
         if self.place(site) == (1, 0):  # there is the embedding alone to read; within the layer, what it has written
             return norms
