@@ -2,13 +2,11 @@
 
 import re
 from contextlib import closing
-from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors import SafetensorError
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 import geonorm
@@ -18,8 +16,6 @@ from geonorm.lab.config import Optim
 from geonorm.lab.distributed.ranks import ALONE
 from geonorm.lab.train import optim
 from geonorm.models import Decoder, DecoderConfig
-
-from ..rows import each
 
 SMALL = DecoderConfig(scheme="geonorm", layers=2, width=16, heads=2, hidden=16, vocab_size=32, context=8)
 
@@ -55,32 +51,6 @@ def test_another_model_is_named_and_nothing_changes(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"of another model: blocks\.0\.mlp\.branch\.down\.weight does not fit"):
         checkpoint.load_checkpoint(tmp_path / "step-2", other)
     assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
-
-
-NO_SPACE = "No space left on device"
-
-
-@each(
-    "place, name, error",
-    [
-        (storage.json, "dump", OSError(ENOSPC, NO_SPACE)),
-        (storage, "save_file", SafetensorError(f"Error while serializing: I/O error: {NO_SPACE} (os error 28)")),
-        (storage, "sync", KeyboardInterrupt()),
-    ],
-)
-def test_failed_save_leaves_the_last_one(tmp_path: Path, place: Any, name: str, error: BaseException) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise error
-
-    model, optimizers = trained()
-    save(tmp_path, 2, model, optimizers, {}, keep=1)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises((CheckpointError, KeyboardInterrupt)) as caught:
-        patch.setattr(place, name, refuse)
-        save(tmp_path, 4, model, optimizers, {}, keep=1)
-    if not isinstance(error, KeyboardInterrupt):
-        assert re.fullmatch(f"cannot save checkpoint .*step-4: .*{NO_SPACE}.*; step-2 is kept", str(caught.value))
-    assert [path.name for path in tmp_path.iterdir()] == ["step-2"]
-    checkpoint.load_checkpoint(tmp_path / "step-2", model, optimizers)
 
 
 def test_what_a_checkpoint_lacks_is_said(tmp_path: Path) -> None:
