@@ -9,11 +9,9 @@ from ...rows import each
 from ..conftest import same, summary, without
 
 WARM = ["--optim.warmup_steps", 2, "--evaluation.every", 2]
-SCHEDULES: dict[str, list[Any]] = {
-    "wsd": [*WARM, "--optim.schedule", "wsd", "--optim.cooldown", 0.4],
-    "constant": [*WARM, "--optim.schedule", "constant"],
-}
-WSD = SCHEDULES["wsd"]
+WSD = [*WARM, "--optim.schedule", "wsd", "--optim.cooldown", 0.4]
+CONSTANT = [*WARM, "--optim.schedule", "constant"]
+SHARE = ["--optim.schedule", "wsd", "--optim.warmup", 0.2]
 ENDS = ("status", "steps", "tokens", "val_loss", "train_loss", "val_loss_average")
 
 
@@ -58,42 +56,25 @@ def test_a_branch_equals_the_run_that_was_planned_so(
     assert losses(back) == losses(moved) and same(back, moved, 10)
 
 
-SHARE = ["--optim.schedule", "wsd", "--optim.warmup", 0.2]
-
-
 @each(
-    "first, then, message",
+    "branch, first, then, message",
     [
-        (WSD, ["--scheme", "post"], "a run with scheme geonorm, not post"),
-        (WSD, ["--branch", "nowhere"], "there is no run nowhere"),
-        (SHARE, [], "another learning rate at step 1; give both the same --optim.warmup-steps"),
+        (True, WSD, ["--scheme", "post"], "a run with scheme geonorm, not post"),
+        (True, WSD, ["--branch", "nowhere"], "there is no run nowhere"),
+        (True, SHARE, [], "another learning rate at step 1; give both the same --optim.warmup-steps"),
+        (False, [], [], "steps 10, not 20, which would have had other rates: a wsd or constant schedule"),
+        (False, SHARE, [], "a wsd or constant schedule with --optim.warmup-steps 2 can be extended"),
+        (False, CONSTANT, ["--optim.warmup_steps", 3], "with --optim.warmup-steps 2 can be extended"),
+        (False, CONSTANT, ["--resume", "never"], "already holds a run"),
     ],
 )
-def test_a_branch_that_does_not_fit_is_refused_in_a_line(
-    train: Any, tmp_path: Path, first: list[Any], then: list[Any], message: str
-) -> None:
-    short, grown = tmp_path / "short", tmp_path / "grown"
-    train(short, *first, "--steps", 10)
-    refused = train(grown, *without([*first, "--branch", short], then), *then, "--steps", 20)
-    assert refused.status == 2 and message in refused.err and refused.err.count("\n") == 1
-    assert not grown.exists()
-
-
-@each(
-    "first, then, message",
-    [
-        ([], [], "holds a run with steps 10, not 20, which would have had other rates: a wsd or constant schedule"),
-        (SHARE, [], "a wsd or constant schedule with --optim.warmup-steps 2 can be extended"),
-        (SCHEDULES["constant"], ["--optim.warmup_steps", 3], "with --optim.warmup-steps 2 can be extended"),
-        (SCHEDULES["constant"], ["--resume", "never"], "already holds a run"),
-    ],
-)
-def test_what_cannot_be_extended_is_refused_in_a_line(
-    train: Any, tmp_path: Path, first: list[Any], then: list[Any], message: str
+def test_what_cannot_be_longer_is_refused_in_a_line(
+    train: Any, tmp_path: Path, branch: bool, first: list[Any], then: list[Any], message: str
 ) -> None:
     run = tmp_path / "run"
     assert train(run, *first, "--steps", 10).status == 0
-    before = contents(run)
-    refused = train(run, *without(first, then), *then, "--steps", 20)
+    before = contents(tmp_path)
+    words, out = ([*first, "--branch", run], tmp_path / "grown") if branch else (first, run)
+    refused = train(out, *without(words, then), *then, "--steps", 20)
     assert refused.status == 2 and message in refused.err and refused.err.count("\n") == 1, refused
-    assert contents(run) == before
+    assert contents(tmp_path) == before
