@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.lab.conftest import spoil
 from torch.profiler import ProfilerActivity, profile
 
 from geonorm.cli.main import main
@@ -36,15 +37,7 @@ def run(patch: pytest.MonkeyPatch, dtype: str, *command: str) -> int:
 
 def spoilt(patch: pytest.MonkeyPatch, bad_rank: str, position: str, *command: str) -> int:
     """geonorm train in which one rank's part of one batch of the data gives a loss that is not a number."""
-    fetch_batch = train.fetch_batch
-
-    def spoil(state: train.TrainState, step: int) -> Any:
-        bad = state.world.rank == int(bad_rank) and step + state.batch_offset == int(position)
-        scale = float("nan") if bad else 1.0
-        state.parallel_model.loss = lambda ids, targets: state.model.loss(ids, targets) * scale
-        return fetch_batch(state, step)
-
-    patch.setattr(train, "fetch_batch", spoil)
+    spoil(patch, lambda state, batch: (state.world.rank, batch) == (int(bad_rank), int(position)))
     return main(list(command))
 
 

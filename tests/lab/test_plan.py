@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,7 @@ def held_at_most(config: TrainConfig) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
         step()
     events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
-    now = peak = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        now += event.nbytes()
-        peak = max(peak, now)
+    peak = max(accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
     assert len(events) > 100 and peak > 0
     return before + peak
 

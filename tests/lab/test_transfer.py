@@ -79,21 +79,3 @@ def test_the_turn_of_one_step_is_proportional_to_the_rate(monkeypatch: pytest.Mo
         assert two["turn"] == pytest.approx(2 * one["turn"], rel=0.02) and two["path"] == one["path"]
         assert two["coherence"] == pytest.approx(one["turn"] / (1e-5 * 32 * one["path"]), rel=0.02)  # lr, width
         assert measure_step_turns(scheme, 2, 32, 5, 1e-5)[0] == one != measure_step_turns(scheme, 2, 32, 6, 1e-5)[0]
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("--widths 40", "a width must be a multiple of 16, the width of a head, got 40"),
-        ("--schemes rezero --depths 4 --widths 64", "rezero turns no token at initialization"),
-        ("--out .", "is not empty and holds no check of transfer"),
-    ],
-)
-def test_bad_input_is_one_line(
-    words: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("mine.txt").write_text("")
-    assert main(["check-transfer", *words.split()]) == 2
-    error = capsys.readouterr().err
-    assert line in error and error.count("\n") == 1 and [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

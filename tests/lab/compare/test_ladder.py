@@ -171,27 +171,6 @@ def test_a_size_at_which_every_run_failed_is_in_the_tables(processes: Any, ladde
     assert size > 10_000 and f"pre at {si(size)} parameters, 320 tokens: 1 run did not finish." in found.out
 
 
-@each(
-    "options, said",
-    [
-        (["--depth", "99999"], "depth must be between 1 and 1000, got 99999"),
-        (["--budgets", "many"], "--budgets takes tokens for each parameter (20) or in all (500k, 4M), got 'many'"),
-        (["--budgets", "20000"], "2000 at most; for that many in all write 20k"),
-        (["--budgets", "1", "2"], "several --budgets are cool-downs of one trunk: add --optim.schedule wsd"),
-        (["--budgets", "0.01k"], "make [0] steps of the budgets"),
-        (["--rates", "0"], "rates must be positive, got 0"),
-        (["--schemes", "gonorm"], "did you mean 'geonorm'?"),
-        (["--steps", "100"], "unknown option '--steps'"),
-        (["--model.layers", "3"], "--model.layers is what --depth sets"),
-    ],
-)
-def test_wrong_input_is_one_line_and_writes_nothing(ladder: Any, tmp_path: Path, options: list[str], said: str) -> None:
-    given = options if "--depth" in options else ["--depth", "1", *options]
-    refused = ladder(tmp_path / "out", *(word for word in given))
-    assert refused.status == 2 and said in refused.err and refused.err.count("\n") == 1, refused.err
-    assert not (tmp_path / "out").exists()
-
-
 def test_from_python(processes: Any, text: Path, tmp_path: Path, small_steps: None) -> None:
     small = {"width": 16, "heads": 2, "hidden": 16, "context": 16, "vocab_size": 257}
     settings: dict[str, Any] = {"model": small, "tokens": {"tokenizer": "byte"}}

@@ -100,3 +100,4 @@ def test_the_embedding_is_tuned_apart_where_it_is_named(start: float, best: floa
 def test_a_rate_that_is_nearly_there_is_not_tried_again() -> None:
     assert missing_rates({1e-3: 2.0, 1.45e-3: 2.1, 0.7e-3: 2.1, 2.1e-3: 3.0, 0.52e-3: 3.0}, [1e-3]) == []
     assert missing_rates({}, [1e-3, 2e-3]) == [1e-3, 2e-3]
+    assert missing_rates({1e-3: 2.0, 1.2e-3: inf}, [1e-3]) == [5e-4, 7.07e-4], "none above one that diverged"

@@ -1,7 +1,6 @@
 """A run that begins with the weights of another one, also under another scheme."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,6 @@ import torch
 from safetensors.torch import load_file
 
 from geonorm.lab.runs.provenance import seen_data
-
-from ..conftest import without
 
 
 @pytest.fixture
@@ -84,22 +81,3 @@ def test_what_the_source_was_trained_on_was_seen(source: Path, train: Any, tmp_p
     other.write_text("spheres keep their radius while residual streams grow.\n" * 300)
     assert train(tmp_path / "run", "--steps", 1, "--data", other, "--init-from", source).status == 0
     assert len(seen_data(tmp_path / "run")) == 2 and seen_data(source) < seen_data(tmp_path / "run")
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--init-from", "nowhere"], "there is no run nowhere"),
-        (["--init-from", "empty"], "empty holds no checkpoint yet"),
-        (["--model.width", 32], "is of a model of another size: embed.weight is [257, 16] there, [257, 32] here"),
-        (["--tokens.tokenizer", "bpe"], "has another tokenizer: add --tokens.tokenizer"),
-    ],
-)
-def test_what_does_not_fit_is_refused_in_a_line(
-    options: list[Any], said: str, source: Path, train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(source, "empty", ignore=shutil.ignore_patterns("checkpoints"))
-    refused = train(tmp_path / "run", "--steps", 1, *without(["--init-from", source], options), *options)
-    assert refused.status == 2 and said in refused.err and refused.err.count("\n") == 1
-    assert not (tmp_path / "run").exists()
