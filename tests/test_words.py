@@ -31,7 +31,7 @@ PAGES = {
 }
 
 
-REWRITTEN = {f"docs/{name}.md" for name in ("clusters", "data", "performance", "plan", "scale")}
+REWRITTEN = {f"docs/{name}.md" for name in ("clusters", "performance", "plan", "scale")}
 """Pages whose new form is not there yet."""
 
 

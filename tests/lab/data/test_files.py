@@ -108,14 +108,32 @@ def test_a_folder_that_datasets_saved(tmp_path: Path) -> None:
     assert sorted(both(open_source(str(tmp_path / "one")))) == sorted(parts["train"])
 
 
-@each("index", [{"shards": [], "version": 2}, {"chunks": [], "config": {}, "updated_at": "1722"}])
-@each("indent", [None, 1])
-def test_an_index_is_no_text(tmp_path: Path, index: dict[str, Any], indent: int | None) -> None:
-    """Of MosaicML's shards and of LitData's chunks: nothing in such a folder can be read."""
-    (tmp_path / "index.json").write_text(json.dumps(index, indent=indent))
-    (tmp_path / "shard.00000.mds").write_bytes(bytes(99))
-    with pytest.raises(DataError, match="no text, JSON, CSV, Parquet or Arrow files below this folder"):
-        open_source(str(tmp_path))
+LITDATA = {"index.json": '{\n "chunks": [], "config": {}}', "chunk-0-0.bin": "\0" * 99}
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"index.json": '{"shards": [], "version": 2}', "shard.00000.mds": "\0"}, ".", "MosaicML Streaming .* not read"),
+    ({"shard.00000.mds": "\0"}, "shard.00000.mds", "shard.00000.mds: binary file"),
+    (LITDATA, ".", "LitData are not read"),
+    (LITDATA, "chunk-0-0.bin", "chunk-0-0.bin: shards of LitData"),
+    ({"a.parquet": {"input_ids": [[1, 2]]}}, "a.parquet", r"'text' \(strings: none; all: input_ids\)"),
+    ({"a.txt": "text"}, "*.txt", r"no file, folder or corpus '\*.txt'"),
+    ({}, "https://host.org/a.txt", "no file, folder or corpus 'https://host.org/a.txt'"),
+]
+
+
+@each("contents, spec, line", REFUSED)
+def test_what_is_not_read_is_refused_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, contents: dict[str, Any], spec: str, line: str
+) -> None:
+    """All else that audit of containers found is read: the two tests above, and token ids in test_ids.py."""
+    monkeypatch.chdir(tmp_path)
+    for name, content in contents.items():
+        if isinstance(content, str):
+            Path(name).write_text(content)
+        else:
+            pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+            pq.write_table(pa.table(content), name)
+    with pytest.raises(DataError, match=line):
+        both(open_source(spec))
 
 
 def test_text_is_read_in_pieces_without_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

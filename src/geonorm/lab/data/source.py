@@ -254,7 +254,8 @@ def files_at(path: Path) -> tuple[Path, ...]:
     )
     if not files:
         raise DataError(
-            f"{path}: no text, JSON, CSV, Parquet or Arrow files below this folder: give another folder or a file"
+            f"{path}: no text, JSON, CSV, Parquet or Arrow files below this folder (shards of MosaicML Streaming and "
+            "LitData are not read): give another folder or a file"
         )
     return files
 
