@@ -63,10 +63,6 @@ class Residual(nn.Module):
             raise ConfigError(f"the branch must be a torch.nn.Module, got {type(branch).__name__}")
         if not isinstance(site, Site):
             raise ConfigError(f"the site must be a geonorm.Site, such as Site(0, 'attn', 12), got {site!r}")
-        if site.kind in ("entry", "exit"):
-            raise ConfigError(f"a residual stands at a sub-layer, such as attn or mlp, not at the {site.kind}")
-        if dim < 1 or not eps >= 0:
-            raise ConfigError(f"dim must be at least 1 and eps at least 0, got dim {dim} and eps {eps}")
         self.branch = branch
         self.scheme = parse(scheme).resolve(site)
         self.dim = dim

@@ -240,10 +240,7 @@ def test_a_collapse_is_followed_far_below_rounding() -> None:
     assert 0 < path.gap[1] < 1e-150 and isclose(path.gap[1] / path.gap[0], exp(-200), rel_tol=1e-3)
 
 
-def test_bad_input() -> None:
-    for n, gamma in ((1, 0.0), (4, 1.0), (4, -0.5)):
-        with pytest.raises(ConfigError, match="equiangular particles need a cosine"):
-            solve_equiangular("post", n, 1.0, [1.0], gamma=gamma)
+def test_schemes_without_a_closed_equation_are_refused() -> None:
     for call in (theory.terminal, lambda s: theory.initial_velocity(s, 4, 1.0)):
         with pytest.raises(ConfigError, match="no closed equation"):
             call("residual_dual")

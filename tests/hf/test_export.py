@@ -258,7 +258,6 @@ def test_what_the_modeling_file_cannot_carry(old: str, new: str, said: Any, tmp_
         ("nowhere --to out", "there is no run nowhere"),
         ("RUN --to full", "full is not empty: choose another --to"),
         ("RUN --to full/file", "full/file is a file: choose another --to"),
-        ("RUN --to .", "cannot be the current one: name a new one in --to"),
         ("RUN --to out --layout stok", "unknown layout 'stok': did you mean 'stock'"),
         ("RUN --to out --layout stock --remote-code", "--layout stock loads without --remote-code"),
     ],

@@ -144,7 +144,7 @@ def test_a_layer_without_a_role_is_named() -> None:
     for call in (geonorm.initialize, geonorm.constrain):
         with pytest.raises(ConfigError, match=r"branch\.0 has no role"):
             call(model)
-    with pytest.raises(ConfigError, match="unknown init 'gpt': did you mean 'gpt2'"):
+    with pytest.raises(ConfigError, match=r"unknown model\.init 'gpt': did you mean 'gpt2'"):
         geonorm.initialize(model, "gpt")
     with pytest.raises(ConfigError, match="would stay there"):
         Plain("ngpt", "zero")

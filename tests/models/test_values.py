@@ -12,9 +12,6 @@ from geonorm import Decoder, DecoderConfig
 from geonorm.errors import ConfigError
 from geonorm.hf.export import adapt
 from geonorm.models.attention import has_token_values
-from geonorm.schemes import names
-
-from ..rows import each
 
 SHAPE = dict[str, Any](layers=3, width=16, heads=4, kv_heads=2, hidden=24, vocab_size=11, context=8)
 IDS = torch.arange(16).view(2, 8) * 5 % 11
@@ -46,16 +43,6 @@ def test_without_the_others_it_is_the_plain_model(values: str) -> None:
         elif name.endswith(("mix.own", "mix.first")):
             nn.init.constant_(p, float(name.endswith("own")))
     torch.testing.assert_close(mixed(IDS), plain(IDS), rtol=0, atol=1e-12)
-
-
-@each("values", KINDS)
-@each("scheme", names())
-@torch.no_grad()
-def test_a_cache_changes_nothing(scheme: str, values: str) -> None:
-    whole = (built := model(values, scheme))(IDS)
-    cache = built.new_cache(8)
-    parts = [built(IDS[:, a:b], cache) for a, b in ((0, 3), (3, 4), (4, 8))]
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-10, atol=1e-10)
 
 
 def test_vectors_of_tokens_need_their_ids() -> None:

@@ -84,8 +84,3 @@ def test_rotary_turns_are_of_rows_and_columns() -> None:
 def test_what_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         VisionConfig(**{**TINY, **changes})
-
-
-def test_images_of_another_size_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"images must be \(batch, 3, 8, 8\), got \(1, 3, 9, 8\)"):
-        tiny()(torch.zeros(1, 3, 9, 8))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from scipy.integrate import solve_ivp
 
-from ..errors import ConfigError, GeonormError
+from ..errors import GeonormError
 from ..schemes import Scheme
 from .theory import Frame, velocity
 
@@ -41,24 +41,21 @@ def solve_equiangular(
     """Solve the closed equation from cosine `gamma` and report it at `times` (ascending from 0 on).
 
     The state is (log(1 - gamma), log r) in log(1 + tau), by scipy's solve_ivp with error `tolerance` per step, so that
-    a collapse is followed to 1e-300. Raises ConfigError for fewer than two particles, an impossible gamma, or a scheme
-    that has no (rho, tau) law; GeonormError where particles meet before the end.
+    a collapse is followed to 1e-300. Raises ConfigError for a scheme that has no (rho, tau) law; GeonormError where
+    particles meet before the end.
     """
-    if n < 2 or not -1 / (n - 1) < gamma < 1:
-        raise ConfigError(f"{n} equiangular particles need a cosine between -1/(n-1) and 1, got {gamma}")
     frame = Frame(scheme, depth)
     states = {0.0: (log(1 - gamma), log(frame.settle(radius, 0.0)))}
     stops = [0.0, *frame.flow.breaks(0.0, times[-1]), *({times[-1]} - {0.0})]
     for begin, stop in pairwise(stops):
         inside = sorted({stop, *(time for time in times if begin < time < stop)})
         states |= solve_segment(frame, n, beta, *states[begin], begin, inside, tolerance)
-    curve = ClosedCurve([], [], [], [], [])
+    rows = []
     for time in times:
         w, r = states[time][0], exp(states[time][1])
         rate, _, _, s = velocity(frame, n, beta, w, r, time)
-        for column, value in zip(vars(curve).values(), (time, exp(w), r, s, rate), strict=True):
-            column.append(value)
-    return curve
+        rows.append((time, exp(w), r, s, rate))
+    return ClosedCurve(*map(list, zip(*rows, strict=True)))
 
 
 def solve_segment(

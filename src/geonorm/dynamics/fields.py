@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from math import isclose, isfinite, sqrt
+from math import isclose, sqrt
 from typing import Protocol
 
 import torch
@@ -63,10 +63,6 @@ class Attention:
     k: Tensor | None = None
     v: Tensor | None = None
     fresh = False
-
-    def __post_init__(self) -> None:
-        if not isfinite(self.beta):
-            raise ConfigError(f"beta must be a finite number, got {self.beta}")
 
     def __call__(self, y: Tensor, tau: float = 0.0) -> Tensor:
         q, k, v = (y if weight is None else y @ weight.to(y) for weight in (self.q, self.k, self.v))

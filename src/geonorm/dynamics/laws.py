@@ -16,11 +16,8 @@ import torch
 from torch import Tensor
 
 from .. import sphere
-from ..errors import ConfigError
 from .flow import Flow
 
-LEAST_ANGLE = 1e-7
-"""Rounding of cosines in fp64, in radians."""
 CLOCKS: dict[str, Callable[[Any], Any]] = {"exponential": lambda t: t, "polynomial": np.log, "stretched": np.sqrt}
 """The function of depth-time t = tau + 1 in which log(1 - cos) is a straight line under each law."""
 
@@ -95,13 +92,11 @@ def cosine_rate(flow: Flow, x: Tensor, tau: float = 0.0) -> Tensor:
 
 def clusters(theta: Tensor, angle: float = 0.1) -> Tensor:
     """Count the clusters, int64 (...), by single linkage: two particles are linked when the angle between them is at
-    most `angle` radians, which is at least 1e-7. Memory n^2. Raises ConfigError for another angle.
+    most `angle` radians, from 1e-7 (rounding of cosines in fp64) to pi. Memory n^2.
 
     >>> geonorm.dynamics.clusters(torch.tensor([[1.0, 0.0], [0.999, 0.04], [0.0, 1.0]]))
     tensor(2)
     """
-    if not LEAST_ANGLE <= angle <= torch.pi:
-        raise ConfigError(f"angle must lie in [{LEAST_ANGLE:g}, pi], got {angle}")
     systems = theta.detach().double().reshape(-1, *theta.shape[-2:])
     counts = [count_components(system, 2 * sin(angle / 2)) for system in systems]
     return torch.tensor(counts, device=theta.device).view(theta.shape[:-2])
@@ -136,20 +131,13 @@ class Law:
     high: float | None = None
 
 
-def series(times: Sequence[float], gap: Sequence[float]) -> tuple[Any, Any]:
-    t, g = np.asarray(times, dtype=np.float64), np.asarray(gap, dtype=np.float64)
-    if t.shape != g.shape or t.ndim != 1 or (np.diff(t) <= 0).any():
-        raise ConfigError(f"times must ascend and be as many as gaps, got {t.shape} and {g.shape}")
-    return t, g
-
-
 def collapse_time(times: Sequence[float], gap: Sequence[float], eps: float = 1e-3) -> float | None:
     """First time at which 1 - cos is below eps, interpolated in its logarithm; None if it never is.
 
     >>> geonorm.dynamics.collapse_time([0.0, 1.0, 2.0], [1.0, 0.1, 0.01], eps=0.1**1.5)
     1.5
     """
-    t, g = series(times, gap)
+    t, g = np.asarray((times, gap), dtype=np.float64)
     below = np.nonzero(g < eps)[0]
     if not len(below):
         return None
@@ -173,7 +161,7 @@ def terminal_law(times: Sequence[float], gap: Sequence[float], floor: float = 1e
     >>> geonorm.dynamics.terminal_law(t, [0.3**i for i in t]).kind
     'exponential'
     """
-    t, g = series(times, gap)
+    t, g = np.asarray((times, gap), dtype=np.float64)
     late = (g < NEAR) & (g > floor)
     t, g = t[late] + 1.0, g[late]
     if len(g) < LEAST_POINTS or g.min() > NEAR / 10:

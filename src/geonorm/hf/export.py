@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
@@ -18,7 +19,6 @@ from ..models.decoder import Decoder
 from ..schemes import parse
 from .config import GeoNormConfig
 from .layouts import architecture
-from .loading import share_weights
 from .modeling import GeoNormForCausalLM, GeoNormForMaskedLM
 from .remote import FILE, auto_map, modeling_source
 from .stock import to_stock
@@ -34,7 +34,15 @@ def adapt(decoder: Decoder, **tokens: Any) -> GeoNormForCausalLM | GeoNormForMas
     """
     config = GeoNormConfig.of(decoder.config, dtype=decoder.embed.weight.dtype, **tokens)
     kind = GeoNormForCausalLM if decoder.config.causal else GeoNormForMaskedLM
-    return share_weights(kind, config, decoder, hf_name)
+    with torch.device("meta"):
+        model: Any = kind(config)
+    weights = {hf_name(name): value for name, value in decoder.state_dict(keep_vars=True).items()}
+    frozen = [parameter for parameter in decoder.parameters() if not parameter.requires_grad]
+    model.load_state_dict(weights, strict=True, assign=True)
+    model.tie_weights()
+    for parameter in frozen:  # assign made them trainable
+        parameter.requires_grad_(False)
+    return model.train(decoder.training)
 
 
 def hf_name(name: str) -> str:
@@ -76,9 +84,7 @@ def fast_tokenizer(text: str, end: int, context: int, mask: int | None = None) -
 
 
 def check_target(to: Path) -> None:
-    """ConfigError unless the folder is new or empty, and not where the caller stands: it is replaced as a whole."""
-    if to.resolve() == Path.cwd():
-        raise ConfigError("the model's folder cannot be the current one: name a new one in --to")
+    """ConfigError unless the folder is new or empty: it is replaced as a whole."""
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise ConfigError(f"{to} is {'not empty' if to.is_dir() else 'a file'}: choose another --to")
 

@@ -134,13 +134,15 @@ class Layout:
 
     def unlike(self, config: DecoderConfig) -> list[str]:
         """Fields of a decoder that have no equal."""
-        wanted = self.fixed()
-        wanted |= {} if self.grouped else {"kv_heads": config.heads}
-        wanted |= {} if self.head_width else {"head_width": config.width // config.heads}
-        wanted |= {} if self.rotary else {"rotary": 1}
-        wanted |= {} if self.windows else {"window": None}
-        wanted |= {} if "layer_types" in self.windows else {"full_every": None}
-        wanted |= {} if config.mlp in self.mlp else {"mlp": " or ".join(self.mlp)}
+        limits = {
+            "kv_heads": (self.grouped, config.heads),
+            "head_width": (self.head_width, config.width // config.heads),
+            "rotary": (self.rotary, 1),
+            "window": (self.windows, None),
+            "full_every": ("layer_types" in self.windows, None),
+            "mlp": (config.mlp in self.mlp, " or ".join(self.mlp)),
+        }
+        wanted = self.fixed() | {name: value for name, (is_free, value) in limits.items() if not is_free}
         values = {name: getattr(config, EFFECTIVE.get(name, name)) for name in wanted}
         return [f"{name}={values[name]}, not {value}" for name, value in wanted.items() if values[name] != value]
 

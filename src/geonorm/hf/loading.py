@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,19 +25,6 @@ def loaded_kept(module: nn.Module) -> Iterator[None]:
     with torch.no_grad():
         for tensor, value in loaded:
             tensor.copy_(value)
-
-
-def share_weights(kind: Any, config: Any, ours: nn.Module, rename: Callable[[str], str]) -> Any:
-    """A model of transformers with the very weights of ours, whose names it changes."""
-    with torch.device("meta"):
-        model = kind(config)
-    weights = {rename(name): value for name, value in ours.state_dict(keep_vars=True).items()}
-    frozen = [parameter for parameter in ours.parameters() if not parameter.requires_grad]
-    model.load_state_dict(weights, strict=True, assign=True)
-    model.tie_weights()
-    for parameter in frozen:  # assign made them trainable
-        parameter.requires_grad_(False)
-    return model.train(ours.training)
 
 
 class ReadsFolders:

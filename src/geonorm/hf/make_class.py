@@ -41,10 +41,7 @@ class AppliedConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        family = config_dict.get("stock_type")
-        if family not in CONFIG_MAPPING:
-            raise ConfigError(f"unknown stock_type in config.json: {family!r}")
-        stock: Any = CONFIG_MAPPING[family]
+        stock: Any = CONFIG_MAPPING[config_dict["stock_type"]]
         return config_class(stock).from_dict(config_dict, **kwargs)
 
 

@@ -42,8 +42,6 @@ def load_config(
     """Configuration of a local directory or hub model. ConfigError where there is none that can be read, or where it is
     quantised and may not be. causal: for a model that predicts tokens."""
     path = Path(name)
-    if path.is_file():
-        raise ConfigError(f"{name} is a file: MODEL is a directory with config.json and safetensors, or a hub name")
     if not path.exists():
         check_name(name, revision)
     with one_line(no_model(name, causal)):

@@ -134,15 +134,7 @@ def weights_of(model: nn.Module, strict: bool = False) -> list[Weight]:
 DRAWN_LAST = {role: place for place, role in enumerate(("head", "position", "class_token", "transform", "values"), 2)}
 
 
-class InitSettings(NamedTuple):
-    """What the base standard deviation of weights rests on, in any model."""
-
-    init: str
-    width: int
-    init_depth: int | None = None
-
-
-def base_std(role: str, fan_in: int, settings: InitSettings | TransformerConfig, scheme: Scheme, site: Site) -> float:
+def base_std(role: str, fan_in: int, settings: TransformerConfig, scheme: Scheme, site: Site) -> float:
     """The base standard deviation of a weight under `init`, against which the scheme states its own.
 
     fan_in  1/sqrt(fan_in), for the embedding 1/sqrt(width): a matrix keeps the mean square of what it reads
@@ -167,9 +159,7 @@ def base_std(role: str, fan_in: int, settings: InitSettings | TransformerConfig,
     return (0.4 if settings.init == "nanochat" and role == "up" else 1.0) * float(fan_in) ** -0.5
 
 
-def draw_weight(
-    weight: Tensor, role: str, scheme: Scheme, site: Site, settings: InitSettings | TransformerConfig
-) -> Tensor:
+def draw_weight(weight: Tensor, role: str, scheme: Scheme, site: Site, settings: TransformerConfig) -> Tensor:
     """Draws a weight (out, in) in place as its scheme starts it, and returns it."""
     fan_out, fan_in = weight.shape
     weight.normal_(0.0, scheme.init_std(role, fan_in, fan_out, site, base_std(role, fan_in, settings, scheme, site)))
@@ -185,9 +175,6 @@ def check_start(scheme: Scheme, config: TransformerConfig) -> None:
             site = Site(layer, kind if config.block == "sequential" else "parallel", config.layers)
             rule = scheme.resolve(site)
             rule.init_std(role, 1, 1, site, base_std(role, 1, config, rule, site))
-
-
-INITS = ("fan_in", "neox", "gpt2", "zero", "nanochat")
 
 
 def initialize(model: nn.Module, init: str = "fan_in") -> None:
@@ -211,14 +198,13 @@ def initialize(model: nn.Module, init: str = "fan_in") -> None:
         >>> model.branch.up_proj.weight.norm(dim=1).allclose(torch.ones(32))  # nGPT keeps weights on the sphere
         True
     """
-    if init not in INITS:
-        raise ConfigError(unknown("init", init, INITS))
     width = next((part.dim for part in model.modules() if isinstance(part, Residual)), 1)
-    draw_all(model, InitSettings(init, width))
+    shape: dict[str, Any] = {"init": init, "width": width, "heads": 1, "positions": "none"}
+    draw_all(model, TransformerConfig(**shape))
 
 
 @torch.no_grad()
-def draw_all(model: nn.Module, settings: InitSettings | TransformerConfig) -> None:
+def draw_all(model: nn.Module, settings: TransformerConfig) -> None:
     """As `initialize`, by the settings of a model of this package."""
     weights = weights_of(model, strict=True)
     restore_scalars(model)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError
 from ..norms import NormSpec, upcast
 from ..schemes import slot_at
 from .attention import Rope, rope
@@ -68,10 +67,8 @@ class VisionTransformer(Transformer):
 
 def cut_patches(images: Tensor, config: VisionConfig) -> Tensor:
     """(batch, channels, height, width) to (batch, patches, channels * patch * patch): patches row by row, in each one
-    channel after the other. ConfigError for images of another size than the model's."""
+    channel after the other."""
     c = config
-    if images.shape[1:] != (wanted := (c.channels, c.image_size, c.image_size)):
-        raise ConfigError(f"images must be (batch, {', '.join(map(str, wanted))}), got {tuple(images.shape)}")
     cut = images.unflatten(2, (c.side, c.patch)).unflatten(4, (c.side, c.patch))
     return cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
