@@ -49,6 +49,8 @@ def test_ids_are_read_as_they_are(name: str, write: Any, tmp_path: Path) -> None
     source = open_source(str(tmp_path / name))
     data = tokenize(source, load_tokenizer("bpe", source, 250), tmp_path / "cache")
     assert (np.asarray(data.train) == IDS[:3800]).all() and (np.asarray(data.validation) == IDS[3800:]).all()
+    assert data.train.dtype == np.uint16
+    assert tokenize(source, load_tokenizer("none", source, 70_000), tmp_path / "cache").train.dtype == np.uint32
     with pytest.raises(DataError, match=r"holds ids from 0 to 249: --model.vocab_size 249 has 0 to 248"):
         tokenize(source, load_tokenizer("none", source, 249), tmp_path / "cache")
 

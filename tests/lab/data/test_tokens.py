@@ -280,20 +280,3 @@ def test_what_cannot_be_stored_leaves_nothing(path, tmp_path, monkeypatch):
     with pytest.raises(DataError, match="no validation text"):
         tokenize(source, ByteTokenizer(), tmp_path / "cache")
     assert list((tmp_path / "cache" / "tokens").iterdir()) == []
-
-
-def test_large_vocabularies_take_four_bytes(path, tmp_path):
-    class Wide(ByteTokenizer):
-        def __init__(self):
-            super().__init__()
-            self.vocab_size, self.eos = 70_000, 69_999
-
-        def encode(self, texts):
-            return [np.full(len(text), 66_000, dtype=self.dtype) for text in texts]
-
-        def token_bytes(self):
-            return np.ones(self.vocab_size, dtype=np.int64)
-
-    data = tokenize(open_source(str(path)), Wide(), tmp_path)
-    assert data.train.dtype == np.uint32
-    assert set(np.unique(np.asarray(data.train))) == {66_000, 69_999}

@@ -174,8 +174,7 @@ def validation_batches(
     count = blocks if max_tokens is None else min(blocks, max(1, max_tokens // context))
     for start in range(0, count, batch_size):
         numbers = [place * blocks // count for place in range(start, min(start + batch_size, count))]
-        windows = cut_windows([(tokens, number) for number in numbers], context)
-        yield objective.pairs(windows, numbers, HELD_OUT)
+        yield objective.pairs(cut_windows([(tokens, number) for number in numbers], context), numbers, HELD_OUT)
 
 
 def count_blocks(tokens: Ids, context: int) -> int:

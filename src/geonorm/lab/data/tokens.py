@@ -116,9 +116,8 @@ def tokenize(
     cache = cache or cache_folder()
     if source.parts:
         return mix_tokens(source, [tokenize(part, tokenizer, cache, limit=limit) for part in source.parts], tokenizer)
-    more = [tokenizer.own_end, f"limit {limit}" if limit else None]
-    parts = [source.fingerprint, tokenizer.fingerprint, str(FORMAT), *filter(None, more)]
-    key = hashlib.sha256(" ".join(parts).encode()).hexdigest()
+    parts = [source.fingerprint, tokenizer.fingerprint, str(FORMAT), tokenizer.own_end, f"limit {limit}" * bool(limit)]
+    key = hashlib.sha256(" ".join(filter(None, parts)).encode()).hexdigest()
     folder, shards = cache / "tokens" / key, cache / "shards" / key
     if (data := load_tokens(folder, tokenizer)) is None:
         with write_errors(cache):
@@ -154,8 +153,7 @@ def load_tokens(folder: Path, tokenizer: Tokenizer) -> TokenData | None:
         files = [TokenFile(folder / f"{split}.bin", np.dtype(meta["dtype"])) for split in SPLITS]
         if [len(file) for file in files] != [meta["splits"][split]["tokens"] for split in SPLITS]:
             return None
-        lengths, scale = tokenizer.token_bytes(), meta["bytes_scale"]
-        return TokenData(files[0], files[1], meta, lengths if scale == 1 else lengths * scale, meta["sha256"])
+        return TokenData(files[0], files[1], meta, tokenizer.token_bytes() * meta["bytes_scale"], meta["sha256"])
     except (DataError, OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -183,8 +181,10 @@ def write_tokens(folder: Path, source: Source, tokenizer: Tokenizer, limit: floa
         if counts["tokens"] == 0:
             raise DataError(f"{source.name}: no {split} text: give a larger source or validation text of its own")
         if unknown > MOST_UNKNOWN * counts["tokens"]:
-            share = f"{unknown / counts['tokens']:.0%} of the {split} tokens of {source.name}"
-            raise DataError(f"tokenizer '{tokenizer.name}' has no text for {share}: give one that knows this text")
+            raise DataError(
+                f"tokenizer '{tokenizer.name}' has no text for {unknown / counts['tokens']:.0%} of the {split} tokens "
+                f"of {source.name}: give one that knows this text"
+            )
         splits[split] = counts
     source.check_unchanged()
     meta = {
