@@ -17,6 +17,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("transformers.models.muse_spark", reason="families of 2026 need transformers 5.24")
 
@@ -91,6 +92,23 @@ def test_what_a_layer_scalar_leaves(tmp_path: Path) -> None:
     rule = rule_of(str(tmp_path))
     seen = [rule.entry, *(row["share"] for row in rule.sublayers)]
     assert seen == pytest.approx([share / sum(shares) for share in shares], rel=1e-4)
+
+
+def test_planted_queries_come_back(tmp_path: Path) -> None:
+    """Inkling-2: three at full attention, one at other sub-layers, none where there is the embedding alone."""
+    model: Any = tiny(default_config("inkling2_text"))
+    readers = [each for layer in model.model.layers for each in (layer.attention_input, layer.mlp_input)]
+    wanted: list[Any] = [None, *(len(each.query) if each.query.dim() > 1 else 1 for each in readers[1:])]
+    for number, reader in enumerate(readers[1:], 1):
+        queries = reader.query.data
+        wanted[number] = [number + row / 10 for row in range(wanted[number])]
+        queries *= torch.tensor(wanted[number]).view(*queries.shape[:-1], 1) / queries.norm(dim=-1, keepdim=True)
+    model.save_pretrained(tmp_path)
+    rows = rule_of(str(tmp_path)).sublayers
+    assert [row.get("query") for row in rows] == [
+        row and pytest.approx(row if len(row) > 1 else row[0], rel=1e-5) for row in wanted
+    ]
+    assert [len(row or ()) for row in wanted] == [0, 1] + [1] * 8 + [3, 1] + [1] * 10 + [3, 1]
 
 
 def test_rules_as_they_begin() -> None:

@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,9 @@ from ..residual import Residual
 from ..schemes import Site, parse
 from .tiny import default_config, families, tiny
 
+Names = Mapping[str, tuple[str, int]]
+"""Of the vectors that the rule of a block may learn, by path: the end of the name in a checkpoint, {} where the number
+of the block stands, and what is added to that (the queries of Inkling-2's attention begin with its second block)."""
 Block = tuple[int, Mapping[str, Tensor]]
 """Of a block: which of the tiny model's it is like, and the vectors that it learned, by path."""
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -49,8 +52,9 @@ class Rule:
 
     sublayers: of each layer, kind, t; angle, the degrees by which it turns the stream, for an update at right angles to
     it; stream and update, the factors of both (root mean square over channels); share of the squared length of the last
-    state. entry: the share of the entry. unit: True where the rule normalises updates; else all are taken for as long
-    as the entry is.
+    state, which is the sum of all slots of attention residuals; there query, the lengths of the learned queries: with
+    values=norm no slot weighs more than exp(2 query) times another. entry: the share of the entry. unit: True where the
+    rule normalises updates; else all are taken for as long as the entry is.
 
     >>> from geonorm import hf
     >>> beam = hf.rule_of("beam")
@@ -113,18 +117,19 @@ def read_rules(models: Sequence[str], progress: Callable[[str, float], object]) 
     return rows
 
 
-def read_family(config: Any) -> tuple[Stack, list[dict[str, str]]]:
-    """The stack of a tiny model with this configuration; of each of its blocks the vectors that its rule may learn, by
-    path, with the end of their name in a checkpoint, in which {} is the number of the block."""
+def read_family(config: Any) -> tuple[Stack, list[Names]]:
+    """The stack of a tiny model with this configuration, and what the vectors of its blocks are called."""
     model: Any = tiny(config)
     stack = recognise(model)
     path = next(name for name, _ in model.named_modules() if f".{name}".endswith(f".{stack.blocks}"))
-    tensors, ends = {**dict(model.named_parameters()), **dict(model.named_buffers())}, list[dict[str, str]]()
+    tensors, ends = {**dict(model.named_parameters()), **dict(model.named_buffers())}, list[Names]()
     for layer, sublayers in enumerate(stack.layers or (stack.sublayers,)):
         vectors = {place: f"{path}.{layer}.{place}" for each in sublayers for place, _ in learned(each, stack).values()}
         stored = {place: next(iter(revert_weight_conversion(model, {name: tensors[name]})))
-                  for place, name in vectors.items() if name in tensors and tensors[name].dim() == 1}  # fmt: skip
-        ends.append({place: re.sub(rf"^.*?(\w+)\.{layer}\.", r"\1.{}.", name) for place, name in stored.items()})
+                  for place, name in vectors.items()
+                  if name in tensors and math.prod(tensors[name].shape[:-1]) < 4}  # fmt: skip
+        pieces = {place: re.split(r"\b(\w+\.)(\d+)(?=\.|$)", name, maxsplit=1)[1:] for place, name in stored.items()}
+        ends.append({place: (f"{of}{{}}{rest}", int(number) - layer) for place, (of, number, rest) in pieces.items()})
     return stack, ends
 
 
@@ -144,6 +149,8 @@ def follow_factors(model: str, config: Any, dim: int, stack: Stack, blocks: Iter
     signs of the streams and of the update show what a sub-layer makes of each channel of them.
     """
     depth, scheme = config.num_hidden_layers, parse(stack.scheme or "")
+    if hasattr(scheme, "blocks"):  # of as many layers each as in the tiny model
+        scheme = replace(scheme, blocks=scheme.blocks * depth // len(stack.layers))  # type: ignore[call-arg]
     n, channels = scheme.streams, torch.arange(dim)
     x, u = 1.0 - channels // 2 % 2 * 2, 1.0 - channels % 2 * 2  # both without a mean, at right angles
     every = range(1 << (n + 1).bit_length())
@@ -173,15 +180,16 @@ def follow_factors(model: str, config: Any, dim: int, stack: Stack, blocks: Iter
             rows.append({"layer": layer, "kind": sublayer.kind, "t": layer + 1,
                          "angle": math.degrees(math.acos(min(1.0, cosine))),
                          "stream": float(factors.square().sum(0).mean().sqrt()),
-                         "update": float(parts[-1].square().mean().sqrt())})  # fmt: skip
+                         "update": float(parts[-1].square().mean().sqrt()),
+                         **({"query": mine["recall.query"].norm(dim=-1).tolist()} if "recall.query" in mine else {}),
+                         })  # fmt: skip
     entry, *shares = (b.square().sum(-1) / b.square().sum()).tolist()
     rows = [{**row, "share": share} for row, share in zip(rows, shares, strict=True)]
-    about = scheme.about
-    law = about.law or f"none: {about.lawless}"
-    return Rule(model, config.model_type, str(scheme), about.equation, law, rows, entry, unit)
+    law = scheme.about.law or f"none: {scheme.about.lawless}"
+    return Rule(model, config.model_type, str(scheme), scheme.about.equation, law, rows, entry, unit)
 
 
-def read_blocks(base: str, file: str, config: Any, ends: list[dict[str, str]]) -> Iterator[Block]:
+def read_blocks(base: str, file: str, config: Any, ends: list[Names]) -> Iterator[Block]:
     """The vectors of each block of a checkpoint."""
     headers = cache(read_header)
     try:
@@ -191,10 +199,13 @@ def read_blocks(base: str, file: str, config: Any, ends: list[dict[str, str]]) -
     stored = stored or dict.fromkeys(headers(f"{base}/{file or 'model.safetensors'}"), file or "model.safetensors")
     towers = re.compile(r"vision|visual|audio|mtp")
     names = sorted(stored, key=lambda name: not towers.search(name))  # the last of an end is that of the text model
-    by_end = {re.sub(r"^.*?(\w+\.\d+\.)", r"\1", name): name for name in names}
+    by_end = {re.sub(r"^.*?(\w+\.\d+(\.|$))", r"\1", name): name for name in names}
     for layer in range(config.num_hidden_layers):
-        wanted = [{path: by_end.get(end.format(layer), "") for path, end in each.items()} for each in ends]
-        kind = next((kind for kind, each in enumerate(wanted) if all(each.values())), None)
+        wanted = [
+            {path: by_end.get(end.format(layer + more), "") for path, (end, more) in each.items()} for each in ends
+        ]
+        like = [kind for kind, each in enumerate(wanted) if all(each.values())]
+        kind = max(like, key=lambda kind: len(wanted[kind]), default=None)
         if kind is None:
             raise DataError(f"{base}: block {layer} has not the vectors {', '.join(ends[0])} of {config.model_type}")
         yield kind, {path: read_vector(f"{base}/{stored[name]}", name, headers) for path, name in wanted[kind].items()}

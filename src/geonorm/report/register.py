@@ -43,19 +43,15 @@ class SavedRegister(Study):
         return [row for row in self.summary["rules"] if "scheme" in row]
 
     @property
-    def few(self) -> bool:
-        return len(self.rows) <= FEW
-
-    @property
     def series(self) -> list[str]:
         return [name for name, _ in self.findings()]
 
     def caption(self) -> str:
-        known = f"{len(self.rows)} of {count(len(self.summary['rules']), 'rule')}"
-        return f"{known} known, each verified on the numbers of a tiny model of the family"
+        listed = count(len(self.summary["rules"]), "rule")
+        return f"{len(self.rows)} of {listed} known, each verified on the numbers of a tiny model of the family"
 
     def findings(self) -> list[tuple[str, str]]:
-        equations = {row["model"] if self.few else row["scheme"]: row["equation"] for row in self.rows}
+        equations = {row["model"] if len(self.rows) <= FEW else row["scheme"]: row["equation"] for row in self.rows}
         return [(name, f"{name}: {equation}") for name, equation in equations.items()]
 
     def tables(self) -> dict[str, Table]:
@@ -65,15 +61,22 @@ class SavedRegister(Study):
         return [*NOTES, *(f"{row['model']}: {row['refused']}" for row in self.summary["rules"] if "refused" in row)]
 
     def charts(self) -> dict[str, list[Chart]]:
-        drawn = [self.chart("angle", "degrees"), self.chart("share", "share of the last state")] if self.few else []
+        drawn = (
+            [self.chart("angle", "degrees"), self.chart("share", "share of the last state")]
+            if len(self.rows) <= FEW
+            else []
+        )
         return {"register": drawn}
 
     def chart(self, name: str, title: str) -> Chart:
         """A number of every sub-layer over its place."""
         curves = {row["model"]: [each[name] for each in row["sublayers"]] for row in self.rows}
-        x = Axis.around([1, max(map(len, curves.values()))], title="sub-layer")
-        y = Axis.around([value for curve in curves.values() for value in curve], log=name == "share", title=title)
-        chart = Chart(name.capitalize(), x, y, self.looks)
+        chart = Chart(
+            name.capitalize(),
+            Axis.around([1, max(map(len, curves.values()))], title="sub-layer"),
+            Axis.around([value for curve in curves.values() for value in curve], log=name == "share", title=title),
+            self.looks,
+        )
         for model, curve in curves.items():
             chart.line(model, [*enumerate(curve, 1)])
         return chart
