@@ -47,8 +47,7 @@ def derivative(rule: Scheme, parts: Parts, x: Tensor, u: Tensor, site: Site) -> 
 
     h = torch.zeros((), dtype=x.dtype, device=x.device)
     if torch.is_grad_enabled() and (x.requires_grad or u.requires_grad):
-        velocity: Tensor = torch.func.jvp(step, (h,), (torch.ones_like(h),))[1]
-        return velocity
+        return torch.func.jvp(step, (h,), (torch.ones_like(h),))[1]
     x, u = x.detach(), u.detach()
     with torch.enable_grad():
         after = step(h.requires_grad_())

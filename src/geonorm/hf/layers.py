@@ -34,8 +34,7 @@ class Attend(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **more: Any) -> tuple[Tensor, Any]:
         function = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
-        out: tuple[Tensor, Any] = function(self, q, k, v, mask, scaling=self.scaling, **more)
-        return out
+        return function(self, q, k, v, mask, scaling=self.scaling, **more)
 
 
 class GeoNormAttention(SelfAttention):

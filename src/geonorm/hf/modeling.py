@@ -250,8 +250,7 @@ class GeoNormLanguageModel(GeoNormPreTrainedModel):
 
     @property
     def blocks(self) -> nn.ModuleList:
-        blocks: nn.ModuleList = self.model.blocks
-        return blocks
+        return self.model.blocks
 
     def slot_on_logits(self) -> nn.Module | None:
         c = self.config

@@ -20,9 +20,8 @@ def is_norm(module: nn.Module) -> bool:
     if isinstance(module, nn.LayerNorm | nn.RMSNorm):
         return len(module.normalized_shape) == 1
     name = type(module).__name__.lower()
-    if "norm" not in name and name not in ("dyt", "derf"):
-        return False
-    if any(other in name for other in OTHERS) or list(module.children()):
+    named = "norm" in name or name in ("dyt", "derf")
+    if not named or any(other in name for other in OTHERS) or list(module.children()):
         return False
     return name == "gatednorm" or all(p.dim() <= 1 for p in module.parameters(recurse=False))
 

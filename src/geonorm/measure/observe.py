@@ -251,5 +251,4 @@ def stream_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
 
 
 def tensor_of(value: Any) -> Tensor:
-    tensor: Tensor = value[0] if isinstance(value, tuple | list) else value
-    return tensor
+    return value[0] if isinstance(value, tuple | list) else value

@@ -5,9 +5,8 @@ With t = block + 1 of L blocks, each law has one free number, the scale alpha: h
 linear alpha (L - t + 1)/L, constant alpha. All are fitted to the logarithms, where every block counts alike; on the raw
 scale the first block, several times as large as the rest, decides alone. r2 = 1 - sum of squares about the law / sum of
 squares about the mean, both of logarithms: the constant has 0, and a law that is worse than the mean has less than 0.
-spread: root mean square of the logarithm of value / law; alpha_low, alpha_high: 95 % interval of alpha. Beside them
-power: alpha t^-exponent, both numbers fitted, with the 95 % interval low to high of the exponent (Student's t of the
-residuals).
+spread: root mean square of the logarithm of value / law. Beside them power: alpha t^-exponent, both numbers fitted,
+with the 95 % interval low to high of the exponent (Student's t of the residuals).
 
 best: the law with the least spread, where it stays within LEAST_SPREAD, or explains LEAST_R2 of the variance and leaves
 no course over the later depths (`left_course`: steps whose power of t is another one, or drifts); else none.
@@ -49,10 +48,6 @@ def fit(points: Iterable[tuple[float, float]], depth: int) -> dict[str, Any] | N
     for name in LAWS:
         rest = [value - log(schedule(name, 1.0, t, depth)) for value, (t, _) in zip(values, known, strict=True)]
         laws[name] = describe_fit(rest, total)
-        half = student(len(rest) - 1) * sqrt(squares(rest) / (len(rest) - 1) / len(rest))
-        laws[name] |= {
-            f"alpha_{end}": laws[name]["alpha"] * exp(sign * half) for end, sign in (("low", -1), ("high", 1))
-        }
     best = min(LAWS, key=lambda name: float(laws[name]["spread"]))
     logs = [log(t) for t, _ in known]
     later = [(log(t), log(value / schedule(best, 1.0, t, depth))) for t, value in known if t > min(known)[0]]

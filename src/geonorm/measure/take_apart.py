@@ -31,8 +31,7 @@ class BranchCalls:
 
     @property
     def end(self) -> Tensor:
-        out: Tensor = self.calls[-1].y
-        return out
+        return self.calls[-1].y
 
 
 def same_object(a: Any, b: Any) -> bool:

@@ -45,8 +45,7 @@ def rotate(x: Tensor, positions: Rope) -> Tensor:
         cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     if not torch.is_grad_enabled() or is_transformed():  # the detour over autograd costs as much as two operations
         return turn_halves(x, cos, sin, 1)
-    out: Tensor = Rotation.apply(x, cos, sin)
-    return out
+    return Rotation.apply(x, cos, sin)
 
 
 class Rotation(torch.autograd.Function):
@@ -103,8 +102,7 @@ def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
     from torch.nn.attention.flex_attention import flex_attention
 
     attend = flex_attention if torch.compiler.is_compiling() else torch.compile(flex_attention)
-    out: Tensor = attend(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
-    return out
+    return attend(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
 
 
 class LayerCache:
@@ -192,8 +190,7 @@ class SelfAttention(nn.Module):
     def update(self, y: Tensor, q: Tensor, k: Tensor, v: Tensor, **context: Any) -> Tensor:
         """What attention finds, through the gate, which reads y, and the output matrix: (batch, tokens, width)."""
         heads = self.attend(q if self.sharper == 1 else q * self.sharper, k, v, **context).flatten(-2)
-        out: Tensor = self.o(heads if self.gate is None else heads * torch.sigmoid(self.gate(y)))
-        return out
+        return self.o(heads if self.gate is None else heads * torch.sigmoid(self.gate(y)))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | None = None, mask: Any = None) -> Tensor:
         """Attention of (batch, heads, tokens, head_dim), fewer heads in k and v for grouped queries, to (batch, tokens,

@@ -238,8 +238,7 @@ class Transform(nn.Module):
         self.norm = model_norm(c)()
 
     def forward(self, y: Tensor) -> Tensor:
-        out: Tensor = self.norm(F.gelu(self.dense(y), approximate=self.formula))
-        return out
+        return self.norm(F.gelu(self.dense(y), approximate=self.formula))
 
 
 class LogitsHead(nn.Linear):

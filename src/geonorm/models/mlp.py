@@ -35,8 +35,7 @@ class MLP(nn.Module):
         else:
             gate = self.slot("gate", self.gate(y))
             hidden = (F.gelu(gate, approximate="tanh") if self.formula == "tanh" else F.silu(gate)) * up
-        out: Tensor = self.down(hidden)
-        return out
+        return self.down(hidden)
 
     def slot(self, name: str, y: Tensor) -> Tensor:
         return self.slots[name](y) if name in self.slotted else y

@@ -123,8 +123,7 @@ class Lanes(Copied):
         return super().exit(x.mean(-2), p, site)
 
     def read(self, x: Tensor, p: Any, site: Site) -> Tensor:
-        out: Tensor = p.input(x.select(-2, int(site.kind == "mlp")))
-        return out
+        return p.input(x.select(-2, int(site.kind == "mlp")))
 
     def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
         after = p.scale.to(x.dtype) * x + p.weights.to(x.dtype).unsqueeze(-1) * u.unsqueeze(-2)

@@ -79,8 +79,7 @@ class ProRes(Nested):
 
     def share(self, p: Any, site: Site, dtype: torch.dtype) -> Tensor:
         """How much of its step the site makes by now, of one number."""
-        share: Tensor = (p.progress.done.to(dtype) / (self.steps * site.t)).clamp(max=1.0)
-        return share
+        return (p.progress.done.to(dtype) / (self.steps * site.t)).clamp(max=1.0)
 
     def angles(self, p: Any, site: Site) -> AngleMap | None:
         """A share of an angle is another angle map, where the scheme inside is one whose last minimum never binds."""

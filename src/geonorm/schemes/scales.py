@@ -56,5 +56,4 @@ class UnitQuery(nn.Module):
         self.softmax = float(shape[-1])
 
     def forward(self, q: Tensor) -> Tensor:
-        out: Tensor = self.unit(q) * (self.scale().square() * self.softmax).to(q.dtype)
-        return out
+        return self.unit(q) * (self.scale().square() * self.softmax).to(q.dtype)

@@ -95,8 +95,7 @@ class ScaledInput(nn.Module):
         self.norm = norm(gains=False)
 
     def forward(self, u: Tensor) -> Tensor:
-        out: Tensor = self.norm(self.weight.to(u.dtype) * u)
-        return out
+        return self.norm(self.weight.to(u.dtype) * u)
 
 
 @register("affine")

@@ -132,8 +132,7 @@ class Scorer(nn.Module):
         if self.begin is not None:
             ids = torch.cat((ids.new_full((ids.shape[0], 1), self.begin), ids), dim=1)
         settings = {} if predicts_masked(self.model.config) else {"use_cache": False}
-        logits: Tensor = self.model(ids, **settings).logits[:, -count:].float()
-        return logits
+        return self.model(ids, **settings).logits[:, -count:].float()
 
     def loss(self, ids: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         return F.cross_entropy(self(ids).flatten(0, 1), targets.flatten(), reduction=reduction)
