@@ -17,7 +17,7 @@ from geonorm.hf.export import hf_name
 
 from ..rows import each
 
-EVERY = [*names(), "mix(ngpt, geonorm)", "pre(entry=embedding)", "geonorm(learn=affine, final=none)"]
+EVERY = [*names(), "mix(ngpt, geonorm, share=0.5)", "pre(entry=embedding)", "geonorm(learn=affine, final=none)"]
 SOME = ["geonorm", "pre", "ngpt", "residual_dual", "hyper", "hybrid"]
 GPT2 = {"norm": "layer", "norm_bias": False, "norm_eps": 1e-5, "mlp": "gelu_tanh", "bias": True}
 WINDOWS = ({"sliding_window": 4}, {"sliding_window": 4, "full_every": 2})

@@ -86,10 +86,8 @@ def test_backends_say_what_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(available, "HAS_TRITON", True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert backends("cuda")["auto"] == backends()["auto"] == "triton"
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert backends("cuda")["auto"] == "closed" and "no CUDA device" in backends("cuda")["reason"]
-    monkeypatch.setenv("GEONORM_BACKEND", "triton")
-    assert backends("cpu")["auto"] == "triton" and "cannot run" in backends("cpu")["reason"]
+    monkeypatch.setattr(available, "HAS_TRITON", False)
+    assert backends("cuda")["auto"] == "closed" and "not installed" in backends("cuda")["reason"]
     monkeypatch.setenv("GEONORM_BACKEND", "reference")
     assert backends("cuda") == {"auto": "reference", "reason": "GEONORM_BACKEND asks for it"}
 
@@ -141,9 +139,9 @@ def test_environment_chooses_what_auto_takes(monkeypatch: pytest.MonkeyPatch) ->
     closed, reference = path("closed"), path("reference")
     assert closed != reference
     monkeypatch.delenv("GEONORM_BACKEND", raising=False)
-    assert path() == closed and backends("cpu")["auto"] == "closed"
+    assert path() == closed
     monkeypatch.setenv("GEONORM_BACKEND", "reference")
-    assert path() == reference and path("closed") == closed and backends("cpu")["auto"] == "reference"
+    assert path() == reference and path("closed") == closed
     monkeypatch.setenv("GEONORM_BACKEND", "fast")
     with pytest.raises(ConfigError, match=r"unknown backend 'fast' .* in \$GEONORM_BACKEND$"):
         path()

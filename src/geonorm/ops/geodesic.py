@@ -113,15 +113,10 @@ def backends(device: str = "") -> dict[str, str]:
     'closed'
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    wanted = read_backend("auto")
-    missing = why_not_triton(torch.device(device), (torch.float32,), 1024, AngleMap())
-    if not missing and device == "cuda" and not torch.cuda.is_available():
-        missing = "no CUDA device is visible"
-    if wanted != "auto":
-        but = f", but it cannot run: {missing}" if wanted == "triton" and missing else ""
-        return {"auto": wanted, "reason": f"GEONORM_BACKEND asks for it{but}"}
+    if (wanted := read_backend("auto")) != "auto":
+        return {"auto": wanted, "reason": "GEONORM_BACKEND asks for it"}
     if device == "cpu":
         return {"auto": "closed", "reason": "closed form in PyTorch: half the memory passes of the textbook"}
-    if missing:
+    if missing := why_not_triton(torch.device(device), (torch.float32,), 1024, AngleMap()):
         return {"auto": "closed", "reason": f"closed form in PyTorch; no fused kernels: {missing}"}
     return {"auto": "triton", "reason": "fused kernels: 3 passes over memory forward, 5 backward"}
