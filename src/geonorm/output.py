@@ -59,15 +59,12 @@ def launched() -> bool:
     no valid rank."""
     if not placed():
         return False
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
-        if not os.environ[name].isascii() or not os.environ[name].isdigit():
-            raise ConfigError(f"${name} is {os.environ[name]!r}, no whole number: start with torchrun, or unset it")
-    if not 0 < int(os.environ["MASTER_PORT"]) < 2**16:
-        raise ConfigError(f"$MASTER_PORT {os.environ['MASTER_PORT']} is no port: give one between 1 and 65535")
-    if int(os.environ["RANK"]) >= int(os.environ["WORLD_SIZE"]):
-        raise ConfigError(
-            f"$RANK {os.environ['RANK']} is not below $WORLD_SIZE {os.environ['WORLD_SIZE']}: start with torchrun"
-        )
+    values = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")}
+    numbers = {name: int(text) if text.isascii() and text.isdigit() else -1 for name, text in values.items()}
+    rank, size, _, port = numbers.values()
+    if -1 in numbers.values() or rank >= size or not 0 < port < 2**16:
+        set_to = ", ".join(f"${name} {text!r}" for name, text in values.items())
+        raise ConfigError(f"{set_to} give no valid rank: start with torchrun, or unset them")
     return True
 
 

@@ -81,6 +81,7 @@ def test_no_text_of_a_file_is_typed(command: str, name: str) -> None:
     [
         ("compare", {"schemes": ["pre", EVIL], "out": "out"}),
         ("ladder", {"schemes": [f"mix({EVIL}, pre)"], "out": "out"}),
+        ("eval", {"model": ".", "data": "stdlib", "scheme": EVIL}),
         ("schemes", {"name": EVIL}),
     ],
 )

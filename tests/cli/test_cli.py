@@ -108,24 +108,12 @@ def test_help_is_short_and_ends_with_two_examples(verb: str, capsys: Any) -> Non
         read(kind, verb, words[len(verb.split()) :])
 
 
-@each("shell", ["bash", "zsh", "fish"])
-def test_a_shell_completes_verbs_options_and_words(shell: str, capsys: Any) -> None:
-    assert main(["--completion", shell]) == 0
-    out = capsys.readouterr().out
-    assert all(re.search(rf"\b{verb}\b", out) for verb in VERBS)
-    assert "--optim.weight-decay" in out or "optim.weight-decay" in out
-    assert "equiangular" in out
-    assert main(["--completion", "ksh"]) == 2
-    assert "unknown shell 'ksh'" in capsys.readouterr().err
-
-
 def test_help_does_not_import_torch() -> None:
     code = """
 import sys, time
 from geonorm.cli.main import main
 for words in ("--help", "train --help", "compare --help", "ladder -h", "eval -h", "schemes --help", "simulate -h",
-              "bench -h", "export -h", "bench ops -h", "bench train -h", "train --help-all",
-              "--completion bash"):
+              "bench -h", "export -h", "bench ops -h", "bench train -h", "train --help-all"):
     main(words.split())
 print(sorted({"torch", "numpy", "yaml"} & set(sys.modules)))
 """

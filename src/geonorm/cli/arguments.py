@@ -1,6 +1,6 @@
 """Words of a command line to a configuration. No torch here.
 
-tyro writes the help and the completion of shells from the same fields. It does not read the words: its errors are boxes
+tyro writes the help from the same fields. It does not read the words: its errors are boxes
 of several lines (their parts are private to it), an option that is given twice passes in silence, and a file of
 settings would have to hold every required option. A YAML file comes first, whatever its place; options override it.
 """
@@ -8,12 +8,12 @@ settings would have to hold every required option. A YAML file comes first, what
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, field, make_dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, TypeVar, Union, get_origin
+from typing import Annotated, Any, TypeVar
 
 from .. import elsewhere
 from ..errors import ConfigError, unknown
@@ -48,7 +48,6 @@ STARTS_CODE = ("trust_remote_code", "slurm.setup", "slurm.options", "ray.address
 PATHS = ("out", "to", "figures")
 """What is written: `--out=~/runs` reaches us as it is typed."""
 HELP = ("-h", "--help", "--help-all")
-SHELLS = ("bash", "zsh", "fish")
 
 
 class HelpAsked(Exception):
@@ -214,23 +213,3 @@ def print_help(kind: type[Settings], program: str, every: bool) -> str:
     lines = ["examples:", *(f"  {example}" for example in kind.examples)]
     more = [f"{program} --help-all: all {len(options(kind)) + len(FOR_ALL)} options"] if common else []
     return "\n".join([*(lines if lines[1:] else []), *more])
-
-
-def print_completion(shell: str, kinds: Mapping[str, type[Settings]]) -> None:
-    """Prints what makes a shell complete verbs, options and words: `eval "$(geonorm --completion bash)"`."""
-    if shell not in SHELLS:
-        raise ConfigError(unknown("shell", shell, SHELLS))
-    with tyro_library() as tyro:
-        verbs: dict[str, Any] = {}
-        for name, kind in kinds.items():
-            verb, _, what = name.partition(" ")
-            command: Any = Annotated[tyro_type(tyro, kind), tyro.conf.subcommand(what or verb)]
-            verbs[verb] = verbs[verb] | command if verb in verbs else command
-        every = [
-            Annotated[make_dataclass(verb, [("what", command)]), tyro.conf.subcommand(verb)]
-            if get_origin(command) is Union
-            else command
-            for verb, command in verbs.items()
-        ]
-        words, flat = ["--tyro-print-completion", shell], (tyro.conf.OmitSubcommandPrefixes,)
-        tyro.cli(Union[tuple(every)], prog="geonorm", args=words, config=flat)  # noqa: UP007

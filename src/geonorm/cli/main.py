@@ -23,7 +23,7 @@ from ..measure.config import ProbeConfig
 from ..progress import show_progress, watched
 from ..report.config import ReportConfig
 from ..settings import Settings
-from .arguments import HELP, HelpAsked, print_completion, read
+from .arguments import HELP, HelpAsked, read
 from .config import DataConfig, RegisterConfig, SameConfig, SchemesConfig
 
 USAGE = """usage: geonorm VERB [options]      (geonorm VERB --help)
@@ -33,7 +33,6 @@ residual schemes for Transformers, trained side by side
 verbs:"""
 STATUS = """
 geonorm VERB --help: what people set most, and two examples; --help-all: every option
-geonorm --completion bash|zsh|fish: a script with which the shell completes verbs, options and words
 exit status: 0 done; 1 rules that differ (same); 2 bad input, a diverged or a failed run; 130 interrupted, saved"""
 
 
@@ -64,9 +63,6 @@ def run_verb(arguments: list[str]) -> int:
         return 0
     name, rest = arguments[0], arguments[1:]
     try:
-        if name == "--completion":
-            print_completion(rest[0] if rest else "", COMMANDS)
-            return 0
         if name not in VERBS:
             raise ConfigError(unknown("verb", name, VERBS))
         return copy_context().run(run, name, rest)  # --trust-code holds for this command

@@ -29,11 +29,14 @@ LINES = {"sites": "trace", "norms": "norms", "ablation": "ablation"}
 """By table of a probe, the name of its file."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Saved(Result):
     """A folder of results."""
 
     path: Path
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path})"
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
@@ -46,10 +49,6 @@ class Run(Saved):
     they are asked for; of a run without summary.json, `summary.status` is interrupted."""
 
     summary: Summary
-
-    def __repr__(self) -> str:
-        loss = "" if self.summary.val_loss is None else f", val_loss {self.summary.val_loss:.4f}"
-        return f"Run({self.label}, {self.summary.status}{loss}; {self.path})"
 
     @property
     def scheme(self) -> str:
@@ -123,15 +122,6 @@ class Comparison(Saved):
     command: list[str] | None = None
     """What made it."""
 
-    def __repr__(self) -> str:
-        """A line: the mean loss of each scheme, and its difference to the first where there is one."""
-        parts = []
-        for row in self.rows:
-            difference = f" ({row.difference:+.4f})" if row.difference else ""
-            loss = "-" if row.val_loss_mean is None else f"{row.val_loss_mean:.4f}{difference}"
-            parts.append(f"{row.scheme} {loss}")
-        return f"Comparison({', '.join(parts) or 'no finished run'}; {len(self.runs)} runs in {self.path})"
-
     def tables(self) -> dict[str, Rows]:
         tables: dict[str, Rows] = {"schemes": objects(self.rows), "runs": objects([run.summary for run in self.runs])}
         for name in ("metrics", "trace", "norms"):
@@ -172,19 +162,11 @@ class Ladder(Saved):
         summaries = [Summary.read(row) for row in self.results["runs"]]
         return [Run(self.path / "runs" / str(summary.run), summary) for summary in summaries]
 
-    def __repr__(self) -> str:
-        """The speed-up of each scheme at each size, or its bound."""
-        parts = []
-        for row in self.speedups:
-            value = "-" if row.speedup is None else f"{row.speedup:.2f}"
-            parts.append(f"{row.scheme} {row.size} " + (f"{row.bound} {row.limit:.2f}" if row.bound else value))
-        return f"Ladder({'; '.join(parts) or 'nothing to compare'}; {len(self.runs)} runs in {self.path})"
-
     def tables(self) -> dict[str, Rows]:
         return {name: self.results[name] for name in ("speedups", "points", "trends", "runs")}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SavedStudy(Saved):
     """The folder of a probe, a simulation or a benchmark: its summary.json, and tables: of a probe sites, norms,
     ablation and layers; of a simulation schemes and trace; of a benchmark rows."""

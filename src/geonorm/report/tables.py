@@ -169,12 +169,6 @@ def learning_rate(row: ComparisonRow) -> str:
     return f"{rate(row.lr)} " + {True: "interior", False: "edge", None: "untuned"}[row.lr_interior]
 
 
-def count_spikes(row: ComparisonRow) -> str:
-    """Spikes of the loss / of the gradient norm; in brackets those that other runs do not have at the same batch."""
-    kinds = ((row.spikes, row.spikes_apart), (row.grad_spikes, row.grad_spikes_apart))
-    return " / ".join(f"{n}" + ("" if apart is None else f" ({apart})") for n, apart in kinds) if row.n else "–"
-
-
 def formatted(value: float | None, form: str) -> str:
     """The value in a format of Python, a dash where there is none."""
     return "–" if value is None else format(value, form)
@@ -200,7 +194,7 @@ COLUMNS = (
     Column("accuracy", lambda row: formatted(row.val_accuracy_mean, ".1%")),
     Column("memory", lambda row: f"{si(row.peak_memory_bytes)}B" if row.peak_memory_bytes else "–"),
     Column("parameters", lambda row: si(row.parameters)),
-    Column("spikes", count_spikes),
+    Column("spikes", lambda row: f"{row.spikes} / {row.grad_spikes}" if row.n else "–"),
     Column("not finished", lambda row: endings(row) or "0"),
 )
 SECONDARY = tuple(column.title for column in COLUMNS[7:])

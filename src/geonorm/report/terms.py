@@ -18,8 +18,7 @@ TERMS = {
     "lr": "The best learning rate of those tried. Interior: both neighbours are worse. Edge: a better one may lie "
           "outside.",
     "spikes": "Values over 6 standard deviations above the mean of the 100 steps before, of the loss / of the gradient "
-              "norm, summed over the runs. In brackets those that most other runs do not have at the same batch, so "
-              "that they come from the run.",
+              "norm, summed over the runs.",
     "clamped": "Updates whose angle reached the scheme's limit, GeoNorm's pi/4 for one: they turn the token by the "
                "limit, however long they are.",
     "speed-up (95 %)": "How many times the tokens (along sizes: the compute) the baseline needs for the loss of the "

@@ -66,18 +66,6 @@ def test_aggregate_pairs_by_seed() -> None:
     assert geo.difference_low < geo.difference < geo.difference_high < 0
     assert geo.val_loss_std == pytest.approx(1.001)  # far wider than the paired difference
     assert geo.spikes == 3 and geo.grad_spikes == 6 and geo.failed == 0
-    assert geo.spikes_apart is None  # these runs do not say where
-
-
-def test_spikes_of_the_batch_are_told_apart_by_all_finished_runs() -> None:
-    """The judged runs of `pre` and `geo` are at their best rates; a third run, at another rate, saw the batch, too."""
-    runs = [summary("pre", 0, 3.0, steps=50, spike_steps=[7], grad_spike_steps=[7, 9])]
-    runs += [summary("geo", 0, 2.9, steps=50, spike_steps=[7, 8], grad_spike_steps=[])]
-    runs += [summary("geo", 0, 3.9, 2e-3, steps=50, spike_steps=[7], grad_spike_steps=[9])]
-    runs += [summary("geo", 0, None, 4e-3, steps=50, spike_steps=[8], grad_spike_steps=[9], status="diverged")]
-    pre, geo = aggregate(runs)
-    assert (pre.spikes_apart, pre.grad_spikes_apart) == (0, 2)
-    assert (geo.lr, geo.spikes_apart, geo.grad_spikes_apart) == (1e-3, 1, 0)
 
 
 def test_a_seed_that_was_run_twice_is_one_observation() -> None:

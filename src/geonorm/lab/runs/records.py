@@ -279,9 +279,6 @@ class ComparisonRow(Record):
     """Runs without a finite loss at their end, at any rate."""
     statuses: dict[str, int]
     tokens: int | None
-    spikes_apart: int | None
-    """Spikes at batches where most other runs have none."""
-    grad_spikes_apart: int | None
     moderated_difference: float | None
     """Of the means, under variances that all schemes moderate."""
     moderated_low: float | None

@@ -31,7 +31,6 @@ from .moderated import (
     moderate,
     two_sided_p,
 )
-from .spikes import count_apart
 
 SEED_CAP = 1000  # `seeds_needed` returns SEED_CAP + 1 for "more than SEED_CAP"
 
@@ -217,9 +216,8 @@ def aggregate(
     Differences are to `baseline` (default: the first scheme), paired by seed; ValueError where it has no run, unless it
     may be `absent`: then no row has a difference. `p_holm` counts them as one family, which `family` names.
     `moderated_...` is the difference of the two means under variances that the spreads of all schemes moderate, and
-    `equal` is True if it lies within `margin` (two one-sided tests). `spikes_apart` and `grad_spikes_apart` are those
-    spikes that are not the batch's (spikes.py). `failed` counts every run that did not finish, and `statuses` says how
-    each ended.
+    `equal` is True if it lies within `margin` (two one-sided tests). `failed` counts every run that did not
+    finish, and `statuses` says how each ended.
     """
     groups: dict[str, list[Summary]] = {}
     for run in summaries:
@@ -245,7 +243,6 @@ def aggregate(
     moderated_holm = holm([each and each.p for each in moderated.values()])
     count = sum(len(values) > 1 for values in pairs.values())
     family = f"{count} paired {'difference' if count == 1 else 'differences'} to {reference}"
-    ended = [run for group in groups.values() for run in group if usable(run)]
     rows = []
     for place, (scheme, group) in enumerate(groups.items()):
         choice, runs, loss = choose(group), counted[scheme], means[scheme]
@@ -284,8 +281,6 @@ def aggregate(
                 failed=sum(not usable(run) for run in group),
                 statuses=dict(Counter(ending(run) for run in group)),
                 tokens=_largest(runs or group, "tokens"),
-                spikes_apart=count_apart(runs, ended, "spikes"),
-                grad_spikes_apart=count_apart(runs, ended, "grad_spikes"),
                 moderated_difference=contrasted and contrasted.difference,
                 moderated_low=contrasted and contrasted.low,
                 moderated_high=contrasted and contrasted.high,
