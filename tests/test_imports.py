@@ -51,7 +51,7 @@ ALLOWED = {
     "report": {"errors", "parsing", "decay", "settings", "lab.load", "lab.runs.folder", "lab.runs.records"}
     | {"lab.runs.ladder_records", "lab.statistics"},
     "bench": MODELS | {"hf", "lab", "report"},
-    "__main__": {"cli"},
+    "__main__": {"cli", "output"},
     "": set(),  # geonorm/__init__.py loads by name, on use
 }
 FREE_OF_TORCH = """

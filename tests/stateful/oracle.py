@@ -295,8 +295,8 @@ def damage_file(folder: Path, donor: Path, aside: Path, rng: random.Random) -> s
     donor: another run. aside: a free place."""
     paths = sorted(path for path in folder.rglob("*") if not path.name.startswith("."))
     newest = max(folder.glob("checkpoints/step-*"), key=step_of, default=None)
-    path = rng.choice([each for each in paths if newest in each.parents or rng.random() < 0.5] or paths)
-    how = rng.choice("delete cut swap flip flip times fifo folder link moved lines".split())
+    path = rng.choice([each for each in paths if newest in each.parents or rng.random() < 0.3] or paths)
+    how = rng.choice("delete cut swap flip flip flip flip times fifo folder link moved lines".split())
     others = [each for each in sorted([*folder.rglob("*"), *donor.rglob("*")]) if each != path]
     alike = [each for each in others if each.name == path.name or (is_step(each) and is_step(path))]
     other = rng.choice(alike or [path])

@@ -122,10 +122,8 @@ class Writer(FileSystemWriter):
 
 def saved_steps(folder: Path) -> list[int]:
     """Steps of the checkpoints in a folder, ascending."""
-    if not folder.is_dir():
-        return []
-    names = (entry.name for entry in folder.iterdir() if entry.is_dir())
-    return sorted(int(name[5:]) for name in names if name.startswith("step-") and name[5:].isdigit())
+    names = (entry.name for entry in folder.glob("step-*") if entry.is_dir())
+    return sorted(int(name[5:]) for name in names if name[5:].isdigit())
 
 
 def read_headers(path: Path) -> Headers:

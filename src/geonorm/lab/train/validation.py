@@ -68,11 +68,8 @@ class Validation:
 
     def measure_end(self, model: Any) -> dict[str, Any]:
         """What is measured at the end of a run: the whole text, or the part where that is too long."""
-        text = self.tokens.validation
-        windows = (
-            validation_batches(text, self.rows, self.context, objective=self.objective) if self.whole else self.part
-        )
-        return self.measure_batches(model, windows)
+        whole = validation_batches(self.tokens.validation, self.rows, self.context, objective=self.objective)
+        return self.measure_batches(model, whole if self.whole else self.part)
 
     def measure(self, model: Any, last: bool) -> dict[str, Any]:
         """The losses of an evaluation, on the sample. After the last step those on more text take their place, and the
