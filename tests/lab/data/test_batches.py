@@ -74,14 +74,15 @@ def test_a_mixture_is_drawn_by_weights_from_texts_without_repetition():
     shares = np.array([3, 4.5, 1]) / 8.5
     batches = Batches(tokens, 500, 10, seed=1)
     rows = torch.cat([batches.at(step)[0] for step in range(4)])
-    starts, chosen = rows[:, 0].numpy(), rows[:, 0].numpy() // 10_000
-    counts = np.bincount(chosen)
+    counts = np.bincount(rows[:, 0].numpy() // 10_000)
     assert (abs(counts - 2000 * shares) < 4 * np.sqrt(2000 * shares * (1 - shares))).all()
-    for text, blocks in enumerate((50, 700, 90)):
-        drawn = starts[chosen == text][:blocks]
-        assert len(set(drawn)) == len(drawn) and (drawn % 10 == 0).all(), "each once in an epoch of its text"
-    turn = [id(batches.place(sample)[0]) for sample in range(TURN, 2 * TURN)]
+    places = [batches.place(sample) for sample in range(TURN + 3000)]
+    turn = [id(text) for text, _ in places[:TURN]]
     assert all(abs(turn.count(id(text)) - TURN * share) < 1 for text, share in zip(texts, shares, strict=True))
+    for text, size in zip(texts, (50, 700, 90), strict=True):  # each block once in an epoch of its text
+        drawn = np.array([block for other, block in places if other is text])
+        epochs = drawn[: len(drawn) // size * size].reshape(-1, size)
+        assert (np.sort(epochs, axis=1) == np.arange(size)).all()
     assert torch.equal(Batches(tokens, 500, 10, seed=1).at(3, slice(7, 9))[0], rows[1507:1509])
     assert not torch.equal(Batches(tokens, 500, 10, seed=2).at(0)[0], rows[:500])
 

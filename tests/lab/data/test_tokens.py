@@ -216,6 +216,7 @@ def test_a_mixture_has_the_tokens_and_the_bytes_of_its_parts(tmp_path, monkeypat
 def test_a_preparation_that_was_stopped_goes_on_from_its_shards(path, tmp_path, monkeypatch, stop):
     """But for one that is damaged; afterwards nothing is left of them."""
     monkeypatch.setattr(tokens, "BATCH", 5000)
+    path.write_text("".join(json.dumps({"text": f"{n:0500}"}) + "\n" for n in range(60)))  # batches of one length
     encode, calls, last = ByteTokenizer.encode, [], [99]
 
     def stopped(tokenizer, texts):
