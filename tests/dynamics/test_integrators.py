@@ -65,7 +65,6 @@ def test_mix_switches_on_time_and_runs_on_beyond_its_depth() -> None:
 @each(
     "settings, message",
     [
-        ({"method": "adaptiv"}, "did you mean 'adaptive'"),
         ({"times": [2.0, 1.0]}, "ascend"),
         ({"times": [-1.0]}, "ascend"),
         ({"times": [float("nan")]}, "finite"),

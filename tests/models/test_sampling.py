@@ -55,18 +55,9 @@ def test_top_k_and_temperature() -> None:
     assert len(first(top_k=100)) == len(first())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ({"ids": torch.zeros(1, 0, dtype=torch.long)}, "no tokens"),
-        ({"temperature": -1}, "temperature"),
-        ({"temperature": float("nan")}, "temperature"),
-        ({"top_k": 0}, "top_k"),
-    ],
-)
-def test_sampling_errors(arguments: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        next(generate(decoder(), **({"ids": ids(), "tokens": 1} | arguments)))
+def test_a_prompt_without_tokens_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no tokens"):
+        next(generate(decoder(), torch.zeros(1, 0, dtype=torch.long), tokens=1))
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])

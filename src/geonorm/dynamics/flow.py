@@ -80,8 +80,6 @@ class Flow:
 
     def enter(self, x: Tensor) -> Tensor:
         """The stream in front of the first layer from embeddings (..., n, dim), as the network enters it."""
-        if x.dim() < 2 or not x.is_floating_point() or 0 in x.shape:
-            raise ConfigError(f"particles are floats of shape (..., n, dim), got {tuple(x.shape)} {x.dtype}")
         if (sphere.radius(x) == 0).any():
             raise ConfigError("a particle is the zero vector and has no direction: remove it")
         site = Site(0.0, "entry", self.depth)

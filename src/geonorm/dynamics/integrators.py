@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from math import exp, log1p
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from .. import sphere
-from ..errors import ConfigError, GeonormError, unknown
+from ..errors import ConfigError, GeonormError
 from .flow import Flow
 
 Slope = Callable[[Tensor, float], Tensor]
@@ -25,7 +26,7 @@ def integrate(
     x: Tensor,
     times: Sequence[float],
     *,
-    method: str = "adaptive",
+    method: Literal["layers", "adaptive"] = "adaptive",
     tolerance: float = 1e-8,
     log_time: bool = False,
 ) -> Iterator[tuple[float, Tensor]]:
@@ -33,7 +34,7 @@ def integrate(
 
     method: layers, the network, write(h = 1) at whole times; or adaptive, Dormand-Prince 5(4). tolerance: of that pair,
     relative, per step. log_time: steps in log(1 + tau), for laws that are polynomial in time. Raises ConfigError for a
-    bad method or times, GeonormError where a state is no longer finite or the velocity is not smooth.
+    bad times, GeonormError where a state is no longer finite or the velocity is not smooth.
 
     >>> flow = geonorm.dynamics.Flow("pre", geonorm.dynamics.Attention())
     >>> x = flow.start(geonorm.dynamics.equiangular(4, 4))
@@ -41,8 +42,6 @@ def integrate(
     >>> [(time, round(geonorm.dynamics.gap(flow.tokens(x)).item(), 3)) for time, x in walk]
     [(1.0, 0.626), (10.0, 0.02)]
     """
-    if method not in ("layers", "adaptive"):
-        raise ConfigError(unknown("method", method, ("layers", "adaptive")))
     ordered = [0.0, *map(float, times)]
     if not all(a <= b < float("inf") for a, b in pairwise(ordered)):
         raise ConfigError("times must be finite and ascend from 0 on")

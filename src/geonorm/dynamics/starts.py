@@ -15,9 +15,7 @@ from ..errors import ConfigError
 def draw_starts(
     n: int, dim: int, seeds: Sequence[int], dtype: torch.dtype, one: Callable[[torch.Generator], Tensor]
 ) -> Tensor:
-    """(seeds, n, dim): `one` for each seed, by a generator of that seed. ConfigError for no particles or seeds."""
-    if n < 1 or dim < 2 or not seeds:
-        raise ConfigError(f"a start needs n >= 1, dim >= 2 and a seed, got n = {n}, dim = {dim}, {len(seeds)} seeds")
+    """(seeds, n, dim): `one` for each seed, by a generator of that seed."""
     return torch.stack([one(torch.Generator().manual_seed(seed)) for seed in seeds]).to(dtype)
 
 
