@@ -2,9 +2,9 @@
 
     python benchmarks/recognise.py [FAMILY ...]
 
-Builds a tiny model of each family, moves every parameter away from its start, and reports: its scheme, whether the
-logits under that scheme are the ones it had, whether it trains ten steps under geonorm, whether undo gives every logit
-back bit for bit; or the line with which it is refused.
+Builds a tiny model of each family, moves every parameter away from its start, and reports: its scheme, whether it is
+probed, whether the logits under that scheme are the ones it had, whether it trains ten steps under geonorm, whether
+undo gives every logit back bit for bit; or the line with which it is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-from geonorm import hf
+from geonorm import hf, probe
 from geonorm.errors import GeonormError
 from geonorm.hf.tiny import default_config, families, tiny
 
@@ -43,12 +43,13 @@ def try_family(name: str) -> dict[str, Any]:
         return head
 
     try:
-        wanted = logits().detach()
-        report = hf.apply(model, row["scheme"])
-        under = logits().detach()
-        row["difference"] = float((under - wanted).abs().max() / wanted.abs().max())
-        report.undo()
-        row["undo"] = bool(torch.equal(logits(), wanted))
+        row["probed"] = bool(probe(model, ids).sites)
+        with torch.no_grad():  # RecurrentGemma's layers hold their last state, which is not copied with a gradient
+            wanted = logits()
+            report = hf.apply(model, row["scheme"])
+            row["difference"] = float((logits() - wanted).abs().max() / wanted.abs().max())
+            report.undo()
+            row["undo"] = bool(torch.equal(logits(), wanted))
         model = copy.deepcopy(model)
         hf.apply(model, "geonorm")
         optimizer = torch.optim.AdamW(model.train().parameters(), 3e-3)
@@ -77,9 +78,10 @@ def main() -> None:
         print(json.dumps(row), flush=True)
     built = [row for row in rows if row["built"]]
     same = [row for row in built if row.get("difference", 1) < 1e-4]
-    counts = [sum(bool(row.get(key)) for row in built) for key in ("scheme", "trains", "undo")]
-    print(f"{len(rows)} families, {len(built)} built, {counts[0]} recognised, {len(same)} with their logits under "
-          f"their scheme, {counts[1]} train under geonorm, {counts[2]} come back bit for bit")  # fmt: skip
+    counts = [sum(bool(row.get(key)) for row in built) for key in ("scheme", "probed", "trains", "undo")]
+    known = f"{counts[0]} recognised, {counts[1]} probed, {len(same)} with their logits under their scheme"
+    came = f"{counts[2]} train under geonorm, {counts[3]} come back bit for bit"
+    print(f"{len(rows)} families, {len(built)} built, {known}, {came}")
 
 
 if __name__ == "__main__":
