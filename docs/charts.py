@@ -73,10 +73,11 @@ def shares(depth: int = 12) -> Spec:
     for scheme in SCHEDULES:
         turns = [turn.angle for turn in DrawnFlow(scheme, depth).turn_through()]
         angles.line(scheme, enumerate(turns, 1))
-        left = 1.0
+        left, course = 1.0, []
         for number, angle in reversed([*enumerate(turns, 1)]):
-            parts.line(scheme, [(number, left * sin(angle) ** 2)])
+            course.append((number, left * sin(angle) ** 2))
             left *= cos(angle) ** 2
+        parts.line(scheme, course)
     return figure([angles, parts])
 
 
