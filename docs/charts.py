@@ -77,7 +77,7 @@ def shares(depth: int = 12) -> Spec:
         for number, angle in reversed([*enumerate(turns, 1)]):
             course.append((number, left * sin(angle) ** 2))
             left *= cos(angle) ** 2
-        parts.line(scheme, course)
+        parts.line(scheme, reversed(course))
     return figure([angles, parts])
 
 
