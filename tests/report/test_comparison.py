@@ -256,12 +256,14 @@ def test_the_first_order_of_an_angle_is_drawn_where_it_is_valid(make_run: MakeRu
     assert set(dotted) < set(line) and 0 < max(dotted.values()) <= charts.SECOND < max(line.values())
 
 
-def test_a_course_has_views_and_single_seeds(make_run: MakeRun, tmp_path: Path) -> None:
+def test_a_course_has_views_with_flops_and_single_seeds(make_run: MakeRun, tmp_path: Path) -> None:
     for seed in range(2):
         make_run("pre", seed)
-        make_run("post", seed)
+        make_run("post", seed, matmul_parameters=2_000_000)
     (chart, _) = load_comparison(tmp_path).charts()["loss_curves"]
     views = {view.view: view for view in (chart, *chart.views)}
-    assert list(views) == ["tokens", "tokens, log", "last part", "single seeds"]
-    assert len({view.name for view in views.values()}) == 4 and views["tokens, log"].x.log
+    assert list(views) == ["tokens", "tokens, log", "last part", "FLOPs", "single seeds"]
+    assert len({view.name for view in views.values()}) == 5 and views["tokens, log"].x.log
+    ends = [max(row["x"] for row in views[name].rows["mark"] if row["s"] == "post") for name in ("tokens", "FLOPs")]
+    assert ends[1] == pytest.approx(6 * 2_000_000 * ends[0])
     assert len({row["part"] for row in views["single seeds"].rows["line"]}) == 4

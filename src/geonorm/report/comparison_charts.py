@@ -28,11 +28,13 @@ class View(NamedTuple):
     name: str
     early: float = EARLY
     log: bool = False
+    flops: bool = False
+    """True for 6 FLOPs a token and parameter of a matrix product; of a model, so that schemes may differ."""
     seeds: bool = False
 
 
 TIMES = (View("tokens"), View("tokens, log", 0.02, log=True), View("last part", 0.7))
-VIEWS = (*TIMES, View("single seeds", seeds=True))
+VIEWS = (*TIMES, View("FLOPs", flops=True), View("single seeds", seeds=True))
 
 
 def describe_verdicts(comparison: ComparedRuns) -> str:
@@ -183,29 +185,37 @@ def over_tokens(
         return []
     charts: list[Chart] = []
     for view in views:
+        cost = {scheme: cost_of_token(comparison, scheme) if view.flops else 1.0 for scheme in comparison.names}
         late = [end for _, c in framed for column in (c.low, c.high)
                 for end in column[c.x >= view.early * c.x[-1]].tolist()]  # fmt: skip
         y = Axis.around([*rules, *late], log=curves.spans_decades([*rules, *late]), title=unit)
-        last = max(float(curve.x[-1]) for _, curve in framed)
+        last = max(float(curve.x[-1]) * cost[scheme] for scheme, curve in framed)
         first = view.early * last if view.log or view.early > EARLY else 0.0
-        x = Axis(first or view.log * 1e-3 * last, last * 1.02, log=view.log, title="tokens", form=TOKENS)
+        words = ("FLOPs", RATE) if view.flops else ("tokens", TOKENS)
+        x = Axis(first or view.log * 1e-3 * last, last * 1.02, log=view.log, title=words[0], form=words[1])
         panel = name if not charts else f"{name}-{view.name.replace(', ', '-').replace(' ', '-').lower()}"
         chart = Chart(title, x, y, comparison.looks, note, name=panel, view=view.name)
         for level in rules:
             chart.rule(y=level)
         for scheme, curve in ({} if view.seeds else thin or {}).items():
-            chart.line(scheme, zip(curve.x, curve.mean, strict=True), "thin" if known else "line")
+            chart.line(scheme, zip(curve.x * cost[scheme], curve.mean, strict=True), "thin" if known else "line")
         for scheme, drawn in ((seeds or {}) if view.seeds else known).items():
             for curve in drawn:
                 points = []
                 for at, mean, low, high in zip(*(column.tolist() for column in curve), strict=True):
                     within = "" if low == high else f" ({band} {figures(low)} to {figures(high)})"
                     label = f"{scheme} · {si(at)} tokens: {figures(mean)}{within}"
-                    points.append(Point(at, mean, low, high, label))
+                    points.append(Point(at * cost[scheme], mean, low, high, label))
                 chart.curve(scheme, points)
         charts.append(chart)
     charts[0].views = charts[1:]
     return charts[:1]
+
+
+def cost_of_token(comparison: ComparedRuns, scheme: str) -> float:
+    """6 for each parameter of a matrix product, forward and backward; attention's scores are left out."""
+    summary = comparison.drawn(scheme)[0].summary
+    return 6.0 * (summary.matmul_parameters or summary.parameters or 1)
 
 
 def learning_rates(comparison: ComparedRuns) -> list[Chart]:
