@@ -86,9 +86,11 @@ def test_cones_are_cones_and_the_rest_has_its_moments() -> None:
         (lambda: d.equiangular(4, 4, -0.5), "gamma must lie"),
         (lambda: d.equiangular(4, 4, 1.5), "gamma must lie"),
         (lambda: d.cone(3, 3, 0.0), "delta"),
+        (lambda: d.collapse_time([0.0, 2.0, 1.0], [1.0, 0.1, 0.01]), "times must ascend"),
+        (lambda: next(d.integrate(d.Flow("pre", d.Attention()), d.equiangular(4, 4), [1], method="eular")), "layers"),
     ],
 )
-def test_starts_that_do_not_exist(make: Any, message: str) -> None:
+def test_starts_and_settings_that_do_not_exist(make: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
 

@@ -55,9 +55,11 @@ def test_top_k_and_temperature() -> None:
     assert len(first(top_k=100)) == len(first())
 
 
-def test_a_prompt_without_tokens_is_refused() -> None:
+def test_a_prompt_without_tokens_and_a_temperature_below_0_are_refused() -> None:
     with pytest.raises(ConfigError, match="no tokens"):
         next(generate(decoder(), torch.zeros(1, 0, dtype=torch.long), tokens=1))
+    with pytest.raises(ConfigError, match="temperature must be at least 0"):
+        next(generate(decoder(), torch.zeros(1, 1, dtype=torch.long), tokens=1, temperature=-1))
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])

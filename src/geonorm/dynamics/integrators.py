@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from .. import sphere
-from ..errors import ConfigError, GeonormError
+from ..errors import ConfigError, GeonormError, unknown
 from .flow import Flow
 
+METHODS = ("layers", "adaptive")
 Slope = Callable[[Tensor, float], Tensor]
 Restore = Callable[[Tensor], Tensor]
 
@@ -33,8 +34,8 @@ def integrate(
     """Yield (time, state) at each of `times` (ascending, from 0 on) for the state x = flow.start(...) at time 0.
 
     method: layers, the network, write(h = 1) at whole times; or adaptive, Dormand-Prince 5(4). tolerance: of that pair,
-    relative, per step. log_time: steps in log(1 + tau), for laws that are polynomial in time. Raises ConfigError for a
-    bad times, GeonormError where a state is no longer finite or the velocity is not smooth.
+    relative, per step. log_time: steps in log(1 + tau), for laws that are polynomial in time. Raises ConfigError for
+    bad times or another method, GeonormError where a state is no longer finite or the velocity is not smooth.
 
     >>> flow = geonorm.dynamics.Flow("pre", geonorm.dynamics.Attention())
     >>> x = flow.start(geonorm.dynamics.equiangular(4, 4))
@@ -45,6 +46,8 @@ def integrate(
     ordered = [0.0, *map(float, times)]
     if not all(a <= b < float("inf") for a, b in pairwise(ordered)):
         raise ConfigError("times must be finite and ascend from 0 on")
+    if method not in METHODS:
+        raise ConfigError(unknown("method", method, METHODS))
     if method == "layers" and any(time != int(time) for time in ordered):
         raise ConfigError("method layers has whole times only: the state after so many layers")
     size = None

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import sphere
+from ..errors import ConfigError
 from .flow import Flow
 
 CLOCKS: dict[str, Callable[[Any], Any]] = {"exponential": lambda t: t, "polynomial": np.log, "stretched": np.sqrt}
@@ -131,13 +132,21 @@ class Law:
     high: float | None = None
 
 
+def series(times: Sequence[float], gap: Sequence[float]) -> tuple[Any, Any]:
+    """Both in fp64; ConfigError where times do not ascend."""
+    t, g = np.asarray((times, gap), dtype=np.float64)
+    if (np.diff(t) <= 0).any():
+        raise ConfigError("times must ascend")
+    return t, g
+
+
 def collapse_time(times: Sequence[float], gap: Sequence[float], eps: float = 1e-3) -> float | None:
     """First time at which 1 - cos is below eps, interpolated in its logarithm; None if it never is.
 
     >>> geonorm.dynamics.collapse_time([0.0, 1.0, 2.0], [1.0, 0.1, 0.01], eps=0.1**1.5)
     1.5
     """
-    t, g = np.asarray((times, gap), dtype=np.float64)
+    t, g = series(times, gap)
     below = np.nonzero(g < eps)[0]
     if not len(below):
         return None
@@ -161,7 +170,7 @@ def terminal_law(times: Sequence[float], gap: Sequence[float], floor: float = 1e
     >>> geonorm.dynamics.terminal_law(t, [0.3**i for i in t]).kind
     'exponential'
     """
-    t, g = np.asarray((times, gap), dtype=np.float64)
+    t, g = series(times, gap)
     late = (g < NEAR) & (g > floor)
     t, g = t[late] + 1.0, g[late]
     if len(g) < LEAST_POINTS or g.min() > NEAR / 10:

@@ -25,8 +25,8 @@ def generate(
 ) -> Iterator[Tensor]:
     """Yields `tokens` new ids of shape (batch, 1) after the prompt ids (batch, length).
 
-    temperature, at least 0: 0 is greedy. top_k, at least 1: of the likeliest so many. Raises ConfigError for an empty
-    prompt, or a model that attends to both sides.
+    temperature, at least 0: 0 is greedy. top_k, at least 1: of the likeliest so many. Raises ConfigError for others, an
+    empty prompt, or a model that attends to both sides.
 
     >>> model = geonorm.Decoder(geonorm.models.preset("nano", layers=1, vocab_size=256))
     >>> len(list(geonorm.models.generate(model, torch.tensor([[1, 2, 3]]), tokens=4)))
@@ -36,6 +36,8 @@ def generate(
         raise ConfigError(NOT_CAUSAL)
     if ids.shape[1] == 0:
         raise ConfigError("the prompt has no tokens; give at least one")
+    if not temperature >= 0 or (top_k is not None and top_k < 1):
+        raise ConfigError("temperature must be at least 0 and top_k at least 1")
     with evaluating(model):
         cache = model.new_cache(ids.shape[1] + tokens)
         for _ in range(tokens):
