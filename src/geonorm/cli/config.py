@@ -77,7 +77,7 @@ class DataConfig(Settings):
     tokenizer: str = "bpe"
     """For prepare, as --tokens.tokenizer of train."""
     vocab_size: int = 1024
-    """For prepare, tokens of a BPE that is trained on the text."""
+    """For prepare, the model's vocabulary, which a BPE that is trained on the text fills."""
     field: str | None = None
     """As --tokens.field of train."""
     limit: Count | None = None
@@ -86,5 +86,3 @@ class DataConfig(Settings):
     def unused(self) -> Iterator[tuple[str, str]]:
         if self.action == "inspect":
             yield from ((name, "prepare") for name in ("tokenizer", "vocab_size", "limit"))
-        elif self.tokenizer != "bpe":
-            yield "vocab_size", "--tokenizer bpe"
