@@ -1,19 +1,20 @@
 """A training step of this library's decoder beside one of nanoGPT's own model, at one shape, in turns.
 
-    python benchmarks/nanogpt.py PATH/TO/nanoGPT [--compiled] [--schemes pre geonorm] [--rounds 41]
+    python benchmarks/nanogpt.py PATH/TO/nanoGPT [--compiled] [--schemes pre geonorm] [--rounds 41] [--out FILE]
 
 PATH holds model.py of karpathy/nanoGPT, which is run as it is. Both have 4 layers of width 128, LayerNorm, GELU, biases
 and a tied head, and take 8 x 128 random tokens in fp32 and the fused AdamW. A ratio is the median of those within
-rounds, with its 95 % interval by order statistics, of the CPU time of one thread.
+rounds, with its 95 % interval by order statistics, of the CPU time of one thread. Then some steps are profiled in
+turns: what operators take by themselves, each call at its fastest, more than in nanoGPT, in percent of its step.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import random
 from collections.abc import Callable
-from math import sqrt
 from pathlib import Path
 from statistics import median
 from time import process_time
@@ -23,9 +24,11 @@ import torch
 from torch import Tensor, nn
 
 import geonorm
+from geonorm.lab.runs.environment import processor
+from geonorm.lab.statistics.comparison import ratio_interval
 from geonorm.models import preset
 
-BATCH, WARM_UP = 8, 3
+BATCH, WARM_UP, PROFILES = 8, 3, 15
 
 
 def make_step(model: nn.Module, loss_of: Callable[[], Tensor]) -> Callable[[], None]:
@@ -39,6 +42,16 @@ def make_step(model: nn.Module, loss_of: Callable[[], Tensor]) -> Callable[[], N
         optimizer.zero_grad(set_to_none=True)
 
     return step
+
+
+def profile_step(step: Callable[[], None]) -> dict[str, list[float]]:
+    """Microseconds of the calls of a step by operator, in their order, each without those that it makes itself."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as recorded:
+        step()
+    calls: dict[str, list[float]] = {}
+    for event in sorted(recorded.events(), key=lambda event: event.time_range.start):
+        calls.setdefault(event.key, []).append(event.self_cpu_time_total)
+    return calls
 
 
 def load_nanogpt(path: Path, shape: geonorm.DecoderConfig) -> nn.Module:
@@ -59,6 +72,7 @@ def main() -> None:
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--schemes", nargs="+", default=["pre(entry=embedding)", "geonorm(entry=embedding)"])
     parser.add_argument("--rounds", type=int, default=41)
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -82,11 +96,33 @@ def main() -> None:
             steps[name]()
             if turn >= WARM_UP:
                 times[name].append(process_time() - begun)
-    place = int(args.rounds / 2 - 0.98 * sqrt(args.rounds))
+    rows: list[dict[str, Any]] = []
     for name, taken in times.items():
-        ratios = sorted(a / b for a, b in zip(taken, times["nanoGPT"], strict=True))
-        within = f"({ratios[place]:.2f} to {ratios[-1 - place]:.2f})"
-        print(f"{name:28} {1e3 * median(taken):7.1f} ms a step, {median(ratios):.2f} {within} of nanoGPT's")
+        ratio = ratio_interval([a / b for a, b in zip(taken, times["nanoGPT"], strict=True)])
+        rows.append({"scheme": name, "seconds": median(taken), "ratio": ratio})
+        print(
+            "{:28} {:7.1f} ms a step, {:.2f} ({:.2f} to {:.2f}) of nanoGPT's".format(name, 1e3 * median(taken), *ratio)
+        )
+    profiles: dict[str, list[dict[str, list[float]]]] = {name: [] for name in steps}
+    for _ in range(PROFILES):
+        order.shuffle(names)
+        for name in names:
+            profiles[name].append(profile_step(steps[name]))
+    fastest = {
+        name: {key: sum(map(min, zip(*(one[key] for one in every), strict=True))) for key in every[0]}
+        for name, every in profiles.items()
+    }
+    peer = fastest["nanoGPT"]
+    for row in rows:
+        own = fastest[row["scheme"]]
+        apart = {key: own.get(key, 0) - peer.get(key, 0) for key in {*own, *peer}}
+        largest = sorted(apart.items(), key=lambda item: -abs(item[1]))[:20]
+        row["profile"] = 100 * sum(own.values()) / sum(peer.values())
+        row["apart"] = {key: round(100 * share / sum(peer.values()), 2) for key, share in largest}
+        print(row["scheme"], f"{row['profile']:.1f} %:", row["apart"])
+    if args.out:
+        about = {"rounds": args.rounds, "compiled": args.compiled, "torch": torch.__version__, "cpu": processor()}
+        args.out.write_text(json.dumps({"setting": about, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

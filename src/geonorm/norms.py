@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +38,17 @@ def is_eager() -> bool:
 def autocast_device(x: Tensor) -> str:
     """The type of x's device as autocast knows it: meta has none of its own and counts as the CPU."""
     return "cpu" if x.is_meta else x.device.type
+
+
+@torch.no_grad()
+def copy_whole(tensor: Any, whole: Tensor) -> None:
+    """Copies a whole tensor into one of which this rank may hold a part alone, a DTensor."""
+    if not hasattr(tensor, "__create_chunk_list__"):
+        tensor.copy_(whole)
+        return
+    for chunk in tensor.__create_chunk_list__():
+        part = tuple(slice(at, at + n) for at, n in zip(chunk.offsets, chunk.sizes, strict=True))
+        tensor.to_local().copy_(whole[part])
 
 
 class Norm(nn.Module):
@@ -145,7 +156,7 @@ class GatedNorm(Norm):
         super().reset_parameters()
         if self.down is not None and self.up is not None:
             drawn = torch.randn(self.RANK, self.dim, generator=torch.Generator().manual_seed(self.dim), device="cpu")
-            self.down.copy_(drawn * self.dim**-0.5)
+            copy_whole(self.down, drawn * self.dim**-0.5)
             self.up.zero_()
 
     def normalise(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..norms import NormSpec
+from ..norms import NormSpec, copy_whole
 from .base import Number, Scheme, Site, require
 
 
@@ -69,7 +69,7 @@ def take_values(module: nn.Module, make: Callable[[], nn.Module]) -> None:
         torch.set_default_dtype(usual)
     start = dict((*fresh.named_parameters(), *fresh.named_buffers()))
     for name, tensor in tensors.items():
-        tensor.copy_(start[name])
+        copy_whole(tensor, start[name])
 
 
 def draw_apart(make: Callable[[], Made], place: str) -> Made:

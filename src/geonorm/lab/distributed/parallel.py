@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from ...errors import ConfigError
 from ...models.decoder import Transformer
 from ...models.init import draw_weight, restore_scalars
+from ...norms import copy_whole
 from ..config import Runtime
 from .ranks import KEPT_GROUPS, World
 
@@ -169,36 +170,12 @@ class ParallelModel:
 
 def draw_weights(model: Transformer, device: torch.device) -> None:
     """Gives a model that was cut on the meta device its initial weights, those that one rank would draw: every rank
-    draws all of them, in the same order, but holds one whole matrix at a time and keeps its own part. Vectors and
-    scalars are made whole, all at once, because schemes start them as they like."""
+    draws all of them, in the same order, but holds one whole matrix at a time and keeps its own part."""
     model.to_empty(device=device)
     model.share_weights()
-    matrices = {id(weight) for _, weight, _, _ in model.weights()}
-    others = [
-        (module, name, parameter)
-        for module in model.modules()
-        for name, parameter in module.named_parameters(recurse=False)
-        if id(parameter) not in matrices
-    ]
-    for module, name, parameter in others:
-        module._parameters[name] = nn.Parameter(torch.empty(parameter.shape, device=device))
     restore_scalars(model)
-    for module, name, parameter in others:
-        copy_rank_part(parameter, getattr(module, name))
-        module._parameters[name] = parameter
     for role, weight, scheme, site in model.weights():
-        copy_rank_part(weight, draw_weight(torch.empty(weight.shape), role, scheme, site, model.config))
-
-
-@torch.no_grad()
-def copy_rank_part(parameter: Tensor, whole: Tensor) -> None:
-    """Copies this rank's part of a whole tensor."""
-    if not isinstance(parameter, DTensor):
-        parameter.copy_(whole)
-        return
-    for chunk in parameter.__create_chunk_list__():
-        part = tuple(slice(at, at + n) for at, n in zip(chunk.offsets, chunk.sizes, strict=True))
-        parameter.to_local().copy_(whole[part])
+        copy_whole(weight, draw_weight(torch.empty(weight.shape), role, scheme, site, model.config))
 
 
 def shard(model: Transformer, runtime: Runtime, mesh: DeviceMesh) -> None:
