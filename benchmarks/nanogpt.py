@@ -13,17 +13,17 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
-from time import process_time
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 import geonorm
+from geonorm.bench.timing import Clock, take_turns
 from geonorm.lab.runs.environment import processor
 from geonorm.lab.statistics.comparison import ratio_interval
 from geonorm.models import preset
@@ -87,27 +87,15 @@ def main() -> None:
     theirs = load_nanogpt(args.path, shape)
     forward = torch.compile(theirs) if args.compiled else theirs
     steps["nanoGPT"] = make_step(theirs, lambda: forward(ids, targets)[1])
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    names, order = list(steps), random.Random(0)
-    for turn in range(WARM_UP + args.rounds):
-        order.shuffle(names)
-        for name in names:
-            begun = process_time()
-            steps[name]()
-            if turn >= WARM_UP:
-                times[name].append(process_time() - begun)
+    clock, turns = Clock(torch.device("cpu")), cast(Any, take_turns)
+    turns(steps, WARM_UP)
+    times = turns({name: partial(clock.seconds, step) for name, step in steps.items()}, args.rounds)
     rows: list[dict[str, Any]] = []
     for name, taken in times.items():
         ratio = ratio_interval([a / b for a, b in zip(taken, times["nanoGPT"], strict=True)])
         rows.append({"scheme": name, "seconds": median(taken), "ratio": ratio})
-        print(
-            "{:28} {:7.1f} ms a step, {:.2f} ({:.2f} to {:.2f}) of nanoGPT's".format(name, 1e3 * median(taken), *ratio)
-        )
-    profiles: dict[str, list[dict[str, list[float]]]] = {name: [] for name in steps}
-    for _ in range(PROFILES):
-        order.shuffle(names)
-        for name in names:
-            profiles[name].append(profile_step(steps[name]))
+        print(name, f"{1e3 * median(taken):.1f} ms a step,", "{:.2f} ({:.2f} to {:.2f}) of nanoGPT's".format(*ratio))
+    profiles = turns({name: partial(profile_step, step) for name, step in steps.items()}, PROFILES)
     fastest = {
         name: {key: sum(map(min, zip(*(one[key] for one in every), strict=True))) for key in every[0]}
         for name, every in profiles.items()
