@@ -13,8 +13,7 @@ from geonorm.residual import StreamEnd
 
 
 class ResidualBlock(TransformerBlock):
-    """A block of OLMo-core whose residual connections hold its sub-layers. Both keep their names for what initialises,
-    counts and shards them."""
+    """A block of OLMo-core whose residual connections hold its sub-layers, which keep their names for its trainer."""
 
     attention = property(lambda self: self.attention_residual_stream.branch)
     feed_forward = property(lambda self: self.feed_forward_residual_stream.branch)
@@ -27,8 +26,7 @@ class ResidualBlock(TransformerBlock):
 def set_scheme(model: Transformer, scheme: str, eps: float = 1e-6) -> None:
     """Put every residual connection, entry and exit of a model under a scheme, in place, before it is sharded and its
     weights are drawn."""
-    depth, dim = len(model.blocks), model.d_model
-    norm = NormSpec("rms", dim, True, eps)
+    depth, dim, norm = len(model.blocks), model.d_model, NormSpec("rms", model.d_model, True, eps)
     with model.embeddings.weight.device:
         for layer, block in enumerate(model.blocks.values()):
             for name, kind in (("attention", "attn"), ("feed_forward", "mlp")):
