@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from math import pi
+from typing import Any, ClassVar
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 import geonorm
+from geonorm import sphere
 from geonorm.cli.main import main
 from geonorm.equality import TOLERANCE, Same, sort_into_classes
+from geonorm.norms import NormSpec
+from geonorm.schemes.flat import Peri
 from geonorm.schemes.hybrid import Hybrid
+from geonorm.schemes.shipped import Beam
 
+EQUAL_SHARES = "geonorm(update=unit, retraction=projection, decay=sqrt, decay_on=update, index=sublayer)"
 EQUAL = [
     ("beam", "peri"),
     ("pre", "polar"),
@@ -25,10 +35,35 @@ DIFFERENT = [
     ("pre", "post"),
     ("pre", "pre(entry=embedding)"),
     ("pre", "pre(final=none)"),
+    ("pre", "lns"),
+    ("peri", "olmo2"),
     ("geonorm", "geonorm(alpha=1.001)"),
+    ("geonorm", "geonorm(index=sublayer)"),
     ("geonorm", "geonorm(max_angle=0.8)"),
 ]
 ALIKE_AT_THE_START = [("pre", "affine"), ("pre", "hyper"), ("geonorm", "geonorm(learn=gain)")]
+
+
+@dataclass(frozen=True)
+class TangentShares(Peri):
+    """Beam's addition with the tangential part of the update at the length of the stream in place of N(u)."""
+
+    parts: ClassVar[Any] = {}
+
+    def write(self, x: Tensor, u: Tensor, p: Any, site: geonorm.Site, h: Any = 1.0) -> Tensor:
+        _, v = sphere.frame(x, u)
+        m = site.number + 1
+        turned = x + h * m**-0.5 * v * sphere.radius(x) / sphere.radius(v)
+        return turned * sphere.radius(x) / sphere.radius(turned)
+
+
+class ScaledBeam(Beam):
+    """Beam with a factor of 1.01 on the update of one sub-layer."""
+
+    def write(self, x: Tensor, u: Tensor, p: Any, site: geonorm.Site, h: Any = 1.0) -> Tensor:
+        if int(site.layer) == 2 and site.kind == "mlp":
+            p.output.weight.data.mul_(1.01)
+        return super().write(x, u, p, site, h)
 
 
 class BareHybrid(Hybrid):
@@ -58,9 +93,16 @@ def test_rules_that_part_in_training(first: str, second: str) -> None:
     assert not answer and answer.reason.endswith("before training they are one function")
 
 
-def test_a_norm_that_is_missing_inside_a_branch_is_seen() -> None:
-    answer = geonorm.same("hybrid", BareHybrid())
-    assert not answer and "q in attn of block 0 sees" in answer.reason
+def test_equal_shares_are_the_tangential_form_of_beam() -> None:
+    answer = geonorm.same(EQUAL_SHARES, TangentShares())
+    assert answer.error < 1e-4, answer  # geonorm's angle is softer by (0.001 |x|/|v|)^2 / 2, and |v|/|x| is 0.1 or more
+
+
+def test_planted_differences_are_seen() -> None:
+    """A factor of 1.01 on one update; a norm that is missing inside a branch."""
+    scaled, bare = geonorm.same("beam", ScaledBeam()), geonorm.same("hybrid", BareHybrid())
+    assert not scaled and "attn of block 3 sees" in scaled.reason and 1e-4 < scaled.error < 1e-1
+    assert not bare and "q in attn of block 0 sees" in bare.reason
 
 
 def test_an_answer_is_a_condition() -> None:
@@ -74,6 +116,28 @@ def test_classes() -> None:
     named = [[str(rule) for rule in each] for each in rules]
     assert named == [["pre", "polar"], ["sqrt", "post(decay=sqrt)"], ["peri", "beam"]]
     assert geonorm.same("mhc(n=2, mix=kronecker)", "mhc(n=2, mix=permutation)").error < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["pre(entry=embedding)", "post", "ngpt", "geonorm"])
+def test_one_equation(name: str) -> None:
+    """The token turns by an angle in the plane of x and u, and its length changes: docs/theory.md 2.1."""
+    scheme, site, dim = geonorm.parse(name), geonorm.Site(2, "mlp", 6), 16
+    x, u = (F.normalize(torch.randn(64, dim, dtype=torch.float64), dim=-1) * dim**0.5 for _ in range(2))
+    u *= torch.logspace(-2, 2, 64, dtype=torch.float64)[:, None]
+    x /= dim**0.5 if name == "ngpt" else 1  # nGPT's sphere has radius 1
+    p = geonorm.schemes.Parts(scheme, site, NormSpec("rms", dim, eps=0.0)).double()()
+    r, size = sphere.radius(x), sphere.radius(u)
+    c, v = sphere.frame(x, u)
+    tangent = sphere.radius(v)
+    weight = 0.05 * r / size  # of the update under nGPT, whose alpha starts at 0.05
+    angle, length = {
+        "pre": (torch.atan2(tangent, r * (1 + c)), (x + u).norm(dim=-1, keepdim=True)),
+        "post": (torch.atan2(tangent, r * (1 + c)), r),
+        "ngpt": (torch.atan2(weight * tangent, r * (0.95 + weight * c)), r),
+        "geonorm": ((tangent / r).clamp(max=pi / 4) / site.t, r),
+    }[name.split("(")[0]]
+    expected = length * (torch.cos(angle) * x / r + torch.sin(angle) * v / tangent)
+    torch.testing.assert_close(geonorm.schemes.write_at(scheme, x, u, p, site), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:

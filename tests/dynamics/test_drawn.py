@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isclose, log, pi, prod, sin, sqrt
+from math import cos, exp, isclose, log, pi, prod, sin, sqrt
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from geonorm import Decoder, Site, dynamics, parse
-from geonorm.dynamics.drawn import ACTIVATIONS, DrawnAttention, DrawnFlow, DrawnMlp, shrink_gap
+from geonorm.dynamics.drawn import ACTIVATIONS, DrawnAttention, DrawnFlow, DrawnMlp, contrasts, pass_on, shrink_gap
 from geonorm.errors import ConfigError
 from geonorm.models import preset
 
@@ -133,6 +133,44 @@ def test_an_mlp_proposes_what_its_hidden_units_say(scheme: str, mlp: str, hidden
     assert sum(found) / len(found) == pytest.approx(said, rel=0.08)
 
 
+def test_gradients_go_back_through_the_transposed_averages() -> None:
+    """Centred over tokens they shrink as differences do; what is common to all ends at the first token."""
+    layers, n, draws = 16, 4, 4
+    turns = DrawnFlow("post", layers, GELU).turn_through()
+    one = torch.ones(n, n, dtype=torch.float64)
+    centred = torch.eye(n - 1, dtype=torch.float64) - 1 / n
+    common, relative = [one], [centred]
+    for turn in reversed(turns):  # from behind the last turn; relative: without the first token's gradient
+        common.insert(0, pass_on(turn, common[0], turn.sub.averaging(n).mT))
+        relative.insert(0, pass_on(turn, relative[0], contrasts(turn, n - 1).mT))
+    said = torch.stack([each.diagonal() for each in common[::2]])
+    apart = [(each.trace() + each.sum()).item() for each in relative[::2]]
+    shared_sizes: list[Tensor] = []
+    apart_sizes: list[Tensor] = []
+    for seed in range(draws):
+        stream = walk(decoder("post", layers, seed), narrow(n, 16).requires_grad_())
+        coefficients = torch.randn(16, n, 128).double()
+        for chosen, into in (
+            (coefficients[:, :1], shared_sizes), (coefficients - coefficients.mean(1, keepdim=True), apart_sizes)
+        ):  # fmt: skip
+            theta = stream[-1] / stream[-1].norm(dim=-1, keepdim=True)
+            found = torch.autograd.grad((chosen * theta).sum(), stream, retain_graph=True)
+            into.append(torch.stack([across(x, g) for x, g in zip(stream, found, strict=True)]))
+    shared, centre = (torch.stack(sizes).log().mean(0).exp() for sizes in (shared_sizes, apart_sizes))
+    for layer in (0, 8):
+        assert shared[layer] / shared[layer].sum() == pytest.approx(said[layer] / said[layer].sum(), abs=0.03)
+        growth = (centre[layer].sum() / centre[-1].sum()).log().item()
+        assert growth == pytest.approx(log(apart[layer] / apart[-1]), rel=0.1)
+    assert said[0, 0] > 0.95 * said[0].sum()
+
+
+def across(x: Tensor, g: Tensor) -> Tensor:
+    """Per token, mean over the batch: the square of radius times gradient at right angles to the token."""
+    x, g = x.detach(), g.detach()
+    g = g - (g * x).sum(-1, keepdim=True) * x / (x * x).sum(-1, keepdim=True)
+    return (g * x.norm(dim=-1, keepdim=True)).square().sum(-1).mean(0)
+
+
 @each("scheme", ["pre", "post", "peri", "lns", "sqrt", "geonorm", "geonorm(decay=sqrt)", "olmo2"])
 def test_the_gradient_of_an_output_matrix_follows_the_angle(scheme: str) -> None:
     """|dL/dW| |W| = sqrt(hidden) sin phi times the gradient of what all tokens share."""
@@ -155,7 +193,7 @@ def test_the_gradient_of_an_output_matrix_follows_the_angle(scheme: str) -> None
         assert (sizes[layer] - sizes[-1]).item() == pytest.approx(log(said[layer] / said[-1]), abs=0.15)
 
 
-# per block at t = 1000, times t^power: amplitudes, by hand from g = 1, g_m^2 = E f^2 and chi (theory-random-weights)
+# per block at t = 1000, times t^power: amplitudes, by hand from g = 1, g_m^2 = E f^2 and chi (docs/theory-random-weights.md)
 LYAPUNOV = [
     ("post", 0, (0.0106, 0.1234), (-0.2350, -0.2244, -0.1116)),
     ("sqrt", 1, (0.0153, 0.1897), (-0.3750, -0.3597, -0.1853)),
@@ -181,3 +219,4 @@ def test_what_has_no_angle_is_refused() -> None:
         DrawnFlow("hybrid", 4)
     still = DrawnFlow("rezero", 4).turn_through()
     assert all(turn.angle == 0 and turn.stretch(turn.chi) == turn.relative() == 1 for turn in still)
+    assert exp(0) == cos(0)

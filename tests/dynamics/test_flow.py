@@ -14,7 +14,7 @@ from geonorm.errors import ConfigError
 from geonorm.schemes import read_at, write_at
 
 from ..rows import each
-from .conftest import speed_of
+from .conftest import growth_of, speed_of
 
 F64 = torch.float64
 DEPTH = 8
@@ -85,6 +85,34 @@ def test_velocity_is_the_slope_of_the_written_stream(scheme: str) -> None:
     torch.testing.assert_close(flow.velocity(x, tau), slope, rtol=1e-8, atol=1e-10)
 
 
+@each("scheme", [*TURNED, "geonorm(decay_on=update)", "mix(a=peri, b=sqrt, share=0.5)"])
+def test_rotations_commute_with_the_dynamics(scheme: str) -> None:
+    flow = Flow(scheme, Attention(beta=2.0), DEPTH)
+    turn = torch.linalg.qr(torch.randn(6, 6, generator=torch.Generator().manual_seed(1), dtype=F64))[0]
+    e = uniform(5, 6)
+    a, b = flow.start(e), flow.start(e @ turn)
+    for tau in (0.0, 5.5):
+        torch.testing.assert_close(flow.velocity(b, tau), flow.velocity(a, tau) @ turn, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(flow.layer(b, 1.0), flow.layer(a, 1.0) @ turn, rtol=1e-10, atol=1e-12)
+
+
+@each("scheme", ["post", "pre", "peri", "geonorm", "sqrt", "pre(entry=embedding)"])
+def test_speed_and_radius_law_are_those_of_the_velocity(scheme: str) -> None:
+    """theta' = P(u)/s and r', read off the full velocity."""
+    flow = Flow(scheme, Attention(beta=2.0), DEPTH)
+    x = flow.start(1.7 * uniform(5, 4))
+    tau = 1.25
+    r = x.norm(dim=-1)
+    theta, velocity, u = x / r[..., None], flow.velocity(x, tau), flow.update(x, tau)
+
+    def tangent(w: Tensor) -> Tensor:
+        return w - (theta * w).sum(-1, keepdim=True) * theta
+
+    s = speed_of(flow, x, tau)
+    torch.testing.assert_close(tangent(velocity) / r[..., None], tangent(u) / s[..., None], rtol=1e-10, atol=1e-13)
+    torch.testing.assert_close(growth_of(flow, x, tau), (theta * velocity).sum(-1), rtol=1e-10, atol=1e-13)
+
+
 def test_which_schemes_keep_their_radius_is_found_not_typed() -> None:
     for scheme in SCHEMES:
         fixed = Flow(scheme, Attention(), DEPTH).keeps_radius(0.0).flatten().tolist()
@@ -116,6 +144,12 @@ def test_sublayers_that_disagree_about_the_sphere_are_refused_in_continuous_dept
     with pytest.raises(ConfigError, match=r"attn and mlp do not put the stream on one sphere.*--method layers"):
         list(integrate(flow, x, [DEPTH]))
     list(integrate(flow, x, [DEPTH], method="layers"))
+
+
+@each("scheme", [*SCHEMES, "per_kind(pre, geonorm)", "per_kind(post, deepnorm)", "mix(pre, post)"])
+def test_sublayers_that_agree_about_the_sphere_are_followed(scheme: str) -> None:
+    if scheme not in ("hybrid", "per_kind"):
+        Flow(scheme, [("attn", Attention()), ("mlp", random_attention(6))], DEPTH).keeps_radius(0.0)
 
 
 def test_where_the_velocity_jumps() -> None:

@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from geonorm.dynamics import Attention, Flow, equiangular, integrate, uniform
+from geonorm.dynamics import Attention, Flow, Fresh, equiangular, integrate, random_attention, uniform
 from geonorm.dynamics.integrators import dormand_prince
 from geonorm.errors import GeonormError
 
 from ..rows import each
+
+F64 = torch.float64
 
 
 def end(flow: Flow, x: Tensor, time: float, **settings: object) -> Tensor:
@@ -62,9 +64,29 @@ def test_mix_switches_on_time_and_runs_on_beyond_its_depth() -> None:
     torch.testing.assert_close(in_log_time, expected, rtol=0, atol=1e-8)
 
 
+def test_causal_particles_do_not_see_what_follows() -> None:
+    flow = Flow("post", Attention(beta=1.0, causal=True))
+    e = uniform(6, 4)
+    changed = torch.cat((e[:, :4], uniform(2, 4, seeds=(8,))), dim=1)
+    a, b = (end(flow, flow.start(s), 2.0) for s in (e, changed))
+    torch.testing.assert_close(a[:, :4], b[:, :4], rtol=0, atol=1e-7)
+    torch.testing.assert_close(a[:, 0], e[:, 0])
+    assert (a[:, 4:] - b[:, 4:]).abs().min() > 1e-6
+
+
+def test_fresh_weights_are_not_stepped_across() -> None:
+    flow = Flow("post", Fresh(lambda layer: random_attention(4, layer=layer)), 8)
+    x = flow.start(uniform(5, 4))
+    expected = x
+    for layer in range(2):
+        expected = end(Flow("post", random_attention(4, layer=layer)), expected, 1.0)
+    torch.testing.assert_close(end(flow, x, 2.0), expected, rtol=0, atol=1e-7)
+
+
 @each(
     "settings, message",
     [
+        ({"method": "adaptiv"}, "did you mean 'adaptive'"),
         ({"times": [2.0, 1.0]}, "ascend"),
         ({"times": [-1.0]}, "ascend"),
         ({"times": [float("nan")]}, "finite"),

@@ -13,7 +13,7 @@ from geonorm.schemes import read_at, write_at
 
 from ..rows import each
 from . import textbook
-from .test_streams import DIM, SITES, embedding, network, own, weights
+from .test_streams import DIM, SITES, embedding, network, norm, own, weights
 from .textbook import same
 
 
@@ -25,6 +25,26 @@ def test_there_are_as_many_blocks_as_asked_for(depth: int) -> None:
         sizes = [[block for block, _ in places].count(n) for n in range(1, blocks + 1)]
         assert max(sizes) - min(sizes) <= 1 and sum(sizes) == len(sites)
         assert [begun for _, begun in places].count(0) == blocks
+
+
+def test_a_query_of_zero_reads_the_mean_of_what_was_written() -> None:
+    scheme, site = parse("attnres"), SITES[3]
+    x = torch.randn(2, 5, 9, DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    y, _ = read_at(scheme, x, own(scheme, site, 0.0)(), site)
+    same(y, norm(x[..., :4, :].mean(-2)))
+
+
+def test_slots_that_nobody_wrote_to_are_not_read() -> None:
+    scheme, site = parse("attnres(blocks=3)"), SITES[2]
+    p = own(scheme, site)
+    x = torch.randn(2, 5, 4, DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    other = x.clone()
+    other[..., 2:, :] = 7.0  # block 2 begins here
+    same(read_at(scheme, other, p(), site)[0], read_at(scheme, x, p(), site)[0])
+    after = write_at(scheme, x, torch.ones(2, 5, DIM), p(), site)
+    assert torch.equal(after[..., [0, 1, 3], :], x[..., [0, 1, 3], :]) and torch.equal(
+        after[..., 2, :], x[..., 2, :] + 1
+    )
 
 
 def test_one_residual_a_block_counts_blocks_alone() -> None:
@@ -76,6 +96,14 @@ def test_mixing_keeps_the_mean_of_the_streams_and_makes_no_stream_longer(text: s
     torch.testing.assert_close(after.mean(-2), x.mean(-2), rtol=1e-6, atol=1e-6)
     assert (after.norm(dim=-1).amax(-1) <= x.norm(dim=-1).amax(-1) + 1e-9).all() and (after - x).abs().max() > 0.1
     assert (torch.linalg.matrix_norm(after) <= torch.linalg.matrix_norm(x) + 1e-9).all()
+
+
+def test_twenty_rounds_leave_columns_that_do_not_sum_to_1_where_scores_lie_far_apart() -> None:
+    """What mHC-lite was made for: rows, which come last, are exact, and columns are not."""
+    scores = 8 * torch.randn(50, 4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    m = parse("mhc").stochastic(scores)  # type: ignore[attr-defined]
+    same(m.sum(-1), torch.ones(50, 4, dtype=torch.float64))
+    assert 0.01 < (m.sum(-2) - 1).abs().max() < 1
 
 
 def test_too_many_permutations_are_refused() -> None:

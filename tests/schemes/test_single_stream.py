@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from scipy import integrate, stats
-from torch import nn
+from torch import Tensor, nn
 
-from geonorm import Decoder, DecoderConfig, Site, parse
+from geonorm import Decoder, DecoderConfig, Site, names, parse
 from geonorm.norms import NormSpec
-from geonorm.schemes import Parts, write_at
+from geonorm.schemes import Parts, read_at, write_at
 from geonorm.schemes.hypersphere import silu_rms
 
 from ..rows import each
@@ -22,6 +22,39 @@ from ..rows import each
 DIM, DEPTH = 10, 6
 ATTN, MLP = (Site(2, kind, DEPTH) for kind in ("attn", "mlp"))
 SMALL: dict[str, Any] = {"layers": 3, "width": 32, "heads": 4, "hidden": 48, "vocab_size": 41, "context": 16}
+SPHERET = "geonorm(retraction={}, learn=step, decay=constant, decay_on=update, max_angle=pi)"
+VARIANTS = [
+    "first(hybrid(input=norm), hybrid)",
+    "keel(alpha=2)",
+    "rezero(alpha=0.1)",
+    "layerscale(start=1e-5)",
+    "orthogonal(decay=sqrt)",
+    "ngpt(decay=harmonic)",
+    "geonorm(after=norm)",
+    SPHERET.format("projection"),
+    SPHERET.format("cayley"),
+    SPHERET.format("3"),
+]
+
+
+@each("kind", ["attn", "mlp"])
+@each("name", [n for n in (*names(), *VARIANTS) if parse(n).planar])
+def test_rotation_equivariance(name: str, kind: str) -> None:
+    """Without gains no direction is special: rotating x and u rotates x'."""
+    site = Site(2, kind, DEPTH)
+    rule = parse(name).resolve(site)
+    own = Parts(rule, site, NormSpec("rms", DIM, gains=False)).double()
+    own.reset_parameters()
+    generator = torch.Generator().manual_seed(0)
+    x, u = torch.randn(2, 4, DIM, dtype=torch.float64, generator=generator)
+    turn = torch.linalg.qr(torch.randn(DIM, DIM, dtype=torch.float64, generator=generator))[0]
+
+    def write(x: Tensor, u: Tensor, h: Any) -> Tensor:
+        _, carry = read_at(rule, x, own(), site)
+        return write_at(rule, x, u, own(), site, h, carry=carry)
+
+    for h in (1.0, torch.tensor(0.3, dtype=torch.float64)):
+        torch.testing.assert_close(write(x @ turn, u @ turn, h), write(x, u, h) @ turn, rtol=1e-12, atol=1e-12)
 
 
 @each("depth, start", [(2, 0.1), (18, 0.1), (19, 1e-5), (24, 1e-5), (25, 1e-6), (48, 1e-6)])

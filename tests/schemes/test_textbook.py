@@ -14,7 +14,7 @@ from geonorm import Residual, Site, names, parse, schemes
 from geonorm.errors import ConfigError
 from geonorm.norms import NormSpec
 from geonorm.ops.angle import BIAS_SOFTNESS
-from geonorm.schemes import Parts, polar
+from geonorm.schemes import Parts, polar, read_at
 
 from ..rows import each
 from .textbook import (
@@ -148,6 +148,30 @@ def test_both_forms_of_pre_have_the_ceiling(input: str) -> None:
     same(polar.from_polar(scaled), plain)
     met = [rule.clamped(y, branch(x), own(), site) for rule, y in zip(rules, (x, polar.to_polar(x)), strict=True)]
     assert met[0] is not None and met[1] is not None and met[0].any() and torch.equal(*met)
+
+
+@each("input", ["raw", "norm"])
+@each("name", ["pre", "orthogonal", "post", "geonorm"])
+def test_writes_that_are_compared_can_have_equal_reads(name: str, input: str) -> None:
+    site = Site(1, "attn", DEPTH)
+    scheme, own = placed(f"{name}(input={input})", site)
+    x = stream(scheme)
+    same(read_at(scheme, x, own(), site)[0], norm(x, own.get_parameter("input.weight")) if input == "norm" else x)
+
+
+@pytest.mark.parametrize("b", [0.3, 2.0, DEPTH])
+def test_norm_preserving_keeps_the_norm_of_what_is_orthogonal_and_as_long(b: float) -> None:
+    site = Site(3, "mlp", DEPTH)
+    scheme, own = placed(f"norm_preserving(b={b})", site)
+    x = stream(scheme)
+    v = proposed("orthogonal", x, x.roll(1, -1))
+    u = v * x.norm(dim=-1, keepdim=True) / v.norm(dim=-1, keepdim=True)
+    for h in (0.0, 0.4, 1.0):
+        out = written(scheme, own, site, x, lambda y: u, h=h)
+        torch.testing.assert_close(out.norm(dim=-1), x.norm(dim=-1), rtol=1e-6, atol=0)
+        assert out.dtype == torch.float64
+    half = written(scheme, own.float(), site, x.bfloat16(), lambda y: u.bfloat16())
+    assert half.dtype == torch.bfloat16
 
 
 def test_norm_preserving_of_more_than_the_whole_is_refused() -> None:
