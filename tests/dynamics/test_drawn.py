@@ -193,7 +193,7 @@ def test_the_gradient_of_an_output_matrix_follows_the_angle(scheme: str) -> None
         assert (sizes[layer] - sizes[-1]).item() == pytest.approx(log(said[layer] / said[-1]), abs=0.15)
 
 
-# per block at t = 1000, times t^power: amplitudes, by hand from g = 1, g_m^2 = E f^2 and chi (docs/theory-random-weights.md)
+# per block at t = 1000, times t^power: amplitudes, by hand from g = 1, g_m^2 = E f^2 and chi (theory-random-weights)
 LYAPUNOV = [
     ("post", 0, (0.0106, 0.1234), (-0.2350, -0.2244, -0.1116)),
     ("sqrt", 1, (0.0153, 0.1897), (-0.3750, -0.3597, -0.1853)),
