@@ -125,7 +125,7 @@ def anchors(page: Path) -> set[str]:
 def test_links_point_at_files_and_their_headings(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", prose(page)):
         file, _, anchor = target.partition("#")
-        if file.startswith("generated/"):  # by `make docs`, which fails where a link leads nowhere
+        if file.removeprefix("../").startswith("generated/"):  # by `make docs`, which fails where a link leads nowhere
             continue
         there = page.parent / file if file else page
         assert there.exists(), target

@@ -8,5 +8,5 @@ needs no GPU.
 
 import subprocess
 
-plan = "geonorm train --config configs/125m.yaml --dry-run --world-size 8 --runtime.device cpu"
-print(subprocess.run(plan.split(), capture_output=True, text=True).stdout)
+plan = "geonorm train --preset 1.3b --scheme pre --dry-run --world-size 8 --runtime.device h100"
+print(subprocess.run(plan.split(), capture_output=True, text=True).stdout.partition("\n}\n")[2])
