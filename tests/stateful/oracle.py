@@ -265,13 +265,12 @@ def answer_of(place: Path, verb: str, name: str, to: str, ended: Ended) -> Any:
     """What a command came to, without times and names of folders: its lines, and the files that it wrote."""
     folder = place / to
     if verb == "eval":
-        return {
-            key: value for key, value in json.loads(ended.out).items() if key in ("loss", "bits_per_byte", "tokens")
-        }
+        return [json.loads(ended.out)[key] for key in ("loss", "bits_per_byte", "tokens")]
     if verb == "generate":
         return ended.out
     if verb == "export":
-        return {path.name: digest(path) for path in folder.iterdir() if path.name != "README.md"}
+        files = {path.name: digest(path) for path in folder.iterdir() if path.name != "README.md"}
+        return files | result_of(place / name, -1)
     if verb == "probe":
         rows = [json.loads(line) for file in ("trace", "norms") for line in (folder / f"{file}.jsonl").open()]
         return [{key: value for key, value in row.items() if key not in ("model", "label")} for row in rows]
@@ -290,12 +289,13 @@ def snapshot(folder: Path) -> dict[str, str]:
 
 
 def damage_file(folder: Path, donor: Path, aside: Path, rng: random.Random) -> str:
-    """Damages a file or folder below `folder`, often of its newest checkpoint, and returns how.
+    """Damages a file or folder below `folder`, often of its newest checkpoint or its rows, and returns how.
 
     donor: another run. aside: a free place."""
     paths = sorted(path for path in folder.rglob("*") if not path.name.startswith("."))
     newest = max(folder.glob("checkpoints/step-*"), key=step_of, default=None)
-    path = rng.choice([each for each in paths if newest in each.parents or rng.random() < 0.3] or paths)
+    likely = [each for each in paths if newest in each.parents or each.suffix == ".jsonl" or rng.random() < 0.3]
+    path = rng.choice(likely or paths)
     how = rng.choice("delete cut swap flip flip flip flip times fifo folder link moved lines".split())
     others = [each for each in sorted([*folder.rglob("*"), *donor.rglob("*")]) if each != path]
     alike = [each for each in others if each.name == path.name or (is_step(each) and is_step(path))]

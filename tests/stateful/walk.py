@@ -189,7 +189,7 @@ class Walk:
     # Reading.
 
     def rule_read(self, rng: random.Random) -> None:
-        self.read(rng.choice(list(READERS)))
+        self.read(rng.choice([*READERS, "export"]))
 
     def read(self, verb: str, settled: bool = True) -> None:
         self.log[-1] += f" {verb}"
@@ -264,7 +264,7 @@ def draw(rng: random.Random) -> tuple[str, Steps]:
     while len(names) < 12:
         names += rng.choices(list(RULES), list(RULES.values()))
         if names[-1] in ("damage", "change"):
-            names += [rng.choice(["train", "stop", "read"])] * (rng.random() < 0.8)
+            names += [rng.choice(["train", "stop", "read", "read"])] * (rng.random() < 0.8)
             names += ["restore"] * (rng.random() < 0.6)
     return f"{rng.choice(list(STARTS))} {rng.choice(SCHEMES)}", [(name, rng.randrange(10**6)) for name in names]
 
