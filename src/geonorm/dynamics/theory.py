@@ -111,12 +111,6 @@ class Frame:
             return 2 * (w.sum(1) - w.diagonal())[1:].min().item()
         return 2 * torch.linalg.eigvalsh(w.sum(1).diag() - (w * w.mT).sqrt())[1].item()
 
-    def rest(self, radius: float) -> float | None:
-        """The radius at which whole layers, h = 1, leave tokens that are one; None where it moves on."""
-        flow = Flow(self.flow.scheme, Attention(0.0), self.depth)
-        x = torch.tensor([[radius, 0.0]], dtype=torch.float64)
-        return find_rest(lambda r: flow.layer(x * (r / radius), LATE - 1).norm().item(), radius)
-
     def whole(self, radius: float, tau: float, causal: bool) -> float:
         """-log of the factor by which one layer, h = 1, shrinks 1 - cos of two tokens that are nearly one."""
         flow = Flow(self.flow.scheme, Attention(0.0, causal=causal), self.depth)
@@ -211,7 +205,8 @@ def terminal(
     def rate(r: float, t: float) -> float:
         return sublayers * look(r, t)[0]
 
-    grown = grow(lambda r, t: sublayers * look(r, t)[1], start)
+    rest = find_rest(lambda r: r + sublayers * look(r, LATE)[1], start)
+    grown = (rest, 0.0) if rest else grow(lambda r, t: sublayers * look(r, t)[1], start)
     if grown is None:
         return SLOW
     r, power = grown
@@ -222,8 +217,6 @@ def terminal(
     near, far = (frame.rates(r, LATE - 1, m, tangential)[0] for tangential in (0.0, FAR * m))
     if near > SUDDEN * far:
         return Terminal("none", None, "the angle does not shrink with the update: tokens meet at a finite depth")
-    if layers and power > 0 and (rest := frame.rest(start)):
-        return Terminal("exponential", sublayers * frame.whole(rest, LATE - 1, causal))
     colder = 2 * log(frame.read(r * 1.01**power, LATE * 1.01 - 1) / frame.read(r, LATE - 1)) / log(1.01)
     if beta > 0 and law.kind == "polynomial" and law.exponent <= colder + 1e-6:
         return Terminal("none", None, "attention grows colder faster than tokens meet, and leaves each with itself")
@@ -234,8 +227,8 @@ def terminal(
 
 
 def find_rest(step: Callable[[float], float], radius: float) -> float | None:
-    """The radius at which whole layers leave a token that comes with `radius`, by Aitken's method; None where they do
-    not draw it to one."""
+    """The radius at which steps leave a token that comes with `radius`, by Aitken's method; None where they do not draw
+    it to one."""
     for _ in range(TRIES):
         first = step(radius)
         moved, again = first - radius, step(first) - first
@@ -277,8 +270,8 @@ def grow(growth: Callable[[float, float], float], r: float) -> tuple[float, floa
         now = growth(r, LATE)
         if now <= 0:
             return None
-        a = log(growth(r * 1.01, LATE) / now) / log(1.01)
-        b = log(growth(r, LATE * 1.01) / now) / log(1.01)
+        a = log(growth(r * 1.001, LATE) / growth(r / 1.001, LATE)) / log(1.001**2)
+        b = log(growth(r, LATE * 1.001) / growth(r, LATE / 1.001)) / log(1.001**2)
         if a >= 1 - 1e-6 and power == 0.0 and r < LATE:
             r *= 10
             continue
@@ -289,6 +282,8 @@ def grow(growth: Callable[[float, float], float], r: float) -> tuple[float, floa
         ahead = (now * r**-a * LATE / power) ** (1 / (1 - a))
         if isclose(ahead, r, rel_tol=1e-12):
             break
+        while ahead > r and growth(ahead * 1.01, LATE) <= 0:  # beyond the radius at which it would shrink
+            ahead = (ahead + r) / 2
         r = ahead
     return r, power
 

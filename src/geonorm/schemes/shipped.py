@@ -25,8 +25,7 @@ class Beam(Placement):
     """Peri-LN in coordinates in which the stream keeps its length: the n-th update brings 1/(n + 1) of the squares.
 
     y_n = sqrt(n + 1) x_n, with n updates added, follows y + N(u(N(y))): the function of `peri` with the same weights,
-    up to the eps of the norms. Lengths and rounding differ. h scales the weight of the update; the other weight
-    follows, so that their squares sum to 1.
+    up to the eps of the norms. Lengths and rounding differ.
 
     >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "beam", geonorm.Site(0, "mlp", 4), dim=8)
     >>> layer(torch.randn(2, 8)).shape
@@ -39,14 +38,14 @@ class Beam(Placement):
         claim="No comparison of residual rules is on record here.",
         checked="transformers (Beam), to rounding",
         shipped="Beam-1.0-501B-A23B",
-        law="s = (2 t)^(1/2) r |A|, r' = <θ,A> / |A| / (2 t)^(1/2)",
+        law="s = (2 t)^(1/2) r |A|, r' = <θ,A> / |A| / (2 t)^(1/2) - (1 - (1 - 1/(2 t))^(1/2)) r",
     )
 
     parts: ClassVar[Any] = {"input": "norm", "output": "norm"}
 
     def terms(self, p: Any, site: Site, h: Number = 1.0) -> WeightedSum:
         share = 1 / (site.number + 2)
-        return WeightedSum(keep=(1 - h * h * share) ** 0.5, scale=h * share**0.5, norm=p.output)
+        return WeightedSum(keep=1 - h + h * (1 - share) ** 0.5, scale=h * share**0.5, norm=p.output)
 
 
 @register("muse")
@@ -55,8 +54,7 @@ class Muse(Placement):
     """A learned angle per channel between the stream and the normalised update: 30 degrees at the start, g = 0.
 
     b = sigmoid(g / temperature) weighs the update, a = sqrt(1 - b^2) the stream, so that the length holds on average.
-    The update is normalised without gains; that of the MLP is multiplied by a learned vector before, not after. h
-    scales b; a follows.
+    The update is normalised without gains; that of the MLP is multiplied by a learned vector before, not after.
 
     >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "muse", geonorm.Site(0, "mlp", 4), dim=8)
     >>> layer(torch.randn(2, 8)).shape
@@ -69,7 +67,7 @@ class Muse(Placement):
         claim="No comparison of residual rules is on record here.",
         checked="transformers (Muse Spark), to rounding",
         shipped="Muse-Spark-Open-816B-A42B",
-        law="s = 2 r |A|, r' = <θ,A> / |A| / 2",
+        law="s = 2 r |A|, r' = <θ,A> / |A| / 2 - (1 - 3^(1/2)/2) r",
     )
     temperature: Positive = field(default=0.3, kw_only=True)
     """What divides g in the gate."""
@@ -81,9 +79,9 @@ class Muse(Placement):
         return {"input": "norm", "output": output, "gate": (0.0, "dim")}
 
     def terms(self, p: Any, site: Site, h: Number = 1.0) -> WeightedSum:
-        b = h * torch.sigmoid(upcast(p.gate) / self.temperature)
+        b = torch.sigmoid(upcast(p.gate) / self.temperature)
         a = ((1 - b) * (1 + b)).clamp(min=self.floor).sqrt()
-        return WeightedSum(a, b, norm=p.output)
+        return WeightedSum(1 - h + h * a, h * b, norm=p.output)
 
 
 class ScaledInput(nn.Module):

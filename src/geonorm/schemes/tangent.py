@@ -62,7 +62,7 @@ class NormPreserving(Placement):
     """Pre-Norm whose weights keep the radius of a stream whose updates are as long as it is, and at right angles to it.
 
     What GeoNorm's step holds for every token, this holds on average and without a projection: the control for keeping
-    the norm alone. `h` scales the weight of the update; the other follows, so that the squares sum to 1 all along.
+    the norm alone.
 
     >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "norm_preserving", geonorm.Site(0, "mlp", 4), dim=8)
     >>> layer(torch.randn(2, 8)).shape
@@ -74,7 +74,7 @@ class NormPreserving(Placement):
         source="Marin project 2026, github.com/marin-community/marin, issue 8860, with its learned b fixed",
         claim="Reported there, with b learned: 1.018 times as fast as the baseline at width 512, 0.950 times at 768.",
         checked="notes only; the code was not seen",
-        law="s = r L^(1/2), r' = <θ,A> / L^(1/2)",
+        law="s = r L^(1/2), r' = <θ,A> / L^(1/2) - (1 - (1 - 1/L)^(1/2)) r",
     )
 
     b: Positive = field(default=1.0, kw_only=True)
@@ -86,4 +86,4 @@ class NormPreserving(Placement):
 
     def terms(self, p: Any, site: Site, h: Number = 1.0) -> WeightedSum:
         share = self.b / site.depth
-        return WeightedSum(keep=(1 - h * h * share) ** 0.5, scale=h * share**0.5)
+        return WeightedSum(keep=1 - h + h * (1 - share) ** 0.5, scale=h * share**0.5)
