@@ -44,7 +44,7 @@ def strips_of(book: Book, names: Sequence[str], label: Callable[[Claim], str], l
     for name in sorted(names, key=lambda name: book.size(name) or 0.0):
         row, size = book.values[name], book.size(name)
         if row["low"] is not None and row["high"] - row["low"] < WIDE:
-            text = plain_text(label(book.evidence.claims[name])) + (f", {short(size)}" if size else "")
+            text = plain_text(label(book.evidence.claims[name])) + (f", {short(size)} T/P" if size else "")
             dots = [(gap, f"seed {seed}") for seed, gap in row["pairs"].items()]
             ends = row["mean"], row["low"], row["high"]
             rows.append(Strip(add_look(looks, text, SETTING), book.difference(name), dots, *ends))

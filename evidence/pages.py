@@ -23,8 +23,8 @@ BLOCK = re.compile(r"(<!-- claim ([\w.:-]+) -->)(.*?)(<!-- / -->)", re.DOTALL)
 HEAD = ("verdict", "difference (95 %)", "p, Holm", "pairs", "tokens per parameter")
 MARK = "**°** marks a scheme without embedding norm; one without the mark has it (a norm right after the embedding)."
 BUILT = "<!-- Written by `python -m evidence build` from evidence/claims.yaml: edit there. -->"
-POOLS = "A pool leaves out the seed that chose the rates, which rows with † count."
-NOTE = "The last number of a label is tokens per parameter, a mark is a seed, a bar the 95 % interval."
+POOLS = "A pool leaves out the seed that chose the rates, which rows with † count. A page takes the first's certainty."
+NOTE = "T/P in a label is tokens per parameter, a mark is a seed, a bar the 95 % interval."
 
 
 class Line(NamedTuple):
@@ -184,36 +184,35 @@ class Book:
 
     def scheme(self, scheme: str) -> Iterator[Line]:
         """Where a scheme of this name was compared, each at its best rate: pools, then the better Pre-Norm."""
-        claims, pools, parts, names = self.evidence.claims.values(), list[str](), list[str](), list[str]()
-        for claim in claims:
-            first = claim.first.scheme if claim.first else ""
-            if first.partition("(")[0] != scheme:
-                continue
-            if claim.pool and claim.pool not in pools:
-                pools.append(claim.pool)
-            if claim.ranks:
-                size = self.size(claim.name)
-                place = self.evidence.place(claim).where + (f", {short(size)} tokens per parameter" if size else "")
-                parts.append(f"`{first}` {self.form(claim.name, 'word')} ({place}: {self.form(claim.name, 'mean')})")
-                names.append(claim.name)
-        over = [
-            f"{self.words['pools'][name]['what']} {self.form(name)}, {self.form(name, 'n')} settings" for name in pools
-        ]
-        text = "; ".join([*over, *parts]) or "no claim"
-        against = "less the better Pre-Norm, [very small models](results/other-schemes.md)"
-        yield Line(f"*Here* (°: without embedding norm), {against}: {text}.", (*pools, *names))
+        every = [claim for claim in self.evidence.claims.values() if claim.first]
+        claims = [claim for claim in every if claim.first and claim.first.scheme.partition("(")[0] == scheme]
+        pools = dict.fromkeys(claim.pool for claim in claims if claim.pool)
+        ranked = [claim for claim in claims if claim.ranks]
+        if not pools and not ranked:
+            return
+        yield Line("**Here**, in [very small models](results/other-schemes.md), at best rates (°: no embedding norm):")
+        yield from (Line(""), *table_head(("difference of", "where", "verdict", "difference (95 %)")))
+        for name in pools:
+            where = f"{self.form(name, 'n')} settings"
+            cells = [self.words["pools"][name]["what"], where, self.form(name, "word"), self.difference(name)]
+            yield Line(f"| {' | '.join(cells)} |", (name,))
+        for claim in ranked:
+            size, place = self.size(claim.name), self.evidence.place(claim).where
+            where = place + (f", {short(size)} tokens per parameter" if size else "")
+            cells = [self.what(claim), where, self.form(claim.name, "word"), self.difference(claim.name)]
+            yield Line(f"| {' | '.join(cells)} |", (claim.name,))
 
     # pages
 
     def question(self, key: str, words: Values) -> Iterator[Line]:
         members = self.members(key)
-        yield from (Line(f"# {words['title']}"), Line(""), Line(BUILT), Line(""), Line(MARK), Line(""))
+        yield from (Line(f"# {words['title']}"), Line(""), Line(BUILT), Line(""))
         yield from (self.fill(words["answer"][0]), Line(""))
         yield from (Line(f"**Certainty: {self.certainty(words)}**"), Line(""))
         for text in words["answer"][1:]:
             yield from (self.fill(text), Line(""))
         yield from (Line(self.scale(members), tuple(members)), Line(""))
-        yield from (Line(f"![{words['title']}](figures/{key}.svg)", tuple(members)), Line(""), Line(NOTE))
+        yield from (Line(f"![{words['title']}](figures/{key}.svg)", tuple(members)), Line(""), Line(f"{NOTE} {MARK}"))
         if pools := words.get("pools"):
             yield from (Line(""), Line(POOLS), Line(""))
             yield from self.pooled_table(pools)
@@ -261,8 +260,7 @@ class Book:
         text = f"{missed} of {len(rows) - open_} registered predictions were missed."
         yield Line(f"- **[What was predicted wrongly?](results/predictions.md)** {text}", names)
         yield from (Line(""), *map(self.fill, self.words["leaderboard"]["text"].splitlines()))
-        yield from (Line(""), Line(MARK), Line(""))
-        yield from self.leaderboard()
+        yield from (Line(""), *self.leaderboard(), Line(""), Line(MARK))
         yield from (Line(""), *map(self.fill, self.words["reading"].splitlines()))
 
     def leaderboard(self) -> Iterator[Line]:
@@ -303,8 +301,8 @@ class Book:
         yield from (Line("# Predictions, kept and missed"), Line(""), Line(BUILT), Line(""))
         yield from map(self.fill, self.words["predictions_text"].splitlines())
         rows = list(self.outcomes())
-        for outcome in ("missed", "kept", "open"):
-            chosen = [row for row in rows if f"| {outcome} |" in row.text]
+        groups = {word: [row for row in rows if f"| {word} |" in row.text] for word in ("missed", "kept", "open")}
+        for outcome, chosen in ((word, rows) for word, rows in groups.items() if rows):
             yield from (Line(""), Line(f"## {outcome.capitalize()}: {len(chosen)}"), Line(""))
             yield from (*table_head(("experiment", "predicted", "outcome", "measured")), *chosen)
         yield from (Line(""), Line("[All questions](../results.md)"))
