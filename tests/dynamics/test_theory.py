@@ -163,8 +163,8 @@ def test_whole_layers_have_other_exponentials(scheme: str, causal: bool, rate: f
 
 @pytest.mark.parametrize("depth", [4, 12, 1000])
 def test_whole_layers_bring_the_radius_of_norm_preserving_to_rest(depth: int) -> None:
-    """r = sqrt(1 - 1/L) r + sqrt(1/L): 1 - cos shrinks by 1 - 1/L a layer, and by e^-(2 - 2 sqrt(1 - 1/L)) in continuous
-    time. Others that grow do so at whole layers, too."""
+    """r = sqrt(1 - 1/L) r + sqrt(1/L): 1 - cos shrinks by 1 - 1/L a layer, and by e^-(2 - 2 sqrt(1 - 1/L)) in
+    continuous time. Others that grow do so at whole layers, too."""
     law, flow = (theory.terminal("norm_preserving", depth, layers=layers) for layers in (True, False))
     assert law.kind == flow.kind == "exponential" and law.exponent == pytest.approx(-log1p(-1 / depth), rel=1e-4)
     assert flow.exponent == pytest.approx(2 - 2 * sqrt(1 - 1 / depth), rel=1e-4)
@@ -174,7 +174,7 @@ def test_whole_layers_bring_the_radius_of_norm_preserving_to_rest(depth: int) ->
 
 
 def test_muse_comes_together_like_a_scheme_on_the_sphere_and_beam_like_peri() -> None:
-    """Muse loses a quarter of 1 - cos a layer. Beam counts both kinds of sub-layers, so that both must act to be Peri."""
+    """Muse loses a quarter of 1 - cos a layer. Beam counts both kinds of sub-layers: both must act to be Peri."""
     assert theory.terminal("muse", layers=True).exponent == pytest.approx(log(4 / 3), rel=1e-6)
     assert theory.terminal("muse").exponent == pytest.approx(2 - sqrt(3), rel=1e-6)
     assert str(theory.terminal("beam", sublayers=2)) == str(theory.terminal("peri", sublayers=2)) == "t^-2"
