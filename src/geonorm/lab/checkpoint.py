@@ -189,7 +189,8 @@ def read_and_verify(path: Path, world: World, everything: bool) -> dict[str, Any
 
 
 def tensors_to_save(model: nn.Module, optimizers: Optimizers, world: World) -> tuple[dict[str, Tensor], Scalars]:
-    """Everything there is to save: tensors by name (they share memory with the model), and what is no tensor."""
+    """Everything there is to save: tensors by name (they share memory with the model), and what is no tensor. Their
+    order decides which rank writes which: that of the names is the same after a resume."""
     tensors, scalars = named_weights(model) | random_states(world), Scalars()
     names = names_of(model)
     for optimizer in optimizers:
@@ -200,7 +201,7 @@ def tensors_to_save(model: nn.Module, optimizers: Optimizers, world: World) -> t
                     tensors[f"optimizer.{name}.{field}"] = value.detach()
                 else:
                     scalars.setdefault(name, {})[field] = value
-    return tensors, scalars
+    return dict(sorted(tensors.items())), scalars
 
 
 def named_weights(model: nn.Module) -> dict[str, Tensor]:
