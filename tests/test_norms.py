@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from geonorm.errors import ConfigError
 from geonorm.norms import NORMS, NormSpec
+from geonorm.schemes import advance
 
 from .rows import each
 
@@ -16,7 +18,7 @@ DIM, EPS = 12, 1e-3
 
 def formula(kind: str, x: Tensor, p: dict[str, Tensor]) -> Tensor:
     gain, bias = p.get("weight", torch.tensor(1.0)), p.get("bias", torch.tensor(0.0))
-    if kind == "rms":
+    if kind in ("rms", "taper"):  # at the start of the taper
         return x / (x.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * gain
     if kind == "layer":
         centred = x - x.mean(-1, keepdim=True)
@@ -76,13 +78,13 @@ def test_gains_false_leaves_no_gains(kind: str) -> None:
     assert names == {"dyt": ["slope"], "derf": ["slope", "shift"]}.get(kind, [])  # what they are made of
 
 
-@each("kind", NORMS)
+@each("kind", [kind for kind in NORMS if kind != "none"])
 def test_reset_parameters_restores_the_start(kind: str) -> None:
     norm, fresh = built(kind), NormSpec(kind, DIM, eps=EPS)()
     norm.reset_parameters()  # type: ignore[operator]
     for (name, found), (_, expected) in zip(norm.named_parameters(), fresh.named_parameters(), strict=True):
         assert torch.equal(found, expected), name
-        start = {"weight": 1.0, "bias": 0.0, "slope": 0.5, "shift": 0.0, "up": 0.0}
+        start = {"weight": 1.0, "bias": 0.0, "slope": 0.5, "shift": 0.0, "up": 0.0, "linear": 1.0}
         assert name == "down" or torch.equal(expected, torch.full_like(expected, start[name]))
 
 
@@ -118,6 +120,61 @@ def test_unit_norm_without_eps_at_every_length() -> None:
     assert not norm(x)[:3].any() and not slopes[:3].any()
     torch.testing.assert_close(norm(x)[3:], norm(true)[3:].float())
     torch.testing.assert_close(slopes[3:].double(), wanted[3:], rtol=1e-4, atol=1e-6)
+
+
+def tapered(steps: int) -> tuple[nn.Module, float, Tensor]:
+    """A norm that tapers from step 3 to 7 after so many steps of two micro-batches each, its c and its w at step 3."""
+    norm, means = built("taper").double(), torch.zeros(2, dtype=torch.float64)
+    norm.start, norm.end = 3, 7
+    at_start = norm.weight.detach().clone()
+    for step in range(1, steps + 1):
+        batches = torch.randn(2, 5, DIM, generator=torch.Generator().manual_seed(step), dtype=torch.float64) * step
+        if step <= 3:
+            rms = (batches.pow(2).mean(-1) + EPS).sqrt()
+            energy = (batches * norm.weight.detach()).pow(2).sum(-1)
+            means = 0.99 * means + 0.01 * torch.stack(((energy / rms).mean(), energy.mean()))
+        for x in (*batches, *batches):  # each twice, as under recomputation
+            norm(x)
+        with torch.no_grad():
+            norm(100 * batches)
+            norm.eval()(batches), norm.train()
+            norm.weight += 0.1 * torch.randn(DIM, generator=torch.Generator().manual_seed(step))
+            if step <= 3:
+                at_start = norm.weight.detach().clone()
+        advance(norm)
+    return norm, (means[0] / means[1]).item() if steps else 1.0, at_start
+
+
+def test_taper_against_its_equation_and_folded_at_its_end() -> None:
+    gates = {2: 1.0, 3: 1.0, 4: 0.5 + 0.125**0.5, 5: 0.5, 6: 0.5 - 0.125**0.5, 7: 0.0, 9: 0.0}
+    for steps, gate in gates.items():
+        norm, c, at_start = tapered(steps)
+        assert norm.gate.item() == pytest.approx(gate, abs=1e-7)
+        assert torch.equal(norm.linear, at_start)
+        x = inputs(torch.float64).requires_grad_()
+        p = [norm.weight, norm.linear, x]
+        expected = gate * formula("rms", x, {"weight": p[0]}) + (1 - gate) * c * p[1] * x
+        torch.testing.assert_close(norm(x), expected, rtol=1e-6, atol=1e-6)
+        cotangent = torch.randn(5, DIM, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+        found, wanted = (torch.autograd.grad(y, p, cotangent) for y in (norm(x), expected))
+        for gradient, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(gradient, other, rtol=1e-6, atol=1e-6)
+        norm.eval()
+        matrix = torch.randn(4, DIM, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+        folded = F.linear(x, matrix * norm(torch.eye(DIM, dtype=torch.float64)).diagonal())
+        assert torch.allclose(F.linear(norm(x), matrix), folded, rtol=1e-12) == (gate == 0), steps
+
+
+def test_taper_goes_on_from_its_state_bit_for_bit() -> None:
+    for steps in (2, 5):
+        norm, other = tapered(steps)[0], built("taper").double()
+        other.start, other.end = 3, 7
+        other.load_state_dict(norm.state_dict())
+        for _ in range(3):
+            a, b = (each(inputs(torch.float64)) for each in (norm, other))
+            assert torch.equal(a, b)
+            advance(norm), advance(other)
+        assert all(map(torch.equal, norm.state_dict().values(), other.state_dict().values()))
 
 
 @each("kind", NORMS)

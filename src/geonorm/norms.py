@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, pi
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
@@ -167,6 +168,70 @@ class GatedNorm(Norm):
             return y * torch.sigmoid(F.silu(y @ self.down.to(x.dtype).T) @ self.up.to(x.dtype).T)
 
 
+class TaperNorm(Norm):
+    """g RMSNorm(x) + (1 - g) c v x, which ends as the linear map c v x that the next matrix can absorb
+    (arXiv:2602.10408, for RMSNorm). The gate g is 1 up to optimizer step `start`, and falls to 0 at step `end` by a
+    cosine.
+
+    Up to `start`, c = E[|w x|^2 / rms(x)] / E[|w x|^2] follows the tokens of all passes in training, by a moving
+    average over optimizer steps with decay 0.99, and v follows the gains w. Then c is fixed, and v is learned apart.
+
+    `advance` counts a step and takes in its tokens, those of all micro-batches and ranks; all ranks have to call it. A
+    pass only adds to `sums`: made again by recomputation, it changes no mean. All of it is saved with the model. Train
+    in fp32 or under autocast: averages in bf16 are coarse. The paper's auxiliary loss, which it needs in place of the
+    last norm too, is not built.
+    """
+
+    start, end = 1000, 10000
+    """Optimizer steps: the last with g = 1, the first with g = 0."""
+    done: Tensor
+    sums: Tensor
+    averages: Tensor
+
+    def __init__(self, dim: int, gains: bool = True, eps: float = 1e-6, bias: bool = True) -> None:
+        super().__init__(dim, gains, eps, bias)
+        self.linear = nn.Parameter(torch.ones(dim)) if gains else None
+        self.register_buffer("done", torch.tensor(0))
+        self.register_buffer("sums", torch.zeros(3))  # of |w x|^2 / rms(x), |w x|^2 and 1 over tokens since `advance`
+        self.register_buffer("averages", torch.zeros(2))  # of the first two, for a token
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        for tensor in (self.done, self.sums, self.averages):
+            tensor.zero_()
+        if self.linear is not None:
+            nn.init.ones_(self.linear)
+
+    @property
+    def gate(self) -> Tensor:
+        """g of the next forward pass, a tensor of one number."""
+        return (1 + torch.cos(pi * (self.done - self.start).div(max(self.end - self.start, 1)).clamp(0, 1))) / 2
+
+    def normalise(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        if self.training and torch.is_grad_enabled() and not is_transformed():
+            with torch.no_grad():
+                rms = (x.square().mean(-1) + self.eps).sqrt()
+                energy = (x if weight is None else x * weight).square().sum(-1)
+                self.sums += torch.stack((energy / rms, energy, torch.ones_like(rms))).flatten(1).sum(1)
+        above, below = self.averages.to(x.dtype)
+        scale, gate = torch.where(below > 0, above / below, 1.0), self.gate.to(x.dtype)
+        v = 1.0 if self.linear is None else self.linear.to(x.dtype)
+        return gate * F.rms_norm(x, (self.dim,), weight, self.eps) + (1 - gate) * scale * v * x
+
+    @torch.no_grad()
+    def advance(self, steps: int = 1) -> None:
+        """That many optimizer steps more, over the tokens seen since the last call."""
+        if dist.is_available() and dist.is_initialized():
+            dist.all_reduce(self.sums)
+        warming, tokens = self.done < self.start, self.sums[2]
+        follow = torch.lerp(self.averages, self.sums[:2] / tokens, 1 - 0.99**steps)
+        self.averages.copy_(torch.where(warming & (tokens > 0), follow, self.averages))
+        if self.linear is not None and self.weight is not None:
+            self.linear.copy_(torch.where(warming, self.weight, self.linear))
+        self.sums.zero_()
+        self.done += steps
+
+
 class UnitNorm(Norm):
     """x / |x|: radius 1; eps is added to |x|^2. With eps = 0 a row that is 0, or so short that its square is no normal
     number (as in `sphere`), becomes 0, with gradient 0."""
@@ -181,21 +246,15 @@ class UnitNorm(Norm):
         return y if weight is None else y * weight
 
 
-class NoNorm(nn.Identity):
-    """The identity: what is left of a scheme when its normaliser is taken away."""
-
-    def reset_parameters(self) -> None:
-        pass
-
-
 NORMS = {
     "rms": RMSNorm,
     "layer": LayerNorm,
     "dyt": DyT,
     "derf": Derf,
     "gated": GatedNorm,
+    "taper": TaperNorm,
     "unit": UnitNorm,
-    "none": NoNorm,
+    "none": nn.Identity,  # what is left of a scheme when its normaliser is taken away
 }
 
 

@@ -26,7 +26,7 @@ SHARED = set(
     model.mlp model.norm model.gains model.norm_bias model.eps model.qk_norm model.bias model.tied model.rope_theta
     model.embed_norm model.transform model.attn_gate model.soft_cap model.rotary model.block model.positions
     model.qk_scale model.values model.attn_dropout model.window model.full_every
-    model.init model.init_depth model.document_end
+    model.init model.init_depth model.document_end model.taper_from model.taper_to
     optim.name optim.weight_decay optim.betas optim.eps optim.clip optim.schedule optim.warmup optim.cooldown
     optim.floor optim.warmup_steps optim.independent optim.rates
     tokens.tokenizer tokens.field tokens.limit evaluation.every evaluation.tokens evaluation.trace_tokens

@@ -24,7 +24,7 @@ from ..errors import ConfigError
 from ..models.attention import rotary_of, token_tables, values_for_block
 from ..models.decoder import Transform, model_norm, slot_on_logits
 from ..models.init import draw_weight, linear, matrices, undrawn_table, weights_of
-from ..norms import upcast
+from ..norms import TaperNorm, upcast
 from ..residual import Residual, StreamEnd
 from ..schemes import Progress, Scheme, Site, belongs_to_scheme, restore
 from .config import SLIDING, GeoNormConfig, layer_types
@@ -120,9 +120,9 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
                 scheme.constrain({role: [constrained]})
                 if (constrained - weight).norm() > 0.01 * weight.norm():
                     faults.append(f"weights ({role}) are not where {scheme} keeps them")
-        counts = [module.done for module in self.modules() if isinstance(module, Progress)]
+        counts = [module.done for module in self.modules() if isinstance(module, Progress | TaperNorm)]
         if self.training and any(not done.is_meta and done == 0 for done in counts):
-            faults.append(f"{self.config.scheme} changes over training and has counted no step")
+            faults.append("what changes over training (scheme, norm) has counted no step")
         if faults:
             warnings.warn(
                 f"{faults[0]}: train with geonorm.hf.ConstrainCallback, or call model.constrain() and "

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from torch import nn
 
-OTHERS = ("normgated", "batch", "group", "instance", "local", "weight", "spectral", "nonorm")
+OTHERS = ("normgated", "batch", "group", "instance", "local", "weight", "spectral")
 """Normalisations that are not over the features of one token."""
 
 

@@ -35,8 +35,12 @@ class TransformerConfig(Settings):
     by the tanh formula (T5 1.1)."""
     block: Literal["sequential", "parallel"] = "sequential"
     """Attention, then MLP; or both on the same input, their sum one update (GPT-J, GPT-NeoX)."""
-    norm: Literal["rms", "layer", "dyt", "derf", "gated", "none"] = "rms"
-    """What N is in the scheme's equation."""
+    norm: Literal["rms", "layer", "dyt", "derf", "gated", "taper", "none"] = "rms"
+    """What N is in the scheme's equation. taper: inside blocks RMSNorm that becomes a linear map (arXiv:2602.10408)."""
+    taper_from: Count = 1000
+    """For norm taper: the last optimizer step of plain RMSNorm."""
+    taper_to: Count = 10000
+    """For norm taper: the optimizer step at which norms of blocks are linear maps; between both a cosine."""
     gains: bool = True
     """Whether norms have learned gains."""
     norm_bias: bool = True

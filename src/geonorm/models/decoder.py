@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import ConfigError
-from ..norms import NormSpec, upcast
+from ..norms import NormSpec, TaperNorm, upcast
 from ..residual import Residual, StreamEnd
 from ..schemes import Scheme, Site, parse, slot_at
 from .attention import (
@@ -36,15 +36,19 @@ from .mlp import MLP
 
 
 def model_norm(config: TransformerConfig) -> NormSpec:
-    """What N means in this model."""
+    """What N means outside the blocks: there `taper` is RMSNorm, as the last norm keeps logits from growing."""
     c = config
-    return NormSpec(c.norm, c.width, c.gains, c.eps, c.norm_bias)
+    return NormSpec("rms" if c.norm == "taper" else c.norm, c.width, c.gains, c.eps, c.norm_bias)
 
 
 def make_residual(branch: nn.Module, scheme: Scheme, site: Site, config: TransformerConfig) -> Residual:
     """The branch under the scheme, with the norms of this model."""
     c = config
-    return Residual(branch, scheme, site, c.width, c.norm, c.gains, c.eps, c.norm_bias)
+    residual = Residual(branch, scheme, site, c.width, c.norm, c.gains, c.eps, c.norm_bias)
+    for module in residual.own.modules():
+        if isinstance(module, TaperNorm):
+            module.start, module.end = c.taper_from, c.taper_to
+    return residual
 
 
 class Block(nn.Module):

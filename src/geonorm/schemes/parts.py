@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..norms import NormSpec, copy_whole
+from ..norms import NormSpec, TaperNorm, copy_whole
 from .base import Number, Scheme, Site, require
 
 
@@ -162,9 +162,9 @@ def make_part(name: str, part: Any, norm: NormSpec) -> nn.Module | nn.Parameter:
 
 
 def advance(model: nn.Module, steps: int = 1) -> None:
-    """One optimizer step more (or `steps`), for schemes that change over training (`prores`): to be called after each.
-    What it counts is saved with the model. It is a whole number: a moving average of weights copies it, as
-    `AveragedModel` does unless it averages buffers, too.
+    """One optimizer step more (or `steps`), for what changes over training (`prores`, the norm `taper`): to be called
+    after each, on all ranks. What it counts is saved with the model. It is a whole number: a moving average of weights
+    copies it, as `AveragedModel` does unless it averages buffers, too.
 
     >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "prores", geonorm.Site(0, "mlp", 4), dim=8)
     >>> geonorm.schemes.advance(layer)
@@ -174,6 +174,8 @@ def advance(model: nn.Module, steps: int = 1) -> None:
     for module in model.modules():
         if isinstance(module, Progress):
             module.done += steps
+        elif isinstance(module, TaperNorm):
+            module.advance(steps)
 
 
 class Progress(nn.Module):

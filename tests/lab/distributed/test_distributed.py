@@ -90,6 +90,7 @@ def test_every_world_computes_the_same(runs: Any, tmp_path: Path, scheme: str) -
         ("pre", 2, ["--model.norm", "dyt", "--model.block", "parallel"]),
         ("angpt", 4, ["--model.hidden", 6]),  # a rank without a share
         ("prores(mhc, steps=3)", 2, ["--model.norm", "gated"]),  # a count that grows; matrices inside norms and schemes
+        ("pre", 2, [*"--model.norm taper --model.taper_from 4 --model.taper_to 8 --runtime.recompute".split()]),
         ("attnres(blocks=2)", 2, ["--runtime.recompute", "true"]),  # a stream of three slots, kept between blocks
         ("nag", 2, ["--model.init", "zero"]),
         ("lambdas", 2, ["--model.values", "token", "--model.norm", "rms"]),  # tables outside the blocks

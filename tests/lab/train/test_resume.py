@@ -12,6 +12,9 @@ from geonorm.lab.data.batches import Batches
 from geonorm.lab.open import open_run
 from geonorm.lab.storage import saved_steps
 from geonorm.lab.train import loop
+from geonorm.norms import TaperNorm
+
+from ..conftest import same
 
 
 def test_a_run_that_was_copied_goes_on_in_its_own_folder(
@@ -51,3 +54,19 @@ def test_a_checkpoint_by_the_clock(train: Any, losses: Any, tmp_path: Path, monk
     for role, weight, _, _ in open_run(tmp_path / "short").model.weights():
         lengths = weight.norm(dim=0 if role in ("o", "down") else -1)
         torch.testing.assert_close(lengths, torch.ones_like(lengths), msg=role)
+
+
+def test_a_taper_that_was_stopped_and_resumed_is_uninterrupted(
+    train: Any, after: Any, losses: Any, tmp_path: Path
+) -> None:
+    """Within its warm-up and within its cosine, bit for bit."""
+    options = "--scheme peri --steps 8 --model.norm taper --model.taper_from 3 --model.taper_to 7".split()
+    assert train(tmp_path / "whole", *options).status == 0
+    for step in (2, 5):
+        with after(step):
+            assert train(tmp_path / str(step), *options).status == 130
+        assert train(tmp_path / str(step), *options).status == 0
+        assert same(tmp_path / "whole", tmp_path / str(step), 8)
+        assert losses(tmp_path / "whole") == losses(tmp_path / str(step))
+    model = open_run(tmp_path / "whole").model
+    assert {m.gate.item() for m in model.modules() if isinstance(m, TaperNorm)} == {0.0}
