@@ -120,8 +120,8 @@ def answer() -> Spec:
     one = results["claims"]["022-without"]
     dots = [(gap, f"seed {seed}") for seed, gap in one["pairs"].items()]
     rows.append(Strip(names["022-without"], one["verdict"], dots, one["mean"], one["low"], one["high"]))
-    title, note = "GeoNorm − Pre-Norm, each at its best rate", "A dot is a setting, in the last row a seed."
-    look = looks([*names.values()], dict.fromkeys(names.values(), "geonorm"))
+    title, note = "GeoNorm − Pre-Norm, each at its best rate", "Mark: a setting, in the last row a seed; bar: 95 %."
+    look = dict.fromkeys(names.values(), looks(["geonorm"])["geonorm"])
     return figure([strip_chart(title, "nats per token; below 0 GeoNorm is better", rows, look, note, 0.0, width=420)])
 
 

@@ -82,7 +82,8 @@ def link(app: Sphinx, page: str, source: list[str]) -> None:
         path = (here / target).resolve()
         if not target or "://" in target or not path.is_relative_to(HERE.parent):
             return match[0]
-        inside = path.is_relative_to(HERE) and not path.is_relative_to(HERE / "design") and path.is_file()
+        ours = path.is_relative_to(HERE) and not path.is_relative_to(HERE / "design")
+        inside = path.is_file() and (ours or path.suffix in (".svg", ".cff"))
         return match[0] if inside else f"]({REPOSITORY}/{path.relative_to(HERE.parent)})"
 
     source[0] = re.sub(r"\]\(([^)\s]+)\)", address, source[0])

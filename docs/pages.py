@@ -32,6 +32,7 @@ from evidence.pages import Book  # noqa: E402
 
 DRAWN = [name for name in geonorm.names() if not isinstance(geonorm.parse(name), Nested)]
 """Schemes with a diagram: combinators show that of what they combine."""
+LONG = re.compile(r"^(?:no tiny \S+|\S+ \(\w+\)): |; seen.*|\. .*| neither in <.*| \(\w+Error.*")
 
 
 def write(name: str, text: str) -> None:
@@ -78,7 +79,8 @@ def gallery() -> str:
                 f":img-alt: Block diagram of {name}",
                 ":class-img-top: dark-light",
             ]
-        cards += [*card, f"\n`{look_up(name)['equation']}`", ":::"]
+        note = ", without embedding norm" if getattr(find(name), "entry", "") == "embedding" else ""
+        cards += [*card, f"\n`{look_up(name)['equation'].replace('`', '')}`{note}", ":::"]
     text = (
         "In a diagram x is the hidden state, N a norm, + an addition, ↻ a turn of the token, ⊥ what is left of the "
         "output across x; weights are those of block 4 of 12."
@@ -111,11 +113,11 @@ def register() -> Iterator[str]:
     yield "verified on the numbers of a tiny model. `geonorm register FAMILY` shows its angles by sub-layer; with a"
     yield "checkpoint in place of a family it reads the learned part, without loading the model.\n"
     rows = sorted(known.items(), key=lambda item: len(item[1]))
-    yield from table(
-        ("rule", "one step", "families"), [(f"`{rule}`", step, ", ".join(who)) for (rule, step), who in rows]
-    )
-    yield "\n## Not recognised\n"
-    yield from (f"- {row['model']}: {row['refused']}" for row in rules if "refused" in row)
+    shipped = [(f"`{rule}`", step, ", ".join(who), geonorm.parse(rule).about.shipped) for (rule, step), who in rows]
+    yield from table(("rule", "one step", "families", "models of this scheme"), shipped)
+    yield "\n````{dropdown} Not recognised by its code alone\n"
+    refused = [(row["model"], LONG.sub("", row["refused"])) for row in rules if "refused" in row]
+    yield from (*table(("family", "why"), refused), "````")
 
 
 def scheme_page(name: str, about: Mapping[str, Any]) -> Iterator[str]:

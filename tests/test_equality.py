@@ -118,7 +118,7 @@ def test_classes() -> None:
     assert geonorm.same("mhc(n=2, mix=kronecker)", "mhc(n=2, mix=permutation)").error < TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["pre(entry=embedding)", "post", "ngpt", "geonorm"])
+@pytest.mark.parametrize("name", ["pre(entry=embedding)", "post", "peri", "ngpt", "geonorm"])
 def test_one_equation(name: str) -> None:
     """The token turns by an angle in the plane of x and u, and its length changes: docs/theory.md 2.1."""
     scheme, site, dim = geonorm.parse(name), geonorm.Site(2, "mlp", 6), 16
@@ -130,9 +130,11 @@ def test_one_equation(name: str) -> None:
     c, v = sphere.frame(x, u)
     tangent = sphere.radius(v)
     weight = 0.05 * r / size  # of the update under nGPT, whose alpha starts at 0.05
+    share = dim**0.5 / size  # of the update under Peri-LN
     angle, length = {
         "pre": (torch.atan2(tangent, r * (1 + c)), (x + u).norm(dim=-1, keepdim=True)),
         "post": (torch.atan2(tangent, r * (1 + c)), r),
+        "peri": (torch.atan2(share * tangent, r * (1 + share * c)), (x + share * u).norm(dim=-1, keepdim=True)),
         "ngpt": (torch.atan2(weight * tangent, r * (0.95 + weight * c)), r),
         "geonorm": ((tangent / r).clamp(max=pi / 4) / site.t, r),
     }[name.split("(")[0]]

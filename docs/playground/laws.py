@@ -32,7 +32,7 @@ def laws() -> list[dict[str, Any]]:
     """name, law, length at which attention reads, and colours on light and dark, of each scheme that has a law."""
     schemes = [name for name in geonorm.names() if name not in {"mix", "first", "per_kind"}]
     laws = {name: CLAMPED.get(name, geonorm.parse(name).about.law) for name in schemes}
-    style = looks([name for name in schemes if laws[name]])
+    style = {name: looks([name])[name] for name in schemes if laws[name]}
     return [
         {"name": name, "law": laws[name], "read": length_read(name), "light": look.light, "dark": look.dark}
         for name, look in style.items()
