@@ -79,7 +79,7 @@ def gallery() -> str:
                 f":img-alt: Block diagram of {name}",
                 ":class-img-top: dark-light",
             ]
-        note = ", without embedding norm" if getattr(find(name), "entry", "") == "embedding" else ""
+        note = ", without embedding norm" * (getattr(find(name), "entry", "") == "embedding")
         cards += [*card, f"\n`{look_up(name)['equation'].replace('`', '')}`{note}", ":::"]
     text = (
         "In a diagram x is the hidden state, N a norm, + an addition, ↻ a turn of the token, ⊥ what is left of the "
@@ -115,9 +115,8 @@ def register() -> Iterator[str]:
     rows = sorted(known.items(), key=lambda item: len(item[1]))
     shipped = [(f"`{rule}`", step, ", ".join(who), geonorm.parse(rule).about.shipped) for (rule, step), who in rows]
     yield from table(("rule", "one step", "families", "models of this scheme"), shipped)
-    yield "\n````{dropdown} Not recognised by its code alone\n"
     refused = [(row["model"], LONG.sub("", row["refused"])) for row in rules if "refused" in row]
-    yield from (*table(("family", "why"), refused), "````")
+    yield from ("\n````{dropdown} Not recognised by its code alone\n", *table(("family", "why"), refused), "````")
 
 
 def scheme_page(name: str, about: Mapping[str, Any]) -> Iterator[str]:
