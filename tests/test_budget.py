@@ -22,10 +22,10 @@ EMPTY_NAMES = set("found told said kept shown own made given asked".split())
 """Names that say nothing of what the thing is."""
 
 CEILINGS = {
-    "statements of src without the register": 17_288,
+    "statements of src without the register": 17_236,
     "statements of the register": 260,
-    "statements per 1,000 lines of src": 552,
-    "lines of tests": 26_433,
+    "statements per 1,000 lines of src": 544,
+    "lines of tests": 25_057,
     "lines of experiments, benchmarks, examples, docs, evidence": 5_185,
     "test cases of one run": 2_200,
     "options of train besides model.*": 50,
