@@ -170,10 +170,23 @@ class ParallelModel:
 
 def draw_weights(model: Transformer, device: torch.device) -> None:
     """Gives a model that was cut on the meta device its initial weights, those that one rank would draw: every rank
-    draws all of them, in the same order, but holds one whole matrix at a time and keeps its own part."""
+    draws all of them, in the same order, but holds one whole matrix at a time and keeps its own part. Vectors and
+    scalars are made whole, all at once, because schemes start them as they like."""
     model.to_empty(device=device)
     model.share_weights()
+    matrices = {id(weight) for _, weight, _, _ in model.weights()}
+    others = [
+        (module, name, parameter)
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if id(parameter) not in matrices
+    ]
+    for module, name, parameter in others:
+        module._parameters[name] = nn.Parameter(torch.empty(parameter.shape, device=device))
     restore_scalars(model)
+    for module, name, parameter in others:
+        copy_whole(parameter, getattr(module, name))
+        module._parameters[name] = parameter
     for role, weight, scheme, site in model.weights():
         copy_whole(weight, draw_weight(torch.empty(weight.shape), role, scheme, site, model.config))
 
