@@ -10,10 +10,10 @@ trains.
 import geonorm
 
 simulation = geonorm.simulate(schemes=["post", "pre", "peri", "geonorm"], tokens=16, dim=32, time=2000.0, seeds=1)
-simulation.frame()[["scheme", "law", "terminal_exponent"]]
+simulation.frame()[["scheme", "terminal_law", "terminal_exponent"]]
 
 # %%
-# ``law`` says how the last distance between tokens vanishes: exponentially in depth, or as a power of it. It
+# ``terminal_law`` says how the last distance between tokens vanishes: exponentially in depth, or as a power of it. It
 # is stated only where the simulation has reached it.
 
 simulation.plot("collapse")
