@@ -66,7 +66,7 @@ EXTRAS = """
     transformers datasets vl_convert tensorboard rich tokenizers yaml scipy ray submitit lm_eval triton
 """.split()
 PUBLIC = """
-    parse names Scheme Placement Site Residual geodesic_update Decoder DecoderConfig parameter_groups initialize
+    parse names Scheme Placement Site Residual geodesic_update Decoder DecoderConfig preset parameter_groups initialize
     constrain same compare ladder simulate probe load GeonormError anatomy dynamics errors hf lab measure models norms
     ops report residual schemes sphere
 """.split()

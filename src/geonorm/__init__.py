@@ -21,6 +21,7 @@ PUBLIC = {
     "geodesic_update": "ops",
     "Decoder": "models",
     "DecoderConfig": "models",
+    "preset": "models",
     "parameter_groups": "models",
     "initialize": "models",
     "constrain": "models",

@@ -20,7 +20,7 @@ from .lab.compare.ladder import ladder as ladder
 from .lab.load import load as load
 from .lab.probe import probe as probe
 from .measure import anatomy as anatomy
-from .models.config import DecoderConfig as DecoderConfig
+from .models.config import DecoderConfig as DecoderConfig, preset as preset
 from .models.decoder import Decoder as Decoder
 from .models.init import constrain as constrain, initialize as initialize, parameter_groups as parameter_groups
 from .ops import geodesic_update as geodesic_update

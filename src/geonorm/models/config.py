@@ -245,7 +245,7 @@ PRESETS: dict[str, DecoderConfig] = {
 def preset(name: str, **changes: Any) -> DecoderConfig:
     """The named model with fields replaced; ConfigError names the nearest preset or field.
 
-    >>> geonorm.models.preset("125m", scheme="peri").layers
+    >>> geonorm.preset("125m", scheme="peri").layers
     12
     """
     if name not in PRESETS:
