@@ -38,7 +38,7 @@ def kill(process: int) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=4000, help="enough that it does not end before the last kill")
+    parser.add_argument("--steps", type=int, default=8000, help="enough that it does not end before the last kill")
     parser.add_argument("--ranks", type=int, default=1)
     options = parser.parse_args()
     rng, steps, ranks = random.Random(0), options.steps, options.ranks
