@@ -1,7 +1,5 @@
 """`same`: which rules are one function, which are not, and which part only once they are trained."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import pi
 from typing import Any, ClassVar

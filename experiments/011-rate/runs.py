@@ -28,8 +28,6 @@ WIDTHS = {32: 86, 64: 172, 128: 344}
 WIDE, BEYOND = SCHEMES[:4], (1, 10, 30)
 """At every width: multiples of the scheme's best rate at width 64."""
 SEEDS = 3
-PROBED = r"-warm-.*-lr0\.(008|08|24)-seed0"
-"""What probed.py reads: the multiples of the best rate, which is one for all four (cut when it was known)."""
 
 
 def plan(known: Summaries) -> Grid:

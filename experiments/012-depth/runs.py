@@ -31,8 +31,6 @@ DEEPEST, BEST = LAYERS[0], 8e-3
 """Of the first group, at every depth, with seed 0."""
 WARMED = 10
 """Optimizer steps for each block until it makes whole ones: the last of 36 from step 360 on."""
-PROBED = ""
-"""What probed.py reads, by a part of the name."""
 
 
 def equal_angles(layers: int) -> str:

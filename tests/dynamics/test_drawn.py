@@ -1,7 +1,5 @@
 """One formula for drawn weights (docs/theory-random-weights.md) against particles and against real decoders."""
 
-from __future__ import annotations
-
 from math import cos, exp, isclose, log, pi, prod, sin, sqrt
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The velocity and the layer map of a flow: derived from the schemes, equal to the network."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Paths: the order of every method, the closed equation of equiangular particles, switches, stops, refusals."""
 
-from __future__ import annotations
-
 from math import log2
 
 import pytest

@@ -1,7 +1,5 @@
 """Theorems of arXiv:2510.22026 as tests: clustering, first velocity, terminal velocity, and what its errata correct."""
 
-from __future__ import annotations
-
 from math import atan, exp, log, pi, sqrt
 
 import pytest

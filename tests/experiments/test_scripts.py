@@ -101,10 +101,3 @@ def test_scripts_import_what_there_is() -> None:
     for file, module, name in names:
         found = importlib.import_module(str(module))
         assert hasattr(found, name) or (hasattr(found, "__path__") and find_spec(f"{module}.{name}")), (file, name)
-
-
-@pytest.mark.parametrize(("experiment", "start"), [("012-depth", ""), ("017-paper-recipe", "books-")])
-def test_tables_of_spikes_are_those_of_the_runs(experiment: str, start: str) -> None:
-    script = runpy.run_path(str(ROOT / "spikes.py"))
-    lines = script["tabulate"](script["read_known"](ROOT / experiment, start))
-    assert (ROOT / experiment / "spikes.md").read_text() == "\n".join(lines) + "\n"

@@ -1,7 +1,5 @@
 """Streams that remember: attention residuals, doubly stochastic mixing, scales on the skip path."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

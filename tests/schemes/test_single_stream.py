@@ -1,7 +1,5 @@
 """What sets each single-stream scheme apart beside its equation: scales, constraints, slots, symmetries."""
 
-from __future__ import annotations
-
 from itertools import product
 from math import sqrt
 from typing import Any

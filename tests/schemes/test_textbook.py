@@ -1,7 +1,5 @@
 """Every registered scheme against its equation in fp64: layers, decays, ceilings, every field of geonorm."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from math import pi
 from typing import Any

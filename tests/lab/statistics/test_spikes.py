@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
-from geonorm.lab.runs.records import MetricRow, Summary
-from geonorm.lab.statistics.spikes import count_apart, find_spikes, spikes
+from geonorm.lab.runs.records import MetricRow
+from geonorm.lab.statistics.spikes import find_spikes, spikes
 
 
 def test_spikes_finds_each_of_two_neighbours() -> None:
@@ -46,22 +46,3 @@ def test_steps_of_spikes_stand_beside_their_number() -> None:
         "spikes": 2, "spike_steps": [41, 51], "grad_spikes": 1, "grad_spike_steps": [41],
     }  # fmt: skip
     assert find_spikes([]) == {"spikes": 0, "spike_steps": [], "grad_spikes": 0, "grad_spike_steps": []}
-
-
-def test_a_spike_that_most_other_runs_have_is_the_batchs() -> None:
-    """Seed 0: step 10 is strange to all, 20 to one run, 30 to two of four, whose length one run has not come to. Seed
-    1 sees other batches."""
-
-    def run(steps: list[int] | None, seed: int = 0, length: int = 40) -> Summary:
-        about = {"status": "finished", "scheme": "pre", "seed": seed, "steps": length}
-        return Summary.read(about | {"spike_steps": steps})
-
-    first, second, third, short = run([10, 20, 30]), run([10, 30]), run([10]), run([10], length=25)
-    other, twin = run([20], seed=1), run([20], seed=1)
-    among = [first, second, third, short, other, twin]
-    assert count_apart([first], among, "spikes") == 2  # 30: one of two others that came so far is no more than half
-    assert count_apart([second], among, "spikes") == 1 and count_apart([third, short], among, "spikes") == 0
-    assert count_apart([other], among, "spikes") == 0 and count_apart([first, other], among, "spikes") == 2
-    assert count_apart([first], [first], "spikes") is None  # alone, nobody can tell
-    assert count_apart([run(None)], among, "spikes") is None and count_apart([], among, "spikes") is None
-    assert count_apart([first, run([10], seed=2)], [*among, run([10], seed=2)], "spikes") is None

@@ -1,15 +1,15 @@
-"""Spikes: values far above those before them, at which steps a run has them, and which of them are not the batch's."""
+"""Spikes: values far above those before them, and at which steps a run has them."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..runs.records import MetricRow, Summary
+from ..runs.records import MetricRow
 
 MIN_WINDOW = 20
 STEPS = {"spikes": "spike_steps", "grad_spikes": "grad_spike_steps"}
@@ -58,25 +58,3 @@ def find_spikes(rows: Sequence[MetricRow]) -> dict[str, Any]:
         steps = [rows[index].step for index in spikes(getattr(row, column) for row in rows)]
         counts |= {kind: len(steps), STEPS[kind]: steps}
     return counts
-
-
-def count_apart(runs: Sequence[Summary], among: Sequence[Summary], kind: str) -> int | None:
-    """Count the spikes of `runs` (a kind of STEPS) that are not the batch's.
-
-    Runs that share a seed see the same batch at a step. A spike is the batch's where more than half of the other runs
-    in `among` with this seed, of those that came so far, have one at the same step: strange text raises every loss.
-    None where a run does not say at which steps its spikes are, or has no other beside it.
-    """
-    known = [(run, steps) for run in among if (steps := run.get(STEPS[kind])) is not None]
-    spiked = Counter((run.seed, step) for run, steps in known for step in steps)
-    lengths: dict[Any, list[int]] = {}
-    for run, _ in known:
-        lengths.setdefault(run.seed, []).append(run.steps or 0)
-    apart = 0
-    for run in runs:
-        steps = run.get(STEPS[kind])
-        if steps is None or len(lengths.get(run.seed, ())) < 2:
-            return None
-        for step in steps:
-            apart += 2 * (spiked[run.seed, step] - 1) < sum(length >= step for length in lengths[run.seed])
-    return apart if runs else None
