@@ -9,7 +9,7 @@ from geonorm.report.charts import Chart, Strip, figure, strip_chart
 from geonorm.report.style import COLOURS, Look
 
 from .claims import Claim, Values
-from .pages import Book, plain_text, short
+from .pages import Book, plain_text, tokens
 
 WIDE = 0.5
 """Nats: longer intervals would press all others of a figure into a line."""
@@ -26,25 +26,29 @@ def charts(book: Book, key: str) -> Values:
     looks: dict[str, Look] = {}
     charts: list[Chart] = []
     for group, names in groups.items():
-        strips, title = strips_of(book, names, label, looks), plain_text(group)
+        sizes = {tokens(book.size(name)) for name in names}
+        strips = strips_of(book, names, label, looks, len(sizes) > 1)
         if pools:
             strips += pooled_strips(book, group, looks)
             title = f"{book.words['pools'][group]['what']}: {book.values[group]['verdict']}"
         else:
             counts = Counter(book.values[name]["verdict"] for name in names)
-            title += f": {', '.join(f'{n} {verdict}' for verdict, n in counts.most_common())}"
+            where = plain_text(group) + (sizes.pop() if len(sizes) == 1 else "")
+            title = f"{where}: {', '.join(f'{n} {verdict}' for verdict, n in counts.most_common())}"
         if strips:
-            charts.append(strip_chart(title, UNIT, strips, looks, rule=0.0, width=640))
+            charts.append(strip_chart(title, UNIT, strips, looks, rule=0.0, width=700))
     return figure(charts, columns=1)
 
 
-def strips_of(book: Book, names: Sequence[str], label: Callable[[Claim], str], looks: dict[str, Look]) -> list[Strip]:
-    """The rows of a chart: claims with an interval, ordered by tokens per parameter."""
+def strips_of(
+    book: Book, names: Sequence[str], label: Callable[[Claim], str], looks: dict[str, Look], sizes: bool
+) -> list[Strip]:
+    """The rows of a chart: claims with an interval, ordered by tokens per parameter, named where these differ."""
     rows = []
     for name in sorted(names, key=lambda name: book.size(name) or 0.0):
-        row, size = book.values[name], book.size(name)
+        row = book.values[name]
         if row["low"] is not None and row["high"] - row["low"] < WIDE:
-            text = plain_text(label(book.evidence.claims[name])) + (f", {short(size)} T/P" if size else "")
+            text = plain_text(label(book.evidence.claims[name])) + (tokens(book.size(name)) if sizes else "")
             dots = [(gap, f"seed {seed}") for seed, gap in row["pairs"].items()]
             ends = row["mean"], row["low"], row["high"]
             rows.append(Strip(add_look(looks, text, SETTING), book.difference(name), dots, *ends))

@@ -23,8 +23,9 @@ BLOCK = re.compile(r"(<!-- claim ([\w.:-]+) -->)(.*?)(<!-- / -->)", re.DOTALL)
 HEAD = ("verdict", "difference (95 %)", "p, Holm", "pairs", "tokens per parameter")
 MARK = "**°** marks a scheme without embedding norm; one without the mark has it (a norm right after the embedding)."
 BUILT = "<!-- Written by `python -m evidence build` from evidence/claims.yaml: edit there. -->"
-POOLS = "A pool leaves out the seed that chose the rates, which rows with † count. A page takes the first's certainty."
-NOTE = "T/P in a label is tokens per parameter, a mark is a seed, a bar the 95 % interval."
+SEED = "**†** counts the seed that chose the rates."
+POOLS = "A pool leaves out the seed that chose the rates. The certainty of this page is that of the first pool."
+NOTE = "A mark is a seed, a bar the 95 % interval of their mean, the upright line that mean."
 
 
 class Line(NamedTuple):
@@ -89,6 +90,7 @@ class Book:
             "clause": lambda: CLAUSES.get(row["verdict"], f"is {row['verdict']}"),
             "difference": lambda: self.difference(name),
             "mean": lambda: signed(row["mean"]),
+            "gap": lambda: f"{abs(row['mean']):.3f} {'lower' if row['mean'] < 0 else 'higher'}",
             "n": lambda: str(row["n"]),
             "expected": lambda: f"{signed(row['expected_low'])} to {signed(row['expected_high'])}",
         }
@@ -197,8 +199,7 @@ class Book:
             cells = [self.words["pools"][name]["what"], where, self.form(name, "word"), self.difference(name)]
             yield Line(f"| {' | '.join(cells)} |", (name,))
         for claim in ranked:
-            size, place = self.size(claim.name), self.evidence.place(claim).where
-            where = place + (f", {short(size)} tokens per parameter" if size else "")
+            where = self.evidence.place(claim).where + tokens(self.size(claim.name))
             cells = [self.what(claim), where, self.form(claim.name, "word"), self.difference(claim.name)]
             yield Line(f"| {' | '.join(cells)} |", (claim.name,))
 
@@ -212,11 +213,13 @@ class Book:
         for text in words["answer"][1:]:
             yield from (self.fill(text), Line(""))
         yield from (Line(self.scale(members), tuple(members)), Line(""))
-        yield from (Line(f"![{words['title']}](figures/{key}.svg)", tuple(members)), Line(""), Line(f"{NOTE} {MARK}"))
+        yield from (Line(f"![{words['title']}](figures/{key}.svg)", tuple(members)), Line(""), Line(NOTE))
         if pools := words.get("pools"):
             yield from (Line(""), Line(POOLS), Line(""))
             yield from self.pooled_table(pools)
         yield from self.tables(members, words.get("by", "where"))
+        counted = any(self.values[name]["tuning_seed_counts"] for name in members)
+        yield from (Line(""), Line(f"{MARK} {SEED}" if counted else MARK))
         if published := words.get("published"):
             yield from (Line(""), Line("## Published"), Line(""), Line(published["text"]), Line(""))
             yield from table_head(("scheme", "parameters", "published", "ours"))
@@ -311,10 +314,8 @@ class Book:
         """How many comparisons of each question did not lower the loss."""
         verdicts = ("better", "worse", "equal within 0.01", "not resolved", "one run")
         yield from (Line("# What did not help"), Line(""), Line(BUILT), Line(""))
-        yield Line(
-            "Comparisons of each question by the verdict on their first scheme; the rows stand on the linked pages."
-        )
-        yield from (Line(""), *table_head(("question", *verdicts)))
+        text = "Comparisons of each question by the verdict on their first scheme; the rows stand on the linked pages."
+        yield from (Line(text), Line(""), *table_head(("question", *verdicts)))
         for key in self.words["negative"]:
             members = self.members(key)
             counts = [sum(self.values[name]["verdict"] == word for name in members) for word in verdicts]
@@ -361,6 +362,11 @@ def plain_text(text: str) -> str:
 def short(size: float | None) -> str:
     """Tokens per parameter, two figures."""
     return "–" if size is None else f"{size:.0f}" if size >= 10 else f"{size:.2g}"
+
+
+def tokens(size: float | None) -> str:
+    """The end of a label."""
+    return f", {short(size)} tokens per parameter" if size else ""
 
 
 def table_head(titles: Sequence[str]) -> tuple[Line, Line]:

@@ -48,21 +48,8 @@ def name_row(run: Summary) -> str:
     return ", ".join([shorten(run.scheme), *marks])
 
 
-def draw_rows(lines: Mapping[str, Sequence[tuple[str, Line]]], y: Axis) -> list[Chart]:
-    """A chart for each row: its lines, each with the name of its rate, which looks the same in all."""
-    points = [point for row in lines.values() for _, line in row for point in line]
-    x = Axis.around([step for step, _ in points], log=True, title=STEPS)
-    rates = ramp(sorted({lr for row in lines.values() for lr, _ in row}, key=float))
-    charts = []
-    for name, row in lines.items():
-        chart = Chart(name, x, y, rates, width=360, height=200)
-        for lr, line in row:
-            chart.line(lr, line)
-        charts.append(chart)
-    return charts
-
-
 def draw_shares(traces: Rows, runs: Mapping[str, Summary]) -> list[Chart]:
+    """A chart for each row: its runs, each with the name of its rate, which looks the same in all."""
     lines: dict[str, list[tuple[str, Line]]] = {}
     for name, rows in traces.items():
         at: dict[int, list[float]] = {}
@@ -70,7 +57,15 @@ def draw_shares(traces: Rows, runs: Mapping[str, Summary]) -> list[Chart]:
             at.setdefault(int(row["step"]), []).append(float(row["clamped"]))
         course = [(float(step), mean(shares)) for step, shares in sorted(at.items())]
         lines.setdefault(name_row(runs[name]), []).append((rate(runs[name].lr), course))
-    return draw_rows(lines, Axis(0, 1.02, title="share of clamped updates"))
+    x = Axis.around([float(row["step"]) for rows in traces.values() for row in rows], log=True, title=STEPS)
+    rates = ramp(sorted({lr for row in lines.values() for lr, _ in row}, key=float))
+    charts = []
+    for title, row in lines.items():
+        chart = Chart(title, x, Axis(0, 1.02, title="share of clamped updates"), rates, width=260)
+        for lr, line in row:
+            chart.line(lr, line)
+        charts.append(chart)
+    return charts
 
 
 def clamp_of(scheme: str) -> float:
@@ -92,7 +87,7 @@ def draw_ratio(rows: Sequence[Mapping[str, str]], run: Summary, y: Axis) -> Char
     hard = not math.isnan(clamp)
     chart = Chart(
         f"{rate(run.lr)} {name_row(run)}", x, y, sites,
-        "Median over tokens" + ("; clamped above the dashed line." if hard else "."),
+        "Median over tokens" + ("; clamped above the dashed line." if hard else "."), width=260,
     )  # fmt: skip
     if hard:
         chart.rule(y=clamp)
@@ -116,18 +111,10 @@ def main(experiment: Path, chosen: Sequence[str]) -> int:
     first: dict[tuple[str, float], str] = {}
     for name in sorted(traces, key=lambda name: runs[name].seed):
         first.setdefault((name_row(runs[name]), runs[name].lr), name)
-    drawn = {
-        "clamped": (
-            draw_shares(traces, runs),
-            "share of clamped updates; a line is a run, a colour a rate",
-        ),
-        "ratio": ([draw_ratio(traces[name], runs[name], y) for _, name in sorted(first.items())], "first seed of each"),
-    }
+    ratios = [draw_ratio(traces[name], runs[name], y) for _, name in sorted(first.items())]
     (experiment / "figures").mkdir(exist_ok=True)
-    for name, (charts, caption) in drawn.items():
-        if charts:
-            drawing = figure(charts, f"{experiment.name}: {caption}", columns=3)
-            print(Figure(drawing).save(experiment / "figures" / f"{name}.svg"))
+    for name, charts in {"clamped": draw_shares(traces, runs), "ratio": ratios}.items():
+        print(Figure(figure(charts)).save(experiment / "figures" / f"{name}.svg"))
     return 0
 
 

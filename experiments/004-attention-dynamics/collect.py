@@ -17,6 +17,7 @@ from typing import Any
 
 from geonorm.dynamics.simulate import COLLAPSED, ROUNDING
 from geonorm.report.simulation import SavedSimulation
+from geonorm.report.tables import markdown_lines
 
 HERE = Path(__file__).parent
 NAMES = ("equiangular", "kaiming-per-layer", "kaiming-per-run", "post-d3")
@@ -122,7 +123,9 @@ if __name__ == "__main__":
             shutil.copy(figure, HERE / "figures" / name)
     write(HERE / "environment.json", environments)
     write(HERE / "slopes.json", fitted)
-    tables = [
-        f"## {name}\n\n{SavedSimulation(HERE, read(HERE / f'{name}.json'), {}, {}, {}).markdown()}" for name in NAMES
-    ]
-    (HERE / "tables.md").write_text("\n".join([*tables, slope_table(fitted)]), encoding="utf-8")
+    texts = []
+    for name in NAMES:
+        study = SavedSimulation(HERE, read(HERE / f"{name}.json"), {}, {}, {})
+        tables = ["\n".join(markdown_lines(*table)) for table in study.tables().values()]
+        texts.append("\n\n".join([f"## {name}", f"*{study.caption()}*", *tables]) + "\n")
+    (HERE / "tables.md").write_text("\n".join([*texts, slope_table(fitted)]), encoding="utf-8")

@@ -43,7 +43,9 @@ MARKS: dict[str, Spec] = {
              "shape": "M-.5,-.5L.5,.5M-.5,.5L.5,-.5"},
 }  # fmt: skip
 """How each kind of layer looks, in the order in which layers lie above one another."""
-LABEL: Spec = {"type": "text", "align": "left", "baseline": "middle", "fontSize": 12, "color": TEXT}
+ZERO = {"type": "tick", "color": SOFT, "thickness": 1.2, "height": 32, "yOffset": 6}
+"""The reference line of a row: it leaves the text above free."""
+LABEL: Spec = {"type": "text", "align": "left", "baseline": "middle", "fontSize": 12, "color": TEXT, "lineHeight": 14}
 FIELDS: dict[str, tuple[str, Spec]] = {
     "part": ("detail", {"field": "part"}),
     "order": ("order", {"field": "order", "type": "quantitative"}),
@@ -124,7 +126,7 @@ class Axis:
         return {"field": name, "type": "quantitative", "scale": scale, "axis": axis if self.visible else None}
 
 
-ROW = 46
+ROW = 48
 """Letters of a row's name and text together, at the usual width of a chart."""
 NAME = 14
 """Letters of the label beside a line."""
@@ -240,8 +242,9 @@ class Chart:
         dashed = {"type": "rule", "color": SOFT, "strokeDash": [4, 3], "strokeWidth": 1.2}
         layers: list[Spec] = []
         for rule in self.rules:
-            axes = {name: channel for name, channel in place.items() if name in rule}
-            layers.append({"data": {"values": [rule]}, "mark": dashed, "encoding": axes})
+            axes = {name: channel for name, channel in place.items() if name in rule or not self.y}
+            values = [rule] if self.y else [rule | {"s": row.series} for row in self.strips]
+            layers.append({"data": {"values": values}, "mark": dashed if self.y else ZERO, "encoding": axes})
         for kind in MARKS:
             for series in self.looks:
                 if rows := [row for row in self.rows.get(kind, ()) if row["s"] == series]:
@@ -285,10 +288,14 @@ class Chart:
         for kind in ("line", "path", "mark", "best", "dotted", "thin"):
             ends = {row["s"]: row["y"] for row in self.rows.get(kind, ())} | ends
         places = {series: self.height * (1 - min(1.0, max(0.0, self.y.share(y)))) for series, y in ends.items()}
-        names = cut_apart([self.labels.get(series, series) for series in ends], NAME)
+        names = {series: self.labels.get(series, series) for series in ends}
+        lines = {series: wrap(name.replace("(", " ("), NAME) or [""] for series, name in names.items()}
+        if LINE * sum(map(len, lines.values())) > self.height:
+            short = cut_apart(names.values(), NAME)
+            lines = {series: [short[name]] for series, name in names.items()}
         layers = []
-        for series, y in spread_apart(places, self.height).items():
-            look, text = self.looks[series], names[self.labels.get(series, series)]
+        for series, y in spread_apart({s: (places[s], len(lines[s])) for s in ends}, self.height).items():
+            look, text = self.looks[series], lines[series]
             marker = MARKS["hollow" if look.hollow else "mark"] | {"color": look.light, "shape": look.marker}
             layers += [label(series, marker | {"x": self.width + 10, "y": y}),
                        label(series, LABEL | {"text": text, "x": self.width + 18, "y": y})]  # fmt: skip
@@ -301,29 +308,32 @@ def label(series: str, mark: Spec, **channels: Spec) -> Spec:
     return {"data": data, "mark": mark, "encoding": {"description": {"field": "d"}, **channels}}
 
 
-def spread_apart(places: Mapping[str, float], room: float) -> dict[str, float]:
-    """Places of labels along an axis of so many pixels, moved so that each has its line.
+def spread_apart(places: Mapping[str, tuple[float, int]], room: float) -> dict[str, float]:
+    """Places of labels along an axis of so many pixels, moved so that each has its lines. places: by name, where its
+    first line belongs, and their number.
 
-    >>> spread_apart({"a": 100.0, "b": 98.0}, 100.0)
-    {'b': 85.0, 'a': 100.0}
+    >>> spread_apart({"a": (100.0, 1), "b": (98.0, 2)}, 100.0)
+    {'b': 70.0, 'a': 100.0}
     """
-    at: list[float] = []
-    order = sorted(places, key=lambda name: places[name])
-    for name in order:
-        at.append(max(places[name], at[-1] + LINE if at else 0.0))
-    for index in reversed(range(len(at))):
-        at[index] = min(at[index], room - LINE * (len(at) - 1 - index))
-    return dict(zip(order, at, strict=True))
+    at: dict[str, float] = {}
+    free, last = 0.0, room + LINE
+    for name, (place, lines) in sorted(places.items(), key=lambda item: item[1]):
+        at[name] = max(place, free)
+        free = at[name] + LINE * lines
+    for name in reversed(at):
+        last -= LINE * places[name][1]
+        at[name] = min(at[name], last)
+    return at
 
 
 def strip_chart(
     title: str, unit: str, rows: Sequence[Strip], looks: Mapping[str, Look], note: str = "",
-    rule: float | None = None, axis: Axis | None = None, width: int = Chart.width, name: str = "",
+    rule: float | None = None, axis: Axis | None = None, width: int = Chart.width, name: str = "", meaning: str = "",
 ) -> Chart:  # fmt: skip
     """Rows of intervals over one axis, with a reference line at `rule`. axis: in place of one that holds everything."""
     ends = [end for row in rows for end in (row.mean, row.low, row.high, rule) if end is not None]
     axis = axis or Axis.around([*ends, *(x for row in rows for x, _ in row.dots)], title=unit)
-    chart = Chart(title, axis, None, looks, note, width, name=name)
+    chart = Chart(title, axis, None, looks, note, width, name=name, meaning=meaning)
     if rule is not None:
         chart.rule(x=rule)
     for row in rows:

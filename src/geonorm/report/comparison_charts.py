@@ -64,9 +64,11 @@ def final_loss(comparison: ComparedRuns) -> list[Chart]:
         return []
     noise = f"Seeds of a scheme differ by up to {max(widths):.2g} nats" if max(widths) else "One seed shows no noise"
     title = f"{noise}; schemes differ by {max(means) - min(means):.2g}"
-    note = "Each mark is a run at its scheme's best learning rate; the bar is the 95 % interval of the mean over seeds."
-    unit = "final validation loss (nats per token)"
-    return [strip_chart(title, unit, strips, comparison.looks, note, name="noise")]
+    return [strip_chart(
+        title, "final validation loss (nats per token)", strips, comparison.looks,
+        "Each mark is a run at its scheme's best learning rate; the bar is the 95 % interval of the mean over seeds.",
+        name="noise", meaning="A difference below the noise of seeds needs more seeds before it says anything.",
+    )]  # fmt: skip
 
 
 def differences(comparison: ComparedRuns) -> list[Chart]:
@@ -90,8 +92,10 @@ def differences(comparison: ComparedRuns) -> list[Chart]:
         note += f" With {len(rows)} comparisons, expect about {0.05 * len(rows):.2g} to miss 0 by chance alone; "
         note += "the table has p adjusted for that."
     unit = f"difference to {comparison.baseline}, nats per token (left of 0 is better)"
-    title = describe_verdicts(comparison)
-    return [strip_chart(title, unit, strips, comparison.looks, note, rule=0.0, name="differences")]
+    return [strip_chart(
+        describe_verdicts(comparison), unit, strips, comparison.looks, note, 0.0, name="differences",
+        meaning="The verdicts rest on these intervals.",
+    )]  # fmt: skip
 
 
 def by_setting(comparison: ComparedRuns, settings: Mapping[str, Sequence[ComparisonRow]]) -> list[Chart]:
@@ -103,7 +107,10 @@ def by_setting(comparison: ComparedRuns, settings: Mapping[str, Sequence[Compari
     unit = f"difference to {comparison.baseline}, nats per token (left of 0 is better)"
     better = sum((row.difference or 0) < 0 for row in known.values())
     title = f"Better than {comparison.baseline} on average in {better} of {count(len(known), 'case')}"
-    return [strip_chart(title, unit, strips, looks, rule=0.0, name="settings")]
+    return [strip_chart(
+        title, unit, strips, looks, rule=0.0, name="settings",
+        meaning="What changes its side from setting to setting is no property of the scheme alone.",
+    )]  # fmt: skip
 
 
 def losses(comparison: ComparedRuns) -> list[Chart]:
@@ -130,6 +137,7 @@ def losses(comparison: ComparedRuns) -> list[Chart]:
         unit,
         {scheme: [curve] for scheme, curve in valid.items()},
         note,
+        "A lead early in training often turns: the end of equally long runs counts.",
         framed,
         VIEWS,
         thin=thin,
@@ -157,7 +165,9 @@ def gaps(comparison: ComparedRuns) -> list[Chart]:
     return over_tokens(
         comparison, "gap", f"At the last evaluation, against {comparison.baseline}: {ends}",
         "difference (nats per token)",
-        {scheme: [curve] for scheme, curve in known.items()}, note, [*known.items()], TIMES, band="95 %", rules=[0.0],
+        {scheme: [curve] for scheme, curve in known.items()}, note,
+        "A gap that is still closing at the end may be gone in longer runs.", [*known.items()], TIMES, band="95 %",
+        rules=[0.0],
     )  # fmt: skip
 
 
@@ -171,11 +181,15 @@ def gradient_course(comparison: ComparedRuns) -> list[Chart]:
     views = tuple(view._replace(early=0.0) for view in TIMES[:2])
     counts = [f"{row.scheme} {row.grad_spikes}" for row in comparison.rows if row.grad_spikes]
     title = f"Spikes of the gradient norm: {', '.join(counts)}" if counts else "No spike of the gradient norm"
-    return over_tokens(comparison, "gradient", title, "gradient norm", {}, note, [*known.items()], views, thin=known)
+    return over_tokens(
+        comparison, "gradient", title, "gradient norm", {}, note,
+        "A norm that grows late, or many spikes, warns of a rate that longer runs will not bear.", [*known.items()],
+        views, thin=known,
+    )  # fmt: skip
 
 
 def over_tokens(
-    comparison: ComparedRuns, name: str, title: str, unit: str, known: Courses, note: str,
+    comparison: ComparedRuns, name: str, title: str, unit: str, known: Courses, note: str, meaning: str,
     framed: Sequence[tuple[str, curves.Curve]], views: Sequence[View], *, band: str = "seeds",
     rules: Sequence[float] = (), thin: Mapping[str, curves.Curve] | None = None, seeds: Courses | None = None,
 ) -> list[Chart]:  # fmt: skip
@@ -194,7 +208,7 @@ def over_tokens(
         words = ("FLOPs", RATE) if view.flops else ("tokens", TOKENS)
         x = Axis(first or view.log * 1e-3 * last, last * 1.02, log=view.log, title=words[0], form=words[1])
         panel = name if not charts else f"{name}-{view.name.replace(', ', '-').replace(' ', '-').lower()}"
-        chart = Chart(title, x, y, comparison.looks, note, name=panel, view=view.name)
+        chart = Chart(title, x, y, comparison.looks, note, name=panel, meaning=meaning, view=view.name)
         for level in rules:
             chart.rule(y=level)
         for scheme, curve in ({} if view.seeds else thin or {}).items():
@@ -244,8 +258,9 @@ def rate_chart(comparison: ComparedRuns, rows: Sequence[ComparisonRow], what: st
         note += " Higher losses leave the frame; the table has them."
     best = [f"{row.scheme} {rate(row.lr)}" + " (an edge)" * (row.lr_interior is False) for row in rows if row.lr]
     chart = Chart(
-        f"Best learning rates: {', '.join(best)}", x, y, comparison.looks, note, name="rates-" + what.split()[0]
-    )
+        f"Best learning rates: {', '.join(best)}", x, y, comparison.looks, note, name="rates-" + what.split()[0],
+        meaning="Where valleys lie apart, a comparison at one rate for all favours a scheme.",
+    )  # fmt: skip
     for row in rows:
         scheme = row.scheme
         chart.line(scheme, [(lr, math.nan if loss is None else loss) for lr, loss in row.lrs.items() if lr])

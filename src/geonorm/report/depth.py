@@ -69,8 +69,9 @@ def describe_course(what: str, ends: Mapping[str, tuple[float, float]]) -> str:
     """First and last value of the series that ends highest and of the one that ends lowest.
 
     >>> describe_course("Radius", {"pre": (11.3, 67.21), "geonorm": (8.0, 8.0)})
-    'Radius: 11.3 to 67.2 in pre, 8 to 8 in geonorm'
+    'Radius goes from 11.3 to 67.21 in pre, stays at 8 in geonorm'
     """
     order = sorted(ends, key=lambda series: ends[series][1], reverse=True)
-    chosen = dict.fromkeys([*order[:1], *order[-1:]])
-    return f"{what}: " + ", ".join(f"{ends[s][0]:.3g} to {ends[s][1]:.3g} in {s}" for s in chosen)
+    chosen = {series: [figures(end) for end in ends[series]] for series in (*order[:1], *order[-1:])}
+    courses = [f"{f'stays at {a}' if a == b else f'goes from {a} to {b}'} in {s}" for s, (a, b) in chosen.items()]
+    return f"{what} {', '.join(courses)}"

@@ -33,6 +33,7 @@ from .tables import (
     learning_rate,
     paired_difference,
     pool_table,
+    ratio_text,
     spread,
     with_interval,
 )
@@ -168,9 +169,9 @@ class SavedLadder(Study):
         paired = f"Validation loss − that of {self.baseline}, paired by seed; band: 95 % interval at each point."
         return {
             "speedup": speedup_charts(self),
-            "loss": budget_charts(self, "val_loss_mean", "Loss over budgets", note,
+            "loss": budget_charts(self, "val_loss_mean", "Loss", note,
                                   lambda row: figures(row.val_loss_mean)),
-            "difference": budget_charts(self, "difference", f"Difference to {self.baseline} over budgets", paired,
+            "difference": budget_charts(self, "difference", f"Difference to {self.baseline}", paired,
                                         lambda row: f"{signed(row.difference, 4)} nats"),
         }  # fmt: skip
 
@@ -241,7 +242,15 @@ def speedup_charts(ladder: SavedLadder) -> list[Chart]:
     note = "Each mark is one seed, the bar the 95 % interval of their mean. > and <: outside the curves."
     charts = [
         strip_chart(
-            f"Speed-up {name_speedups(rows, size)}", "", each, ladder.looks, note, 1.0, axis, name=f"speedup-{size}"
+            f"Speed-up {name_speedups(rows, size)}",
+            "",
+            each,
+            ladder.looks,
+            note,
+            1.0,
+            axis,
+            name=f"speedup-{size}",
+            meaning="A speed-up of 2 is the loss of the baseline with half the tokens.",
         )
         for size, each in strips.items()
     ]
@@ -257,20 +266,15 @@ def speedup_text(row: SpeedupRow) -> str:
     return ratio_text(row.speedup, row.speedup_low, row.speedup_high)
 
 
-def ratio_text(value: float | None, low: float | None, high: float | None) -> str:
-    """A ratio with its interval."""
-    return "–" if value is None else f"{value:.2f}" + ("" if low is None else f" ({low:.2f} to {high:.2f})")
-
-
 def over_sizes(ladder: SavedLadder, rows: Sequence[SpeedupRow], y: Axis) -> Chart:
     """The speed-up of every scheme over the number of parameters."""
     x = Axis.around([row.parameters or 1 for row in rows], log=True, margin=0.08, title="parameters", form=ROUGHLY,
                     labels=[row.parameters for row in ladder.sizes.values()])  # fmt: skip
     known = [(name, [row for row in rows if row.scheme == name and row.speedup is not None]) for name in ladder.names]
     chart = Chart(
-        "Speed-up over sizes", x, y, ladder.looks, "The band is the 95 % interval at each size.", name="sizes"
-    )
-    chart.meaning = "A speed-up that shrinks with size is one of small models."
+        "Speed-up", x, y, ladder.looks, "The band is the 95 % interval at each size.", name="sizes",
+        meaning="A speed-up that shrinks with size is one of small models.",
+    )  # fmt: skip
     chart.rule(y=1.0)
     return draw_lines(chart, known, "parameters", "speedup", lambda row: f"{row.speedup:.3g}")
 
@@ -307,7 +311,10 @@ def budget_charts(ladder: SavedLadder, column: str, title: str, note: str, text:
                     form=ROUGHLY if key == "tokens" else RATE, title=key + " (FLOP)" * (key == "compute"))  # fmt: skip
     ends = [getattr(row, f"{column}{end}", None) for row in rows for end in ("", "_low", "_high")]
     y = Axis.around([*zero, *(end for end in ends if end is not None)], margin=0.08, title="nats per token")
-    chart = Chart(title, x, y, ladder.looks, note, name=f"{column.replace('_', '-')}-budgets")
+    chart = Chart(
+        title, x, y, ladder.looks, note, name=f"{column.replace('_', '-')}-budgets",
+        meaning="Lines that run together say that the difference fades with size or tokens.",
+    )  # fmt: skip
     for level in zero:
         chart.rule(y=level)
     return [draw_lines(chart, join_points(rows), key, column, text)]

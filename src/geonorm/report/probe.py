@@ -244,10 +244,11 @@ def quartiles(key: str, measure: Measure, rows: str = "sites") -> Panel:
 
 
 ONE_BATCH = "One batch."
+WEIGHTS = "Where one matrix has far more gradient than the other, one learning rate suits only one."
 FIGURES: Sequence[tuple[str, str, Sequence[Panel]]] = (
     ("steps", "Implied step size", (
         quartiles("ratio", Measure(
-            "Steps over depth", "tangential / |x|",
+            "Step of a sub-layer", "tangential / |x|",
             f"{SHADED} Dotted: the law that the means of blocks follow, a power of t where they follow none.",
             "Steps that fall like 1/t leave the late blocks little to do; level steps use all of them.")),
     )),
@@ -288,7 +289,8 @@ FIGURES: Sequence[tuple[str, str, Sequence[Panel]]] = (
     )),
     ("massive", "Large activations and the sphere", (
         quartiles("peak", Measure(
-            "Large activations", "max |x_i| / rms", SHADED, "Few large coordinates dominate norms and quantization.")),
+            "The largest activation", "max |x_i| / rms", SHADED,
+            "Few large coordinates dominate norms and quantization.")),
         quartiles("radius_cv", Measure(
             "Spread of lengths", "spread of |x| / mean", SHADED,
             "At 0 all tokens lie on one sphere, and a norm changes nothing but the scale.")),
@@ -297,8 +299,8 @@ FIGURES: Sequence[tuple[str, str, Sequence[Panel]]] = (
         quartiles("grad_norm", Measure(
             "Gradient of a sub-layer's weights", "gradient norm", ONE_BATCH,
             "A level course lets one learning rate serve all blocks.")),
-        quartiles("grad_w1", Measure("Gradient before the last matrix (W1)", "gradient norm", ONE_BATCH)),
-        quartiles("grad_w2", Measure("Gradient of the last matrix (W2)", "gradient norm", ONE_BATCH)),
+        quartiles("grad_w1", Measure("Gradient before the last matrix (W1)", "gradient norm", ONE_BATCH, WEIGHTS)),
+        quartiles("grad_w2", Measure("Gradient of the last matrix (W2)", "gradient norm", ONE_BATCH, WEIGHTS)),
     )),
 )  # fmt: skip
 """Of each figure its name, the title of its section, and its charts, from meaning to detail."""

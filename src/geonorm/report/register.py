@@ -62,13 +62,16 @@ class SavedRegister(Study):
 
     def charts(self) -> dict[str, list[Chart]]:
         drawn = (
-            [self.chart("angle", "degrees"), self.chart("share", "share of the last state")]
+            [
+                self.chart("angle", "degrees", "Where angles fall, late sub-layers change a token little."),
+                self.chart("share", "share of the last state", "What has most of the last state decides it."),
+            ]
             if len(self.rows) <= FEW
             else []
         )
         return {"register": drawn}
 
-    def chart(self, name: str, title: str) -> Chart:
+    def chart(self, name: str, title: str, meaning: str) -> Chart:
         """A number of every sub-layer over its place."""
         curves = {row["model"]: [each[name] for each in row["sublayers"]] for row in self.rows}
         chart = Chart(
@@ -76,6 +79,8 @@ class SavedRegister(Study):
             Axis.around([1, max(map(len, curves.values()))], title="sub-layer"),
             Axis.around([value for curve in curves.values() for value in curve], log=name == "share", title=title),
             self.looks,
+            name=name,
+            meaning=meaning,
         )
         for model, curve in curves.items():
             chart.line(model, [*enumerate(curve, 1)])

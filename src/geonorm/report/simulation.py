@@ -18,7 +18,7 @@ from .depth import describe_course
 from .page import details, html_table, inline, pairs
 from .study import Record, Section, Study, read_object_strictly, read_rows_strictly
 from .style import COLOURS, Look, figures
-from .tables import Table, count, formatted, markdown_lines
+from .tables import Table, count, formatted
 from .terms import linked
 
 START = {
@@ -29,7 +29,7 @@ START = {
 }
 COLUMNS = {
     "cos_pair": "Mean cosine between tokens",
-    "angle": "How fast a token turns",
+    "angle": "The turn of a token",
     "speed": "Speed factor s",
     "radius": "Length of the stream",
 }
@@ -167,13 +167,11 @@ class SavedSimulation(Study):
 
     def charts(self) -> dict[str, list[Chart]]:
         straight = "power laws are straight", "exponentials are straight"
-        titles = {key: describe_means(self, what, key) for key, what in COLUMNS.items()}
         return {
-            "cosine": in_depth(self, titles["cos_pair"], "cos_pair", "cosine", False),
-            "collapse": in_depth(self, describe_laws(self), "gap", "1 - mean cosine, logarithmic", True, *straight),
-            "turn": in_depth(self, titles["angle"], "angle", "|θ'| in radians", True),
-            "speed": in_depth(self, titles["speed"], "speed", "s", True)
-            + in_depth(self, titles["radius"], "radius", "|x|", True),
+            "cosine": in_depth(self, "cos_pair", "cosine", False),
+            "collapse": in_depth(self, "gap", "1 - mean cosine, logarithmic", True, *straight),
+            "turn": in_depth(self, "angle", "|θ'| in radians", True),
+            "speed": in_depth(self, "speed", "s", True) + in_depth(self, "radius", "|x|", True),
             "sphere": spheres_over_time(self),
         }
 
@@ -190,11 +188,6 @@ class SavedSimulation(Study):
             Section("In numbers", [*tables, *(f"<p>{linked(note)}.</p>" for note in self.notes())]),
             Section("Settings", [details("All settings", pairs(settings))]),
         ]
-
-    def markdown(self) -> str:
-        """Both tables for a README."""
-        tables = ["\n".join(markdown_lines(*table)) for table in self.tables().values()]
-        return "\n\n".join([f"*{self.caption()}*", *tables]) + "\n"
 
 
 def terminal_laws(row: Record) -> list[str]:
@@ -225,7 +218,7 @@ def describe_ending(row: Record) -> str:
     return f"{row['scheme']}: {when}{measured}{theory}"
 
 
-def in_depth(study: SavedSimulation, title: str, key: str, unit: str, log: bool, *views: str) -> list[Chart]:
+def in_depth(study: SavedSimulation, key: str, unit: str, log: bool, *views: str) -> list[Chart]:
     """A column over depth-time: theory, of the closed equation, as a line and measurement as markers; without theory
     the measurement is both. views: names of a logarithmic and a linear axis of time; without, that of the run."""
     floor = {"gap": FLOORS[study.summary["dtype"]], "angle": SLOWEST_TURN}.get(key, -math.inf)
@@ -244,6 +237,8 @@ def in_depth(study: SavedSimulation, title: str, key: str, unit: str, log: bool,
     y = Axis.around(values, log=log and spans_decades(values, 1.0), margin=0.06, title=unit)
     without = [scheme for scheme in measured if scheme not in lines]
     rest = f"; of {', '.join(without)} the lines are the simulation" if without else ""
+    ends = {scheme: (curve[0][1], curve[-1][1]) for scheme, curve in curves.items() if curve}
+    title = describe_course(COLUMNS[key], ends) if key in COLUMNS else describe_laws(study)
     note = f"Markers: simulation, lines: theory{rest}." if lines else "Simulation, mean over seeds."
     charts = []
     for place, view in enumerate(views or ("",)):
@@ -262,12 +257,6 @@ def in_depth(study: SavedSimulation, title: str, key: str, unit: str, log: bool,
     return charts[:1]
 
 
-def describe_means(study: SavedSimulation, what: str, key: str) -> str:
-    """First and last value of a column, as a title."""
-    curves = {scheme: study.mean(scheme, key) for scheme in study.names}
-    return describe_course(what, {scheme: (curve[0][1], curve[-1][1]) for scheme, curve in curves.items() if curve})
-
-
 def describe_laws(study: SavedSimulation) -> str:
     """The terminal law of each scheme, as a title."""
     laws = []
@@ -275,7 +264,7 @@ def describe_laws(study: SavedSimulation) -> str:
         measured, theory = terminal_laws(row)
         law = measured if measured not in ("–", "none") else f"{theory} by theory"
         laws += [f"{law} in {row['scheme']}"] * (not law.startswith(("–", "none")))
-    return f"Collapse: 1 - cos falls like {', '.join(laws)}" if laws else "Collapse: no law within T"
+    return f"1 - cos falls like {', '.join(laws)}" if laws else "1 - cos follows no law within T"
 
 
 def unpack(text: str) -> list[tuple[float, float, float]]:
@@ -286,17 +275,11 @@ def unpack(text: str) -> list[tuple[float, float, float]]:
 def sphere(study: SavedSimulation, scheme: str, frame: dict[str, Any]) -> Chart:
     """The tokens of a frame on their sphere, the far side paler."""
     axis = Axis(-REACH, REACH, visible=False)
-    title = f"{scheme}, t = {frame['time'] + 1:.3g}"
-    name = f"sphere-{scheme}-{frame['time'] + 1:.3g}"
+    time = f"{frame['time'] + 1:.3g}"
     chart = Chart(
-        title,
-        axis,
-        axis,
-        {"ring": Look(*COLOURS["grey"], "", "circle")} | study.looks,
-        width=SIZE,
-        height=SIZE,
-        name=name,
-    )
+        f"{scheme}, t = {time}", axis, axis, {"ring": Look(*COLOURS["grey"], "", "circle")} | study.looks, width=SIZE,
+        height=SIZE, name=f"sphere-{scheme}-{time}",
+    )  # fmt: skip
     chart.line("ring", RIM, "outline")
     for token, point in enumerate(unpack(frame["points"])):
         right, up, near = seen_from(point)

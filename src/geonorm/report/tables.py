@@ -113,6 +113,11 @@ def with_interval(value: float | None, low: float | None, high: float | None, di
     return signed(value, digits) + (f" ({ends})" if (ends := interval(low, high, digits)) else "")
 
 
+def ratio_text(value: float | None, low: float | None, high: float | None) -> str:
+    """A ratio with its interval: 1.45 (1.40 to 1.50)."""
+    return "–" if value is None else f"{value:.2f}" + ("" if low is None else f" ({low:.2f} to {high:.2f})")
+
+
 def decimals(row: ComparisonRow) -> int:
     """Decimals that leave two figures of the interval's width."""
     low, high = row.difference_low, row.difference_high

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -13,7 +13,7 @@ from .charts import Axis, Chart, Point
 from .depth import describe_course
 from .page import html_table
 from .study import Record, Section, Study, read_object_strictly
-from .tables import Table, count
+from .tables import Table, count, ratio_text
 
 TITLES = ("turn", "sum of angles", "coherence", "to base after 1 step", "4 steps", "16 steps")
 AXES = {"depth": "blocks", "width": "width"}
@@ -64,11 +64,11 @@ class SavedTransfer(Study):
         for scheme, axis in [(one, axis) for one in self.rows for axis in one["exponents"]]:
             cells = [
                 [str(row[axis]), f"{row['turn']:.2e}", f"{row['path']:.3g}", f"{row['coherence']:.3g}",
-                 format_interval(row["ratio_1"]), f"{row['ratio_4'][0]:.2f}", f"{row['ratio_16'][0]:.2f}"]
+                 ratio_text(*row["ratio_1"]), f"{row['ratio_4'][0]:.2f}", f"{row['ratio_16'][0]:.2f}"]
                 for row in scheme[axis]
             ]  # fmt: skip
             first, *later = scheme["exponents"][axis].values()
-            last = ["exponent", "", "", "", format_interval(first), *(f"{exponent[0]:.2f}" for exponent in later)]
+            last = ["exponent", "", "", "", ratio_text(*first), *(f"{exponent[0]:.2f}" for exponent in later)]
             tables[f"{scheme['scheme']}, {axis}"] = ["size", *TITLES], [*cells, last]
         return tables
 
@@ -116,9 +116,3 @@ class SavedTransfer(Study):
              **{f"ratio_{steps}": row[f"ratio_{steps}"][0] for steps in (1, 4, 16)}}
             for scheme in self.rows for axis in scheme["exponents"] for row in scheme[axis]
         ]  # fmt: skip
-
-
-def format_interval(interval: Sequence[float]) -> str:
-    """1.45 (1.40 to 1.50)"""
-    mean, low, high = interval
-    return f"{mean:.2f} ({low:.2f} to {high:.2f})"
