@@ -13,22 +13,21 @@ import zstandard
 
 from geonorm import names, parse
 from geonorm.cli.arguments import read
-from geonorm.cli.main import main
-from geonorm.dynamics.config import SimulateConfig
-from geonorm.lab.compare.config import CompareConfig
+from geonorm.cli.main import COMMANDS, main
 from geonorm.schemes.combine import Nested
 
 from .rows import each
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-GUIDE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+GUIDE, VISION = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("guide.md", "vision.md"))
+PAGES_TEXT = "".join(path.read_text("utf-8") for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))))
 SCRIPTS = [  # those of 005 and 006 call the lab from Python: one factor of the model at a time is no comparison
     path for path in sorted((ROOT / "experiments").glob("*/run.sh")) if "geonorm " in path.read_text(encoding="utf-8")
 ]
 
 
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README + GUIDE, re.DOTALL | re.MULTILINE)
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README + GUIDE + VISION, re.DOTALL | re.MULTILINE)
 PYTHON = [block for language, block in BLOCKS if language == "python"]
 SHELL = [line for language, block in BLOCKS if not language for line in block.replace("\\\n", " ").splitlines()]
 SMALL = {"--steps": ["4"], "--seeds": ["1"], "--lrs": ["6e-3"], "--time": ["2"], "--tokens": ["32"]}
@@ -39,11 +38,11 @@ TINY = (
 WITH = {"compare": TINY.split(), "probe": ["--device", "cpu"]}
 
 
-def commands_of(text: str, verb: str) -> list[list[str]]:
-    """Arguments of every `geonorm VERB` command of a text, shell variables left as words."""
+def commands_of(text: str) -> list[list[str]]:
+    """Words of every command of a text after `geonorm`, shell variables left as words."""
     joined = re.sub(r"\\\n\s*", " ", text)
-    lines = re.findall(rf"(?:^|-m )geonorm {verb} +(--[^\n]*)", joined, re.MULTILINE)
-    return [[word for word in shlex.split(line) if word != "$@"] for line in lines]
+    lines = re.findall(rf"(?:^|-m )geonorm ((?:{'|'.join(COMMANDS)}) [^\n]+)", joined, re.MULTILINE)
+    return [[word for word in shlex.split(line, comments=True) if word != "$@"] for line in lines]
 
 
 @each("number", range(len(PYTHON)))
@@ -79,17 +78,16 @@ def test_shell_blocks_run_in_their_order(tmp_path: Path, monkeypatch: pytest.Mon
         assert main([verb, *shrink(verb, words)]) == 0, words
 
 
-@each("text", [README + GUIDE, *(script.read_text(encoding="utf-8") for script in SCRIPTS)])
-def test_commands_are_valid(text: str) -> None:
-    found = 0
-    kinds: list[tuple[str, Any]] = [("compare", CompareConfig), ("simulate", SimulateConfig)]
-    for verb, kind in kinds:
-        for arguments in commands_of(text, verb):
-            config = read(kind, f"geonorm {verb}", arguments)
-            found += 1
-            for scheme in config.schemes:
-                parse(scheme)
-    assert found
+@each("text", [PAGES_TEXT, *(script.read_text(encoding="utf-8") for script in SCRIPTS)])
+def test_commands_are_valid(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for words in commands_of(text):
+        verb = " ".join(words[: 1 + (words[0] == "bench")])
+        if "--config" not in words or Path(words[words.index("--config") + 1]).exists():
+            config: Any = read(COMMANDS[verb], f"geonorm {verb}", words[len(verb.split()) :])
+            for scheme in getattr(config, "schemes", None) or ():
+                assert "./" in scheme or parse(scheme)
+    assert commands_of(text)
 
 
 def test_where_the_tokenizers_of_the_configs_come_from_is_told() -> None:
