@@ -4,7 +4,10 @@
 const FRAMES = 120, DEEPEST = 100, TRAIL = 14, COUNT = 48, MOST_RULES = 6;
 const at = frame => Math.exp(frame / FRAMES * Math.log(DEEPEST + 1)) - 1;  // even in the logarithm of depth
 const find = id => document.getElementById(id);
-document.getElementById("title").hidden = self !== top; // the page around it has a heading
+if (self !== top) {  // the page around it has a heading, and gives it the height that it asks for
+  find("title").hidden = true;
+  new ResizeObserver(() => parent.postMessage(document.documentElement.offsetHeight, "*")).observe(document.body);
+}
 const night = matchMedia("(prefers-color-scheme: dark)"), calm = matchMedia("(prefers-reduced-motion: reduce)");
 const colour = rule => night.matches ? rule.dark : rule.light;
 const ink = name => getComputedStyle(document.documentElement).getPropertyValue(name);

@@ -84,7 +84,7 @@ function meanCosine(theta, n) {
 const STEPS = {
   pre: (x, u) => [x[0] + u[0], x[1] + u[1]],
   post: (x, u) => scaled(STEPS.pre(x, u), Math.hypot(...x)),
-  peri: (x, u) => STEPS.pre(x, scaled(u, Math.hypot(...x))),
+  peri: (x, u) => STEPS.pre(x, scaled(u, 1)),
   geonorm: (x, u) => {
     const r = Math.hypot(...x), c = (x[0] * u[0] + x[1] * u[1]) / r ** 2, v = [u[0] - c * x[0], u[1] - c * x[1]];
     const size = Math.hypot(...v), angle = Math.min(size / r, Math.PI / 4);
