@@ -153,9 +153,9 @@ def scheme_page(name: str, about: Mapping[str, Any]) -> Iterator[str]:
 def command_page(command: str) -> Iterator[str]:
     """What a command does, its examples and all its options."""
     kind = COMMANDS[command]
-    yield f"# geonorm {command}\n\n{' '.join((kind.__doc__ or '').split())}\n"
-    if kind.examples:
-        yield "```\n" + "\n".join(kind.examples) + "\n```\n"
+    about = re.sub(r"docs/([\w-]+)\.md", r"[\1](../../\1.md)", " ".join((kind.__doc__ or "").split()))
+    yield f"# geonorm {command}\n\n{about}\n"
+    yield "```\n" + "\n".join(kind.examples) + "\n```\n"
     rows = [
         (f"`{option.flag}`", "must be given" if option.default is MISSING else f"`{option.default}`", option.text)
         for option in options(kind).values()

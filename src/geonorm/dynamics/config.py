@@ -15,8 +15,9 @@ DEFAULT_SCHEMES = ("post", "pre", "peri", "sqrt", "ngpt(alpha=1)", "geonorm")
 
 @dataclass(frozen=True)
 class SimulateConfig(Settings):
-    """Tokens as particles on the sphere (arXiv:2510.22026): attention proposes, the scheme moves, and the cosine
-    between tokens is followed in depth, beside what theory predicts."""
+    """Tokens as particles on the sphere (arXiv:2510.22026): attention with fixed or initial weights proposes, the
+    scheme moves, and the cosine between tokens is followed in depth, beside theory. How trained models compare:
+    docs/theory-random-weights.md, last section."""
 
     common = ("schemes", "init", "tokens", "dim", "beta", "time", "seeds", "out")
     examples = (
