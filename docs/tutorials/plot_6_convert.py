@@ -27,9 +27,9 @@ print((model(ids).logits - before).abs().max())
 report.undo()
 
 # %%
-# Under GeoNorm the output is another one, and the model trains on.
+# Under GeoNorm the output differs, and the model trains on. ``entry=embedding``: a Llama has no embedding norm.
 
-report = geonorm.hf.apply(model, "geonorm")
+report = geonorm.hf.apply(model, "geonorm(entry=embedding)")
 print(report)
 optimizer = torch.optim.AdamW(geonorm.parameter_groups(model, lr=3e-3))
 for step in range(5):
