@@ -250,7 +250,10 @@ class Chart:
                 if rows := [row for row in self.rows.get(kind, ()) if row["s"] == series]:
                     layers.append(self._layer(kind, rows, self.looks[series], place))
         layers += self._line_labels() if self.y else self._row_labels(place)
-        return {"width": self.width, "height": self.height if self.y else {"step": 46}, "layer": layers}
+        lengths = [len(self.labels.get(row.series, row.series) + row.text) for row in self.strips]
+        # higher rows where the name and the text of one need a line each
+        height = self.height if self.y else {"step": 62 if max(lengths) > self._letters else 46}
+        return {"width": self.width, "height": height, "layer": layers}
 
     def _layer(self, kind: str, rows: list[Spec], look: Look, place: Spec) -> Spec:
         """What one series has of a kind."""
@@ -270,15 +273,20 @@ class Chart:
         return {"x": self.x.channel("x"), "y": self.y.channel("y") if self.y else rows}
 
     def _row_labels(self, place: Spec) -> list[Spec]:
-        """Name and text above each row; names are cut among all, so that no two are the same."""
+        """Name and text above each row; names longer than it are cut among all, so that no two are the same."""
         layers = []
+        names = cut_apart([self.labels.get(each, each) for each in self.looks], self._letters)
         for row in self.strips:
-            room = max(18, ROW * self.width // Chart.width - len(row.text))
-            names = cut_apart([self.labels.get(each, each) for each in self.looks], room)
             name = LABEL | {"text": names[self.labels.get(row.series, row.series)], "x": 0, "fontWeight": "bold"}
-            text = LABEL | {"text": row.text, "x": self.width, "align": "right"}
-            layers += [label(row.series, mark | {"dy": -17}, y=place["y"]) for mark in (name, text)]
+            text = LABEL | {"text": row.text, "x": self.width, "align": "right", "dy": -17}
+            above = name | {"dy": -33 if len(name["text"] + row.text) > self._letters else -17}
+            layers += [label(row.series, mark, y=place["y"]) for mark in (above, text)]
         return layers
+
+    @property
+    def _letters(self) -> int:
+        """The most that a line of a row holds."""
+        return ROW * self.width // Chart.width
 
     def _line_labels(self) -> list[Spec]:
         """Marker and name of each series beside the end of its line, moved apart where lines end together."""

@@ -137,8 +137,12 @@ class SavedComparison(ComparedRuns):
         again = shlex.join(["geonorm", "train", "--config", str(config), "--out", "NEW"])
         parts.append(f"<p>One run, from what is stored in its directory:</p><pre>{escape(again)}</pre>")
         parts.append(details(f"Configuration of {one.path.name}", f"<pre>{escape(one.config_text)}</pre>"))
-        machines = [pairs(flatten(part).items()) for run in self.runs for part in run.environment]
-        parts += [details("Environment", machine) for machine in dict.fromkeys(machines)]
+        machines: dict[str, dict[str, None]] = {}
+        for key, value in [item for run in self.runs for part in run.environment for item in flatten(part).items()]:
+            machines.setdefault(key, {})[plain_text(value)] = None
+        machines.pop("identity", None)  # of the run, not of its machine
+        listed_values = pairs((key, checks.name_some([*values])) for key, values in machines.items())
+        parts.append(details("Environment", listed_values))
         rows = [[run.path.name, *(plain_text(run.summary.get(key)) for key in STATUS)] for run in self.runs]
         title = f"All {count(len(rows), 'run')} and how they ended"
         for scheme in self.names:

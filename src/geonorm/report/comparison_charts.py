@@ -29,7 +29,7 @@ class View(NamedTuple):
     early: float = EARLY
     log: bool = False
     flops: bool = False
-    """True for 6 FLOPs a token and parameter of a matrix product; of a model, so that schemes may differ."""
+    """True for 6 FLOPs a token and parameter of a matrix product, without attention's scores; schemes may differ."""
     seeds: bool = False
 
 
@@ -43,9 +43,9 @@ def describe_verdicts(comparison: ComparedRuns) -> str:
     for row in comparison.rows:
         side = "better" if (row.difference or 0) < 0 else "worse"
         if row.scheme != comparison.baseline:
-            word = "no result yet" if row.difference is None else verdict(row)
+            word = "without a result" if row.difference is None else verdict(row)
             groups.setdefault(word.replace("resolved", side, 1) if row.resolved else word, []).append(row.scheme)
-    sides = [f"{', '.join(names)}: {side}" for side, names in groups.items()]
+    sides = [f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {side}" for side, names in groups.items()]
     return f"Against {comparison.baseline}, " + "; ".join(sides) if sides else f"{comparison.baseline} alone"
 
 
@@ -104,11 +104,11 @@ def by_setting(comparison: ComparedRuns, settings: Mapping[str, Sequence[Compari
     strips = [Strip(name, paired_difference(row), [], row.difference, row.difference_low, row.difference_high)
               for name, row in sorted(known.items())]  # fmt: skip
     looks = {name: comparison.looks[row.scheme] for name, row in known.items()}
-    unit = f"difference to {comparison.baseline}, nats per token (left of 0 is better)"
     better = sum((row.difference or 0) < 0 for row in known.values())
     title = f"Better than {comparison.baseline} on average in {better} of {count(len(known), 'case')}"
     return [strip_chart(
-        title, unit, strips, looks, rule=0.0, name="settings",
+        title, f"difference to {comparison.baseline}, nats per token (left of 0 is better)", strips, looks, rule=0.0,
+        name="settings",
         meaning="What changes its side from setting to setting is no property of the scheme alone.",
     )]  # fmt: skip
 
@@ -120,23 +120,19 @@ def losses(comparison: ComparedRuns) -> list[Chart]:
              for scheme in comparison.names}  # fmt: skip
     known = [*train.items(), *valid.items()]
     framed = [pair for pair in known if comparison.counted(pair[0])] or known
-    note = (
-        "Validation loss, on the sample that every evaluation reads, with markers and the range of seeds; training "
-        "loss thin. The start leaves the frame, as may what diverged."
-    )
     thin = {scheme: curve.thinned(120) for scheme, curve in train.items()}
     order = sorted(valid, key=lambda scheme: valid[scheme].mean[-1])
     title = (
         f"At the last evaluation {order[0]} is lowest, at {valid[order[0]].mean[-1]:.4f}" if order else "Training loss"
     )
-    unit = "loss (nats per token)"
     return over_tokens(
         comparison,
         "loss",
         title,
-        unit,
+        "loss (nats per token)",
         {scheme: [curve] for scheme, curve in valid.items()},
-        note,
+        "Validation loss, on the sample that every evaluation reads, with markers and the range of seeds; training "
+        "loss thin. The start leaves the frame, as may what diverged.",
         "A lead early in training often turns: the end of equally long runs counts.",
         framed,
         VIEWS,
@@ -157,15 +153,13 @@ def gaps(comparison: ComparedRuns) -> list[Chart]:
     others = [scheme for scheme in comparison.names if scheme != comparison.baseline]
     paired = {scheme: curves.paired_gap(comparison.counted(scheme), base) for scheme in others}
     known = {scheme: curve for scheme, curve in paired.items() if curve and len(curve.x) > 1}
-    note = (
-        f"Validation loss, on the sample of every evaluation, − that of {comparison.baseline}, paired by seed; band: "
-        "the 95 % interval at each point. The start may leave the frame."
-    )
     ends = ", ".join(f"{scheme} {signed(curve.mean[-1])}" for scheme, curve in known.items())
     return over_tokens(
         comparison, "gap", f"At the last evaluation, against {comparison.baseline}: {ends}",
         "difference (nats per token)",
-        {scheme: [curve] for scheme, curve in known.items()}, note,
+        {scheme: [curve] for scheme, curve in known.items()},
+        f"Validation loss, on the sample of every evaluation, − that of {comparison.baseline}, paired by seed; band: "
+        "the 95 % interval at each point. The start may leave the frame.",
         "A gap that is still closing at the end may be gone in longer runs.", [*known.items()], TIMES, band="95 %",
         rules=[0.0],
     )  # fmt: skip
@@ -174,15 +168,13 @@ def gaps(comparison: ComparedRuns) -> list[Chart]:
 def gradient_course(comparison: ComparedRuns) -> list[Chart]:
     """Gradient norm during training, with the spikes of the gradient."""
     known = {scheme: curve.thinned(120) for scheme, curve in metric_curves(comparison, "grad_norm").items()}
-    note = (
-        "Mean over seeds, before clipping, of the logged steps. Spikes are counted at every step; all columns of the "
-        "table have those of the loss, and how many the batch made."
-    )
     views = tuple(view._replace(early=0.0) for view in TIMES[:2])
     counts = [f"{row.scheme} {row.grad_spikes}" for row in comparison.rows if row.grad_spikes]
     title = f"Spikes of the gradient norm: {', '.join(counts)}" if counts else "No spike of the gradient norm"
     return over_tokens(
-        comparison, "gradient", title, "gradient norm", {}, note,
+        comparison, "gradient", title, "gradient norm", {},
+        "Mean over seeds, before clipping, of the logged steps. Spikes are counted at every step; all columns of the "
+        "table have those of the loss, and how many the batch made.",
         "A norm that grows late, or many spikes, warns of a rate that longer runs will not bear.", [*known.items()],
         views, thin=known,
     )  # fmt: skip
@@ -199,7 +191,11 @@ def over_tokens(
         return []
     charts: list[Chart] = []
     for view in views:
-        cost = {scheme: cost_of_token(comparison, scheme) if view.flops else 1.0 for scheme in comparison.names}
+        cost = {
+            scheme: 6.0 * (run.matmul_parameters or run.parameters or 1) if view.flops else 1.0
+            for scheme in comparison.names
+            for run in [comparison.drawn(scheme)[0].summary]
+        }
         late = [end for _, c in framed for column in (c.low, c.high)
                 for end in column[c.x >= view.early * c.x[-1]].tolist()]  # fmt: skip
         y = Axis.around([*rules, *late], log=curves.spans_decades([*rules, *late]), title=unit)
@@ -224,12 +220,6 @@ def over_tokens(
         charts.append(chart)
     charts[0].views = charts[1:]
     return charts[:1]
-
-
-def cost_of_token(comparison: ComparedRuns, scheme: str) -> float:
-    """6 for each parameter of a matrix product, forward and backward; attention's scores are left out."""
-    summary = comparison.drawn(scheme)[0].summary
-    return 6.0 * (summary.matmul_parameters or summary.parameters or 1)
 
 
 def learning_rates(comparison: ComparedRuns) -> list[Chart]:
@@ -310,7 +300,8 @@ def geometry(comparison: ComparedRuns) -> list[Chart]:
         if any(second.values()):
             dotted = f" Dotted: the scheme's definition to first order, up to {SECOND:g} rad."
             measure = measure._replace(note=measure.note + dotted)
-        charts += over_depth(key, measure, comparison.looks, courses, "layer (attention, then MLP)", second, "dotted")
+        unit, labels = "layer (attention, then MLP)", comparison.keys
+        charts += over_depth(key, measure, comparison.looks, courses, unit, second, "dotted", labels)
     return charts
 
 

@@ -30,10 +30,11 @@ Courses = Mapping[str, Sequence[Place]]
 
 
 def over_depth(
-    name: str, measure: Measure, looks: Mapping[str, Look], courses: Courses, unit: str, second: Courses, kind: str
-) -> list[Chart]:
+    name: str, measure: Measure, looks: Mapping[str, Look], courses: Courses, unit: str, second: Courses, kind: str,
+    labels: Mapping[str, str],
+) -> list[Chart]:  # fmt: skip
     """The chart of a measure, on the scale that shows most, with the other as a view; none without a value. second:
-    lines of another kind beside them."""
+    lines of another kind beside them. labels: the name to write of each series."""
     drawn = {series: places for series, places in courses.items() if places}
     values = [value for place in chain(*drawn.values(), *second.values()) for value in place[2:] if value is not None]
     if not drawn:
@@ -46,9 +47,9 @@ def over_depth(
     for log in scales:
         x = Axis(layers[0] - 0.25, layers[-1] + 1, title=unit, labels=layers[:: math.ceil(len(layers) / 12)])
         y = Axis.around(values, log=log, margin=0.08, title=measure.unit + ", logarithmic" * log)
-        title = describe_course(measure.title, {s: (p[0].value, p[-1].value) for s, p in drawn.items()})
+        title = describe_course(measure.title, {labels[s]: (p[0].value, p[-1].value) for s, p in drawn.items()})
         view = "log scale" if log else "linear scale"
-        chart = Chart(title, x, y, looks, measure.note, name=name, meaning=measure.meaning, view=view)
+        chart = Chart(title, x, y, looks, measure.note, name=name, meaning=measure.meaning, view=view, labels=labels)
         for series, places in second.items():
             at = spread_evenly([place.layer for place in places])
             chart.line(series, zip(at, [place.value for place in places], strict=True), kind)
@@ -69,9 +70,9 @@ def describe_course(what: str, ends: Mapping[str, tuple[float, float]]) -> str:
     """First and last value of the series that ends highest and of the one that ends lowest.
 
     >>> describe_course("Radius", {"pre": (11.3, 67.21), "geonorm": (8.0, 8.0)})
-    'Radius goes from 11.3 to 67.21 in pre, stays at 8 in geonorm'
+    'Radius goes from 11.3 to 67.2 in pre, stays at 8 in geonorm'
     """
     order = sorted(ends, key=lambda series: ends[series][1], reverse=True)
-    chosen = {series: [figures(end) for end in ends[series]] for series in (*order[:1], *order[-1:])}
+    chosen = {series: [figures(float(f"{end:.3g}")) for end in ends[series]] for series in (*order[:1], *order[-1:])}
     courses = [f"{f'stays at {a}' if a == b else f'goes from {a} to {b}'} in {s}" for s, (a, b) in chosen.items()]
     return f"{what} {', '.join(courses)}"

@@ -239,14 +239,13 @@ def speedup_charts(ladder: SavedLadder) -> list[Chart]:
     ends = [end for each in strips.values() for s in each for end in (s.mean, s.low, s.high, *(x for x, _ in s.dots))]
     unit = f"speed-up over {ladder.baseline}"
     axis = Axis.around([0.95, 1.05, *filter(None, ends)], log=True, margin=0.08, title=f"{unit} (right of 1 is better)")
-    note = "Each mark is one seed, the bar the 95 % interval of their mean. > and <: outside the curves."
     charts = [
         strip_chart(
             f"Speed-up {name_speedups(rows, size)}",
             "",
             each,
             ladder.looks,
-            note,
+            "Each mark is one seed, the bar the 95 % interval of their mean. > and <: outside the curves.",
             1.0,
             axis,
             name=f"speedup-{size}",

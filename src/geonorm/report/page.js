@@ -114,6 +114,15 @@
     draw();
   }
 
+  // A table that is wider than its place says so.
+  const flag = () => {
+    for (const part of document.querySelectorAll(".scroll")) {
+      part.parentElement.classList.toggle("cut", part.scrollWidth > part.clientWidth + 1);
+    }
+  };
+  new ResizeObserver(flag).observe(document.body);
+  document.addEventListener("change", flag);
+
   // The picture as it stands, without its marks' labels for the page.
   for (const button of document.querySelectorAll("[data-svg]")) {
     button.addEventListener("click", () => {

@@ -32,11 +32,13 @@ def page(studies: Sequence[Study], styles: Mapping[str, Look]) -> str:
     names, resources, alone = list(styles), files("geonorm.report"), len(studies) == 1
     css, script = (resources.joinpath(f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     places = [{series: names.index(key) for series, key in study.keys.items()} for study in studies]
-    kinds = ", ".join(dict.fromkeys(study.what.lower() for study in studies))
-    title = studies[0].headline() if alone else f"{len(names)} series in {len(studies)} studies: {kinds}"
-    head, contents, body = _answers(studies, places), "", ""
+    title, contents, body = studies[0].headline(), "", ""
+    head = (
+        f'<p class="caption">{len(names)} series in {len(studies)} studies: '
+        f"{', '.join(dict.fromkeys(study.what.lower() for study in studies))}</p>{_answers(studies, places)}"
+    )
     if alone:
-        head = _setting(studies[0]) + head + _limits(studies[0])
+        head = _setting(studies[0]) + _answers(studies, places) + _limits(studies[0])
     for number, (study, place) in enumerate(zip(studies, places, strict=True), 1):
         prefix, level = ("", "h2") if alone else (f"study-{number}-", "h3")
         links = []
@@ -102,18 +104,23 @@ def _figure(chart: Chart, place: Mapping[str, int], prefix: str) -> str:
     name, views = prefix + anchor(chart.name), [chart, *chart.views]
     radios, pictures = "", ""
     for index, view in enumerate(views):
-        file = anchor(view.name)
-        data = quote(FOLDERS.sub("", write_csv(view.table())), safe=",.-")
         radios += f'<label><input type="radio" name="{name}-view"{"" if index else " checked"}>{view.view}</label>'
-        pictures += (
-            f'<div class="view">{inline(view, place)}<p class="files"><a download="{file}.csv" '
-            f'href="data:text/csv,{data}">CSV</a> <button type="button" data-svg="{file}">SVG</button></p></div>'
-        )
+        pictures += picture(view, place)
     switch = f'<fieldset class="views"><legend>View</legend>{radios}</fieldset>' if len(views) > 1 else ""
     meaning = f" <em>{escape(chart.meaning)}</em>" if chart.meaning else ""
     return (
         f'<figure id="{name}"><figcaption><strong>{linked(chart.title)}</strong> {linked(chart.note)}{meaning}'
         f'</figcaption>{switch}{pictures}<label class="large"><input type="checkbox"> large</label></figure>'
+    )
+
+
+def picture(chart: Chart, place: Mapping[str, int]) -> str:
+    """A chart with its numbers and itself as files."""
+    file = anchor(chart.name)
+    data = quote(FOLDERS.sub("", write_csv(chart.table())), safe=",.-")
+    return (
+        f'<div class="view">{inline(chart, place)}<p class="files"><a download="{file}.csv" '
+        f'href="data:text/csv,{data}">CSV</a> <button type="button" data-svg="{file}">SVG</button></p></div>'
     )
 
 
@@ -191,6 +198,7 @@ def plain_text(value: Any) -> str:
 
 def _colours(styles: Sequence[Look]) -> str:
     """Colours of the legend's entries, and those of the charts on dark paper."""
-    light = "".join(f".s{i}{{--c:{look.light}}}" for i, look in enumerate(styles))
+    hollow = ";background:none;border:3px solid var(--c)"
+    light = "".join(f".s{i}{{--c:{look.light}{hollow * look.hollow}}}" for i, look in enumerate(styles))
     dark = "".join(f".s{i}{{--c:{look.dark}}}" for i, look in enumerate(styles))
     return f"{light}@media screen and (prefers-color-scheme:dark){{{dark}{dark_rules()}}}"

@@ -77,8 +77,7 @@ class SavedProbe(Study):
     def schedule(self, name: str) -> Record | None:
         """The laws of all sub-layers of a series."""
         model = self.model_of(name)
-        laws = laws_of(model).get(name) if model else None
-        return (laws or {}).get("all")
+        return (laws_of(model).get(name) or {}).get("all") if model else None
 
     def norms(self, name: str) -> list[Record]:
         """Norms of a series inside blocks that read the whole stream or update, in the order of the blocks."""
@@ -92,6 +91,11 @@ class SavedProbe(Study):
     def caption(self) -> str:
         tokens = " / ".join(dict.fromkeys(si(model["tokens"]) for model in self.summary["models"]))
         return ", ".join([*filter(None, [Path(self.summary["data"] or "").name]), f"{tokens} tokens"])
+
+    def headline(self) -> str:
+        steps = {key: column_mean(self.sites(name), "ratio") for name, key in self.keys.items()}
+        known = [f"{figures(step)} of its length in {key}" for key, step in steps.items() if step is not None]
+        return f"On average a sub-layer moves a token by {', '.join(known)}" if known else self.title
 
     def findings(self) -> list[tuple[str, str]]:
         return [(name, self._headline(name)) for name in self.names]
@@ -150,7 +154,7 @@ class SavedProbe(Study):
                 depth = max(row["t"] for row in rows)
                 second[name] = [Place(t, "", evaluate_law(law, t, depth)) for t in range(1, depth + 1)]
         name, kind = panel.key.replace("_", "-"), "thin" if panel.thin else "dotted"
-        return over_depth(name, panel.measure, self.looks, courses, "block t", second, kind)
+        return over_depth(name, panel.measure, self.looks, courses, "block t", second, kind, self.keys)
 
     def sites(self, name: str) -> list[Record]:
         """The sub-layers of a series."""
@@ -161,7 +165,7 @@ class SavedProbe(Study):
         drawn = [Section(title, [charts[name]]) for name, title, _ in FIGURES if charts[name]]
         tables = zip(self.tables().values(), (OVERVIEW[5:], AVERAGES[7:]), strict=True)
         models, means = (html_table(*table, place, more) for table, more in tables)
-        return [Section("Models", [models]), *drawn, Section("Means over sub-layers", [means])]
+        return [*drawn, Section("Models", [models]), Section("Means over sub-layers", [means])]
 
     def records(self) -> list[Record]:
         """Of each series its model, law, and means over the sub-layers and over the norms in blocks; None for what is
@@ -206,7 +210,7 @@ def power_of(law: Record | None) -> str:
     if not power:
         return "–"
     ends = f" ({-power['high']:.2f} to {-power['low']:.2f})" if "low" in power else ""
-    return f"{-power['exponent']:.2f}{ends}".replace("-0.00", "0.00")
+    return f"{-power['exponent']:.2f}{ends}".replace("-0.00", "0.00").replace("-", "−")
 
 
 def column_mean(rows: Sequence[Record], key: str) -> float | None:

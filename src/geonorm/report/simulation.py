@@ -15,7 +15,7 @@ from typing import Any
 from .charts import Axis, Chart
 from .curves import spans_decades
 from .depth import describe_course
-from .page import details, html_table, inline, pairs
+from .page import details, html_table, pairs, picture
 from .study import Record, Section, Study, read_object_strictly, read_rows_strictly
 from .style import COLOURS, Look, figures
 from .tables import Table, count, formatted
@@ -48,6 +48,8 @@ FLOORS = {"float64": 1e-20, "float32": 1e-12}
 """Lowest 1 - cos to draw: below it positions are rounding error."""
 SIZE, REACH, SCALE = 300, 1.1, 32767
 """Pixels of a sphere, what it shows of an axis where the sphere has radius 1, and units of a coordinate in a frame."""
+TILT = math.radians(35)
+"""Of the axis that tokens have in common, their first coordinate: half-way up."""
 Points = list[tuple[float, float]]
 RIM: Points = [(math.cos(math.pi * i / 30), math.sin(math.pi * i / 30)) for i in range(61)]
 """Of a sphere of radius 1."""
@@ -282,7 +284,8 @@ def sphere(study: SavedSimulation, scheme: str, frame: dict[str, Any]) -> Chart:
     )  # fmt: skip
     chart.line("ring", RIM, "outline")
     for token, point in enumerate(unpack(frame["points"])):
-        right, up, near = seen_from(point)
+        common, right, back = point
+        up, near = (back * math.cos(TILT) + common * math.sin(TILT), common * math.cos(TILT) - back * math.sin(TILT))
         darkness = round(0.25 + 0.65 * (1 + near) / 2, 3)  # the far side is pale
         chart.mark(scheme, right, up, f"{scheme} · token {token}", "dot", o=darkness)
     return chart
@@ -306,15 +309,7 @@ def spheres_over_time(study: SavedSimulation) -> list[Chart]:
 def describe_pictures(study: SavedSimulation) -> str:
     """The run of the pictures, which need not be that of the curves."""
     run = study.particles.get("run", {}) | {"time": study.summary["time"]}
-    return f"{study.caption(**run)}. The axes are the same for all schemes; the far side is paler."
-
-
-def seen_from(point: tuple[float, float, float]) -> tuple[float, float, float]:
-    """(right, up, towards the reader) of a point whose first coordinate is what tokens have in common: that axis is
-    tilted half-way up."""
-    common, right, up = point
-    tilt = math.radians(35)
-    return right, up * math.cos(tilt) + common * math.sin(tilt), common * math.cos(tilt) - up * math.sin(tilt)
+    return f"{study.caption(**run)}. A dot is a token; the axes are the same for all schemes, the far side is paler."
 
 
 def turning_spheres(study: SavedSimulation, place: Mapping[str, int]) -> str:
@@ -327,12 +322,13 @@ def turning_spheres(study: SavedSimulation, place: Mapping[str, int]) -> str:
     for scheme, frames in pictures.items():
         # a slash of base64 begins no path, which the page would cut
         data = escape(json.dumps([[frame["cos"], frame["points"]] for frame in frames])).replace("/", "&#47;")
-        picture = inline(sphere(study, scheme, frames[min(middle, len(frames) - 1)]), place)
+        globe = picture(sphere(study, scheme, frames[min(middle, len(frames) - 1)]), place)
         caption = f"<figcaption><strong>{escape(scheme)}</strong><span></span></figcaption>"
-        globes.append(f'<figure data-s="{place[scheme]}" data-frames="{data}">{caption}{picture}</figure>')
+        globes.append(f'<figure data-s="{place[scheme]}" data-frames="{data}">{caption}{globe}</figure>')
     return (
         f'<div class="spheres" data-times="{escape(json.dumps(times))}" data-size="{SIZE}" data-reach="{REACH}">'
-        f'<p class="caption">{escape(describe_pictures(study))} Drag a sphere to turn all.</p>'
+        f'<p class="caption">{escape(describe_pictures(study))} Drag a sphere to turn all. '
+        "Where all tokens meet, attention has nothing left to tell apart.</p>"
         '<label class="depth">depth-time <output></output>'
         f'<input type="range" min="0" max="{len(times) - 1}" step="any" value="{middle}" aria-label="depth"></label>'
         f'<div class="globes">{"".join(globes)}</div></div>'

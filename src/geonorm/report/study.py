@@ -167,7 +167,7 @@ class Study(ABC):
 
     def _bare(self, chart: Chart) -> Chart:
         width, height = [round(mm * PIXELS) for mm in self.size] or (chart.width, chart.height)
-        return replace(chart, title="", note="", labels=self.labels, width=width, height=height)
+        return replace(chart, title="", note="", labels={**chart.labels, **self.labels}, width=width, height=height)
 
     def panels(self) -> dict[str, list[Chart]]:
         """The charts of each figure, and each single chart and view by its own name."""
