@@ -121,7 +121,7 @@ def answer() -> Spec:
     dots = [(gap, f"seed {seed}") for seed, gap in one["pairs"].items()]
     rows.append(Strip(names["022-without"], one["verdict"], dots, one["mean"], one["low"], one["high"]))
     title = "GeoNorm − Pre-Norm at best rates, by who has an embedding norm"
-    note = "Mark: a setting; bar: 95 %. Last row: the embedding's rate tuned apart, one setting, mark: a seed."
+    note = "Mark: a setting, in the last row a seed. Tick: mean; bar: its 95 %. Tuned apart: the embedding's rate."
     look = dict.fromkeys(names.values(), looks(["geonorm"])["geonorm"])
     return figure([strip_chart(title, "nats per token; below 0 GeoNorm is better", rows, look, note, 0.0, width=420)])
 

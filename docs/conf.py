@@ -42,7 +42,7 @@ html_theme_options = {
     "header_links_before_dropdown": 9,
     "show_toc_level": 2,
     "navigation_with_keys": False,
-    "secondary_sidebar_items": ["page-toc"],
+    "secondary_sidebar_items": {"**": ["page-toc"], "generated/gallery": []},
 }
 html_sidebars: dict[str, list[str]] = {"index": [], "playground": [], "start": [], "project": []}
 html_show_sourcelink = False
@@ -70,21 +70,31 @@ DataFrame._repr_html_ = partialmethod(DataFrame.to_html, index=False, border=0)
 
 
 def link(app: Sphinx, page: str, source: list[str]) -> None:
-    """Links to what is no page of the site lead to the repository; below the page of results are those by question."""
-    here = (HERE / page).parent
-    if page == "results":
-        source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\nresults/*\n```\n"
+    """Links to what is no page of the site lead to the repository; below the page of results are those by question and
+    the experiments, whose tables get a title."""
+    root, copied = HERE.parent, page.startswith("generated/experiments/")
+    here = ((root / page.removeprefix("generated/")) if copied else (HERE / page)).parent
+    if copied and not source[0].startswith("# "):
+        source[0] = f"# {here.name[:3]}: {Path(page).name}\n\n{source[0]}"
+    patterns = ["results/*.md", "generated/experiments/README.md"] if page == "results" else ["*.md", "*/README.md"]
+    below = [file for pattern in patterns for file in sorted(here.glob(pattern)) if file != here / "README.md"]
+    if below and (page == "results" or (copied and page.endswith("/README"))):
+        names = "\n".join(str(file.relative_to(here)) for file in below)
+        source[0] += f"\n```{{toctree}}\n:hidden:\n\n{names}\n```\n"
 
     def address(match: re.Match[str]) -> str:
-        target = match[1].partition("#")[0]
+        target, mark, anchor = match[1].partition("#")
         if "tutorials/plot_" in target:
             return f"](/generated/tutorials/{Path(target).stem}.rst)"
         path = (here / target).resolve()
-        if not target or "://" in target or not path.is_relative_to(HERE.parent):
+        if not target or "://" in target or not path.is_relative_to(root):
             return match[0]
-        ours = path.is_relative_to(HERE) and not path.is_relative_to(HERE / "design")
-        inside = path.is_file() and (ours or path.suffix in (".svg", ".cff"))
-        return match[0] if inside else f"]({REPOSITORY}/{path.relative_to(HERE.parent)})"
+        path = readme if (readme := path / "README.md").is_file() else path
+        if path.is_relative_to(root / "experiments") and path.suffix in (".md", ".svg"):
+            return f"](/{'generated' if path.suffix == '.md' else '..'}/{path.relative_to(root)}{mark}{anchor})"
+        if path.is_file() and path.is_relative_to(HERE) and not path.is_relative_to(HERE / "design"):
+            return f"](/{path.relative_to(HERE)}{mark}{anchor})"
+        return match[0] if path.suffix == ".cff" else f"]({REPOSITORY}/{path.relative_to(root)})"
 
     source[0] = re.sub(r"\]\(([^)\s]+)\)", address, source[0])
 
@@ -116,6 +126,31 @@ def plain_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, l
     ]
 
 
+JUNK = re.compile(
+    r' (?:aria-[a-z]+|role|class|pointer-events|font-family)="[^"]*"| (?:[xy]2?="0"|(?:opacity|stroke-width)="1"'
+    r'|stroke-dasharray="1,0"|text-anchor="start"|font-weight="normal"|transform="translate\(0,0\)")'
+    r'|<path class="(?:fore|back)ground"[^>]*/>|<clipPath .*?</clipPath>'
+)
+"""What an image has no use for: names of its parts, empty frames, defaults."""
+LIMIT = 100_000
+
+
+def shrink(text: str) -> str:
+    """An image below the limit: without junk, each frame once, and with every second point of its longest lines."""
+    frames: dict[str, str] = {}
+    for name, frame in re.findall(r'<clipPath id="([^"]*)">(.*?)</clipPath>', text):
+        text = text.replace(f"url(#{name})", f"url(#{frames.setdefault(frame, f'c{len(frames)}')})")
+    text = JUNK.sub("", text).replace("<svg", '<svg font-family="sans-serif"', 1)
+    clips = "".join(f'<clipPath id="{name}">{frame}</clipPath>' for frame, name in frames.items())
+    text = re.sub("<g><g>(<g clip.*?</g>)</g></g>", r"\1", text.replace("<defs>", f"<defs>{clips}"))
+    text = re.sub(' (?:d|transform)="[^"]*"', lambda path: re.sub(r"(\.\d)\d+", r"\1", path[0]), text)
+    long = 4096
+    while len(text) > LIMIT and long > 64:
+        text = re.sub(rf'(?<= d=")M[^"Z]{{{long},}}', lambda m: re.sub("(L[^L]*)L[^L]*(?=L)", r"\1", m[0]), text)
+        long //= 2
+    return text
+
+
 def finish(app: Sphinx, error: Exception | None) -> None:
     if not error and app.builder.name == "html":
         there = Path(app.outdir) / "playground"
@@ -123,6 +158,9 @@ def finish(app: Sphinx, error: Exception | None) -> None:
             HERE / "playground", there, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.py", "__pycache__")
         )
         (there / "laws.js").write_text(laws.script(), encoding="utf-8")
+        for image in (Path(app.outdir) / "_images").glob("*.svg"):
+            if image.stat().st_size > LIMIT:
+                image.write_text(shrink(image.read_text("utf-8")), encoding="utf-8")
 
 
 def setup(app: Sphinx) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import geonorm
+from geonorm.cli.pictures import follow_write
 from geonorm.norms import NormSpec
 from geonorm.report.style import looks
 from geonorm.schemes import Parts, Scheme, read_at, write_at
@@ -108,6 +109,19 @@ def diagram(scheme: Scheme) -> str:
         shapes += [text(124, 72, block.weights[1])]
         shapes += [text(190, 183, block.share, "start")]
     return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 230 256" {STYLE}>{"".join(shapes)}</svg>'
+
+
+def moves(name: str) -> str:
+    """How block 1 moves a token, without words: a line from x to x' for each length of the update."""
+    scheme = geonorm.parse(geonorm.parse(name).about.drawn_as or name)
+    paths = follow_write(scheme, 1, step=round(scheme.about.moment * getattr(scheme, "steps", 0)))
+    radius = round(84 / max(1, *(max(point) for path in paths for point in path.points)))
+    shapes = [f'<path d="M{8 + radius} 92A{radius} {radius} 0 0 0 8 {92 - radius}" stroke-dasharray="2 3"/>']
+    for path in paths:
+        points = [(round(8 + radius * along, 1), round(92 - radius * across, 1)) for along, across in path.points]
+        shapes.append(f'<path d="M{"L".join(f"{x} {y}" for x, y in points)}"/>')
+        shapes.append('<circle cx="{}" cy="{}" r="3" fill="#2b2b2b"/>'.format(*points[-1]))
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 100 100" {STYLE}>{"".join(shapes)}</svg>'
 
 
 STYLE = 'font-family="system-ui, sans-serif" font-size="15" stroke-width="1.6" fill="none" stroke="#2b2b2b"'

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import transformers
 
 import geonorm
-from geonorm.cli.catalogue import DEPTH, DIM, format_motion, format_theory, join_pairs, look_up
+from geonorm.cli.catalogue import DEPTH, DIM, format_theory, join_pairs, look_up
 from geonorm.cli.main import COMMANDS
 from geonorm.cli.pictures import draw_schemes
 from geonorm.hf.register import read_rules
+from geonorm.hf.tiny import default_config
+from geonorm.measure.anatomy import FAMILIES, stacks_by_name
 from geonorm.report.charts import Figure
 from geonorm.schemes import find
 from geonorm.schemes.combine import Nested
@@ -27,12 +32,37 @@ PLACE = HERE / "generated"
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 import charts  # noqa: E402
 import diagrams  # noqa: E402
+from equations import clauses  # noqa: E402
 from evidence.claims import Evidence  # noqa: E402
 from evidence.pages import Book  # noqa: E402
 
 DRAWN = [name for name in geonorm.names() if not isinstance(geonorm.parse(name), Nested)]
 """Schemes with a diagram: combinators show that of what they combine."""
-LONG = re.compile(r"^(?:no tiny \S+|\S+ \(\w+\)): |; seen.*|\. .*| neither in <.*| \(\w+Error.*")
+PEOPLE = {
+    "beam": "Beam-501B", "deepseek_v4": "DeepSeek-V4", "glm5_next_text": "GLM-5.3-Flash", "hy_v4": "Hy4-preview",
+    "inkling2_text": "Inkling-2", "muse_spark_text": "Muse-Spark", "zaya": "ZAYA1-8B", "qwen4_exp": "Qwen4-Exp",
+}  # fmt: skip
+"""Models of families that have another name."""
+REASONS = {
+    "no tiny|validator": "no small model could be built",
+    "takes no ids alone": "needs more input than ids",
+    "returns more": "blocks return a second value",
+    "handed more|handed k|not computed": "sub-layers read more than x",
+    "no sum|sum with|adds nothing": "its sums are not ours",
+    "once each": "its blocks run in loops",
+    "begins again": "the state restarts as a norm",
+    "several kinds": "blocks of several schemes",
+    "two sub-layers": "two MLPs in a block",
+}
+"""What a refusal says, in five words."""
+
+
+COSTS = {
+    row.get("scheme", row.get("row")): "{:.2f} ({:.2f} to {:.2f})".format(*row["ratio"])
+    for file in ("stream", "scheme")
+    for row in json.loads((HERE.parent / "benchmarks" / "results" / f"{file}_cost.json").read_text("utf-8"))["rows"]
+}
+"""Time of a training step over that of Pre-Norm, by scheme."""
 
 
 def write(name: str, text: str) -> None:
@@ -46,8 +76,12 @@ def write(name: str, text: str) -> None:
 def write_all() -> None:
     claims = Book(Evidence(HERE.parent))
     write("gallery.md", gallery())
-    if not (PLACE / "register.md").exists():  # half a minute
-        write("register.md", "\n".join(register()) + "\n")
+    if not (PLACE / "register.json").exists():  # half a minute
+        transformers.logging.set_verbosity_error()
+        write("register.json", json.dumps(read_rules([], lambda *_: None)))
+    write("register.md", "\n".join(register(json.loads((PLACE / "register.json").read_text("utf-8")))) + "\n")
+    for file in (HERE.parent / "experiments").rglob("*.md"):
+        write(str(file.relative_to(HERE.parent)), file.read_text("utf-8"))
     draw_schemes(None, PLACE / "pictures")
     for name, draw in charts.FIGURES.items():
         path = PLACE / "figures" / f"{name}.svg"
@@ -57,6 +91,7 @@ def write_all() -> None:
     for name in geonorm.names():
         if name in DRAWN:
             write(f"diagrams/{name}.svg", diagrams.diagram(geonorm.parse(name)))
+        write(f"moves/{name}.svg", diagrams.moves(name))
         page = "\n".join(scheme_page(name, look_up(name)))
         filled = "\n".join(line.text for line in claims.blocks(page))
         write(f"schemes/{name}.md", filled.replace("](results/", "](../../results/"))
@@ -68,86 +103,139 @@ def write_all() -> None:
         write(f"python/{name}.rst", f"{name}\n{'=' * len(name)}\n\n.. auto{kind}:: geonorm.{name}{members}\n")
 
 
+CARD = """:::{{grid-item-card}} {name}
+:link: schemes/{name}
+:link-type: doc
+{block}
+{rule}{note}
+
+![How {name} moves a token](moves/{name}.svg)
+
+{year}
+:::
+"""
+GALLERY = """# Schemes
+
+[Which scheme when](../schemes.md) · [who ships what](register.md). Above: block 4 of 12, with the hidden state x,
+norms N, additions +, a turn of the token ↻, and ⊥, what is left of the output across x. Below: how block 1 moves a
+token, to the right along x and upwards across it, for four lengths of the update; dashed is the sphere through x.
+
+::::{{grid}} 1 2 3 3
+:gutter: 3
+
+{cards}
+::::
+
+## Family tree
+
+```{{raw}} html
+<div class="family">{tree}</div>
+```
+
+```{{toctree}}
+:hidden:
+
+../schemes
+register
+{pages}
+```
+"""
+
+
 def gallery() -> str:
-    """A card for each scheme: its block diagram and its equation."""
+    """A card for each scheme: its block, its rule, how it moves a token, its year; then the family tree."""
     cards = []
     for name in geonorm.names():
-        card = [f":::{{grid-item-card}} {name}", f":link: schemes/{name}", ":link-type: doc"]
-        if name in DRAWN:
-            card += [
-                f":img-top: diagrams/{name}.svg",
-                f":img-alt: Block diagram of {name}",
-                ":class-img-top: dark-light",
-            ]
+        block = f":img-top: diagrams/{name}.svg\n:img-alt: Block diagram of {name}\n" if name in DRAWN else ""
         note = ", without embedding norm" * (getattr(find(name), "entry", "") == "embedding")
-        cards += [*card, f"\n`{look_up(name)['equation'].replace('`', '')}`{note}", ":::"]
-    text = (
-        "In a diagram x is the hidden state, N a norm, + an addition, ↻ a turn of the token, ⊥ what is left of the "
-        "output across x; weights are those of block 4 of 12."
-    )
-    pages = [f"schemes/{name}" for name in geonorm.names()]
-    tree = ["```{toctree}", ":hidden:", "", "../schemes", "register", *pages, "```", ""]
-    start = [
-        "# Schemes",
-        "",
-        f"[Which scheme when](../schemes.md) · [who ships what](register.md). {text}",
-        "",
-        "::::{grid} 2 3 4 4",
-        ":gutter: 3",
-    ]
-    family = ["## Family tree", "", "```{raw} html", f'<div class="family">{diagrams.tree()}</div>', "```", ""]
-    return "\n".join([*start, *cards, "::::", "", *family, *tree])
+        rule = re.sub(r" (?=\+ (?!(?:[^(){}]|\([^()]*\))*[)}]))", "$ $", clauses(find(name).about.equation)[0])
+        cards.append(CARD.format(name=name, block=block, rule=rule, note=note, year=diagrams.year(name)))
+    pages = "\n".join(f"schemes/{name}" for name in geonorm.names())
+    return GALLERY.format(cards="".join(cards), tree=diagrams.tree(), pages=pages)
 
 
-def register() -> Iterator[str]:
+def register(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """The rules of the causal families of transformers, the rarest first, and why the others are refused."""
-    transformers.logging.set_verbosity_error()
-    rules = read_rules([], lambda *_: None)
-    known = defaultdict(list)
-    for row in rules:
+    groups, refused = defaultdict(list), []
+    for row in rows:
         if "scheme" in row:
-            known[row["scheme"], row["equation"]].append(row["model"])
-    count = sum(map(len, known.values()))
+            groups[row["scheme"]].append(row)
+        elif row["model"] in FAMILIES:
+            stack, *_ = stacks_by_name(default_config(row["model"]))
+            groups[f"{stack.sublayers[0].placement}(entry=embedding)"].append({"model": row["model"], "by_name": True})
+        else:
+            why = next(text for reason, text in REASONS.items() if re.search(reason, row["refused"]))
+            refused.append((row["model"], why))
     yield "# Who ships what\n"
-    yield f"The rule of {count} of {len(rules)} causal families of transformers {transformers.__version__}, each"
-    yield "verified on the numbers of a tiny model. `geonorm register FAMILY` shows its angles by sub-layer; with a"
-    yield "checkpoint in place of a family it reads the learned part, without loading the model.\n"
-    rows = sorted(known.items(), key=lambda item: len(item[1]))
-    shipped = [(f"`{rule}`", step, ", ".join(who), geonorm.parse(rule).about.shipped) for (rule, step), who in rows]
-    yield from table(("rule", "one step", "families", "models of this scheme"), shipped)
-    refused = [(row["model"], LONG.sub("", row["refused"])) for row in rules if "refused" in row]
+    yield f"The rule of {len(rows) - len(refused)} of {len(rows)} causal families of transformers"
+    yield f"{transformers.__version__}, verified on numbers of tiny models (§: known by name). Angles are degrees"
+    yield "by which a sub-layer turns the hidden state before training; *entry* is the embedding's share of the squared"
+    yield "length of the final state. A span is over families. ~: updates are taken for as long as the embedding."
+    yield "`geonorm register MODEL` shows every sub-layer, of a checkpoint with what it learned.\n"
+    lines = []
+    for scheme, group in sorted(groups.items(), key=lambda item: len(item[1])):
+        known = [row for row in group if "entry" in row]
+        angles = ([row["sublayers"][place]["angle"] for row in known] for place in (0, -1))
+        spans = [*map(span, angles), span([100 * row["entry"] for row in known])]
+        who = ", ".join(PEOPLE.get(row["model"], row["model"]) + "§" * ("by_name" in row) for row in group)
+        link = f"[`{scheme}`](schemes/{scheme.partition('(')[0]}.md)"
+        lines.append((link, *("~" * (not known[0]["unit"]) + text for text in spans), who))
+    titles = ("rule", "first sub-layer", "last", "entry, %", "models or families")
+    yield from table(titles, lines)
     yield from ("\n````{dropdown} Not recognised by its code alone\n", *table(("family", "why"), refused), "````")
 
 
+def span(values: Sequence[float]) -> str:
+    ends = (f"{value:.2g}" if value > 0.005 else "0" for value in (min(values), max(values)))
+    return " to ".join(dict.fromkeys(ends))
+
+
+def code(kind: type) -> str:
+    """What a scheme does to a token, or which of its parts it stands for, as its definition has it."""
+    names = ("read", "terms", "write", "choose")
+    own = next(each for each in map(vars, kind.__mro__) if each.keys() & {*names[1:]})
+    return dedent("\n".join(inspect.getsource(own[name]) for name in names if name in own))
+
+
+def bibtex(source: str) -> Iterator[str]:
+    """An entry for each paper or repository of a source."""
+    for author, year, arxiv, place in re.findall(
+        r"(\w[\w.-]*(?: [\w.-]+){0,3}?),? (20\d\d)[^,;]*, (arXiv:)?([\w./-]+)", source
+    ):
+        where = f"eprint = {{{place}}}, archiveprefix = {{arXiv}}" if arxiv else f"url = {{https://{place}}}"
+        who = author.replace("et al.", "and others")
+        yield f"@misc{{{author.split()[0].lower()}{year},\n  author = {{{who}}}, year = {{{year}}},\n  {where}\n}}"
+
+
 def scheme_page(name: str, about: Mapping[str, Any]) -> Iterator[str]:
-    """A scheme: diagram, equation, how it moves a token, source, law, claims, fields."""
-    yield f"# {name}\n"
+    """A scheme: what it is, diagram, equation, code, source, fields, law, cost, parity, claims, who ships it."""
+    kind, (rule, rest) = find(name), clauses(about["equation"])
+    text = " ".join((kind.__doc__ or "").partition(">>>")[0].split())
+    yield f"# {name}\n\n::::{{grid}} 1 1 2 2"
     if name in DRAWN:
-        yield f"```{{image}} ../diagrams/{name}.svg\n:class: dark-light\n:width: 230px\n:align: right"
-        yield f":alt: Block diagram of {name}\n```\n"
-    yield f"```\n{about['equation']}\n```\n"
-    yield " ".join((find(name).__doc__ or "").partition(">>>")[0].split()) + "\n"
-    yield f"![How {name} moves a token](../pictures/{name}.svg)\n"
+        yield f":::{{grid-item}}\n:columns: 12 12 4 4\n![Block diagram of {name}](../diagrams/{name}.svg)\n:::"
+    yield f":::{{grid-item}}\n:columns: 12 12 8 8\n\n{text}\n"
+    yield (f"${rule}$" if "=" in rule else rule) + f"\n\n{rest}\n:::\n::::\n"
+    yield f"```python\n{code(kind)}```\n\n![How {name} moves a token](../pictures/{name}.svg)\n"
+    yield f"**Source.** {about['source']}.\n\n:::{{dropdown}} BibTeX\n```"
+    yield from (*bibtex(about["source"]), "```\n:::\n")
+    rows = [(f"`{key}`", *([*field.values()])) for key, field in about["fields"].items()]
+    yield from (*table(("field", "default", "values", "meaning"), rows), "") if rows else ()
     scalars = "; ".join(f"`{key}` {value}" for key, value in about["initial_scalars"].items())
+    law = kind.about.lawless or "that of the schemes inside"
     std, recipe = join_pairs(about["initial_std"]), join_pairs(about["own_recipe"])
-    for title, text in {
-        "Source": about["source"],
-        "Reported": about["claim"].rstrip("."),
-        "Checked against": about["checked"] or "nothing yet",
-        "Shipped in": about["shipped"],
-        "Direction and radius": format_motion(about["motion"]),
-        "Theory ([derived](../../theory.md))": about["theory"] and format_theory(about["theory"]),
+    facts = {
+        "Law ([derived](../../theory.md))": format_theory(about["theory"]) if about["theory"] else f"none: {law}",
         f"Initial standard deviation over the base, block 2 of {DEPTH}": std and f"{std}; others 1",
         f"Learned vectors and scalars, initial value (shape at width {DIM})": scalars,
         "Own recipe": recipe,
-    }.items():
-        if text:
-            yield f"**{title}.** {text}.\n"
+        "[Cost](../../performance.md)": name in COSTS and f"{COSTS[name]} of a training step of `pre`, nano on a CPU",
+        "[Parity](../../parity.md)": about["checked"] or "not checked against other code yet",
+        "Reported by its source": about["claim"].rstrip("."),
+    }
+    yield from (f"**{title}.** {text}.\n" for title, text in facts.items() if text)
     yield f"<!-- claim scheme:{name} --><!-- / -->\n"
-    rows = [
-        (f"`{key}`", detail["default"], detail["values"], detail["meaning"]) for key, detail in about["fields"].items()
-    ]
-    yield from table(("field", "default", "values", "meaning"), rows) if rows else ()
+    yield f"**Models.** {about['shipped'] or 'none known'} ([who ships what](../register.md)).\n"
 
 
 def command_page(command: str) -> Iterator[str]:

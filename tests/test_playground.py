@@ -1,8 +1,9 @@
-"""The playground's simulator in JavaScript against the simulator that it shows; block diagrams of the site."""
+"""The playground's simulator in JavaScript against the simulator that it shows; diagrams and equations of the site."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from runpy import run_path
@@ -63,18 +64,19 @@ def test_one_step_is_the_scheme(javascript: Callable[[str], Any]) -> None:
         np.testing.assert_allclose(layer(x)[0].tolist(), expected, atol=1e-12, err_msg=name)
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("s = r foo", "foo is not known"),
-        ("s = constructor", "constructor is not known"),
-        ("s = r;alert(1)", "not understood"),
-        ("r", "begins with s ="),
-    ],
-)
-def test_a_law_from_a_link_is_read_and_never_run(javascript: Callable[[str], Any], text: str, problem: str) -> None:
-    with pytest.raises(JSEvalException, match=f".*{problem}"):
-        javascript(f"law({json.dumps(text)})")
+def test_a_law_from_a_link_is_read_and_never_run(javascript: Callable[[str], Any]) -> None:
+    unknown = {f"s = {text}": f"{text} is not known" for text in ("foo", "constructor")}
+    for text, problem in {**unknown, "s = r;alert(1)": "not understood", "r": "begins with s ="}.items():
+        with pytest.raises(JSEvalException, match=f".*{problem}"):
+            javascript(f"law({json.dumps(text)})")
+
+
+def test_the_latex_of_an_equation_has_the_terms_of_the_definition() -> None:
+    latex = run_path(str(FOLDER.parent / "equations.py"))["latex"]
+    assert latex("N(x0 - w_mid / sqrt(t)) <= pi^(1/4)") == r"N(x_{0} - w_{\text{mid}} / \sqrt{t}) \le  \pi ^{1/4}"
+    for equation in (geonorm.parse(name).about.equation for name in geonorm.names()):
+        plain = re.sub(r"\\(text|operatorname|langle|rangle|cdot|le)\b", "", latex(equation))
+        assert re.findall("[A-Za-z0-9]", plain) == re.findall("[A-Za-z0-9]", equation)
 
 
 def test_a_diagram_shows_what_the_definition_does() -> None:
@@ -82,8 +84,6 @@ def test_a_diagram_shows_what_the_definition_does() -> None:
     look, block = module["look"], module["Block"]
     for name, expected in {
         "pre": block(before=True),
-        "post": block(after=True),
-        "peri": block(before=True, update=True),
         "peri(alpha=0.5)": block(before=True, update=True, weights=("", "×0.5")),
         "deepnorm": block(after=True, weights=("×2.2", "")),
         "lns": block(before=True, share="×0.5"),

@@ -101,7 +101,8 @@ def test_where_the_tokenizers_of_the_configs_come_from_is_told() -> None:
     assert found
 
 
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("experiments/**/*.md")])
+EVERY = {page for place in ("", "docs/**/", "experiments/**/") for page in ROOT.glob(f"{place}*.md")}
+PAGES = sorted(page for page in EVERY if "generated" not in page.parts)  # those by `make docs`, which checks its links
 
 
 def prose(page: Path) -> str:
@@ -123,10 +124,8 @@ def anchors(page: Path) -> set[str]:
 def test_links_point_at_files_and_their_headings(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", prose(page)):
         file, _, anchor = target.partition("#")
-        if file.removeprefix("../").startswith("generated/"):  # by `make docs`, which fails where a link leads nowhere
-            continue
         there = page.parent / file if file else page
-        assert there.exists(), target
+        assert there.exists() or "generated" in there.parts, target
         assert not anchor or there.suffix != ".md" or anchor in anchors(there), target
 
 
