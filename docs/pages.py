@@ -171,6 +171,7 @@ def register(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield f"{transformers.__version__}, verified on numbers of tiny models (§: known by name). Angles are degrees"
     yield "by which a sub-layer turns the hidden state before training; *entry* is the embedding's share of the squared"
     yield "length of the final state. A span is over families. ~: updates are taken for as long as the embedding."
+    yield "All rules have `entry=embedding`, no embedding norm."
     yield "`geonorm register MODEL` shows every sub-layer, of a checkpoint with what it learned.\n"
     lines = []
     for scheme, group in sorted(groups.items(), key=lambda item: len(item[1])):
@@ -178,7 +179,8 @@ def register(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         angles = ([row["sublayers"][place]["angle"] for row in known] for place in (0, -1))
         spans = [*map(span, angles), span([100 * row["entry"] for row in known])]
         who = ", ".join(PEOPLE.get(row["model"], row["model"]) + "§" * ("by_name" in row) for row in group)
-        link = f"[`{scheme}`](schemes/{scheme.partition('(')[0]}.md)"
+        rule = scheme.replace("(entry=embedding)", "").replace("entry=embedding, ", "")
+        link = f"[`{rule}`](schemes/{rule.partition('(')[0]}.md)"
         lines.append((link, *("~" * (not known[0]["unit"]) + text for text in spans), who))
     titles = ("rule", "first sub-layer", "last", "entry, %", "models or families")
     yield from table(titles, lines)
