@@ -11,7 +11,7 @@ import pytest
 import yaml
 import zstandard
 
-from geonorm import names, parse
+from geonorm import __version__, names, parse
 from geonorm.cli.arguments import read
 from geonorm.cli.main import COMMANDS, main
 from geonorm.schemes.combine import Nested
@@ -135,10 +135,6 @@ def test_make_targets_of_the_readme_exist() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-def words(text: str) -> int:
-    return sum(bool(re.search(r"\w", word)) for word in text.split())
-
-
 PLAIN = re.sub(r"!?\[([^]]*)\]\([^)]*\)", r"\1", re.sub(r"<[^>]*>", "", prose(ROOT / "README.md")))
 """The README without code, tags and addresses."""
 
@@ -146,7 +142,12 @@ PLAIN = re.sub(r"!?\[([^]]*)\]\([^)]*\)", r"\1", re.sub(r"<[^>]*>", "", prose(RO
 def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 150
     before = PLAIN[: PLAIN.index("From a clone")]
-    assert "## Install" in before and words(before) <= 120
+    assert "## Install" in before and sum(bool(re.search(r"\w", word)) for word in before.split()) <= 120
+
+
+def test_citations_have_the_version() -> None:
+    for name in ("CITATION.cff", "docs/project.md"):
+        assert re.search(rf"version[:= {{]+{re.escape(__version__)}\b", (ROOT / name).read_text("utf-8")), name
 
 
 def test_the_number_of_schemes_is_right() -> None:

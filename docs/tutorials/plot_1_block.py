@@ -3,38 +3,13 @@ GeoNorm in a block of your own
 ==============================
 
 nanoGPT's block adds the output of each sub-layer to the hidden state. GeoNorm turns the hidden state towards it.
-In nanoGPT's ``model.py`` that is this change. Then train as before, at one, two and four times your learning rate.
+In nanoGPT's ``model.py`` that is this change. Then try your learning rate and twice it.
 
-.. code-block:: diff
+.. literalinclude:: /static/nanogpt.diff
+   :language: diff
 
-    +from geonorm import geodesic_update
-     class Block(nn.Module):
-    -    def __init__(self, config):
-    +    def __init__(self, config, layer):
-             super().__init__()
-    -        self.ln_1 = LayerNorm(config.n_embd, bias=config.bias)
-             self.attn = CausalSelfAttention(config)
-    -        self.ln_2 = LayerNorm(config.n_embd, bias=config.bias)
-             self.mlp = MLP(config)
-    +        self.register_buffer("decay", torch.tensor(1.0 / (layer + 1)), persistent=False)
-         def forward(self, x):
-    -        x = x + self.attn(self.ln_1(x))
-    -        x = x + self.mlp(self.ln_2(x))
-    +        x = geodesic_update(x, self.attn(x), decay=self.decay)
-    +        x = geodesic_update(x, self.mlp(x), decay=self.decay)
-             return x
-     # GPT.__init__
-    -            h = nn.ModuleList([Block(config) for _ in range(config.n_layer)]),
-    +            h = nn.ModuleList([Block(config, layer) for layer in range(config.n_layer)]),
-    -        for pn, p in self.named_parameters():
-    -            if pn.endswith('c_proj.weight'):
-    -                torch.nn.init.normal_(p, mean=0.0, std=0.02/math.sqrt(2 * config.n_layer))
-     # GPT._init_weights, of nn.Linear and of nn.Embedding
-    -            torch.nn.init.normal_(module.weight, mean=0.0, std=0.02)
-    +            torch.nn.init.normal_(module.weight, mean=0.0, std=module.weight.shape[1] ** -0.5)
-     # GPT.forward
-             x = self.transformer.drop(tok_emb + pos_emb)
-    +        x = F.rms_norm(x, x.shape[-1:])
+:download:`This file </static/nanogpt.diff>` applies to nanoGPT of November 2025: ``git apply nanogpt.diff``. Every matrix
+starts with standard deviation 1/√inputs; the final norm before the head stays.
 """
 
 # %%
