@@ -8,7 +8,7 @@ In nanoGPT's ``model.py`` that is this change. Then try your learning rate and t
 .. literalinclude:: /static/nanogpt.diff
    :language: diff
 
-:download:`This file </static/nanogpt.diff>` applies to nanoGPT of November 2025: ``git apply nanogpt.diff``. Every matrix
+:download:`This file </static/nanogpt.diff>` applies to nanoGPT of 2025-11: ``git apply nanogpt.diff``. Every matrix
 starts with standard deviation 1/√inputs; the final norm before the head stays.
 """
 
