@@ -1,7 +1,6 @@
 """The report of a ladder, from a results.json that nothing was trained for."""
 
 import csv
-import io
 import json
 import math
 from dataclasses import replace
@@ -66,11 +65,11 @@ def test_the_page_begins_with_what_was_found(saved: Path, tmp_path: Path) -> Non
 def test_sizes_are_pooled(saved: Path, tmp_path: Path) -> None:
     study = SavedLadder.load(saved)
     _, rows = study.tables()["Over sizes"]
-    ends = [row for row in study.ladder.points if row.tokens == 40 * row.parameters and row.scheme == "geonorm"]
-    gaps = [row.difference for row in ends]
+    points = [row for row in study.ladder.points if row.scheme == "geonorm"]
+    gaps = [row.difference for row in points if row.tokens == 40 * row.parameters]
     row = next(row for row in rows if row[0] == "geonorm")
-    mean = float(row[2].partition(" ")[0].replace("−", "-"))
-    assert len(ends) == 2 and row[1] == "2" and min(gaps) - 1e-3 < mean < max(gaps) + 1e-3
+    assert len(gaps) == 2 and row[1] == "2"
+    assert min(gaps) - 1e-3 < float(row[2].partition(" ")[0].replace("−", "-")) < max(gaps) + 1e-3
     assert row[4] in ("better", "not resolved") and " to " in row[3]
     assert "Over sizes" not in SavedLadder.load(write(tmp_path / "one", {"d4w64": 330_000}, [3, 6])).tables()
 
@@ -87,14 +86,13 @@ def test_one_size_is_drawn_over_tokens(tmp_path: Path) -> None:
 def test_other_forms_and_an_order_of_ones_own(saved: Path, tmp_path: Path) -> None:
     tex = report.build([saved], tmp_path / "a.tex", format="latex", schemes=["geonorm", "pre"]).read_text()
     assert tex.count(r"\begin{tabular}") == 4 and "far" not in tex
-    rows = list(csv.DictReader(io.StringIO(report.build([saved], tmp_path / "a.csv", format="csv").read_text())))
+    rows = list(csv.DictReader(report.build([saved], tmp_path / "a.csv", format="csv").read_text().splitlines()))
     assert len(rows) == 4 * 2 * 4 and 0 < sum(row["speedup"] != "" for row in rows) < len(rows)
     read = SavedLadder.load(saved)
     for row in read.ladder.speedups:
         row.n = 99  # seeds that have a speed-up are others than those of a point
     rows = read.records()
     assert all(row["n"] < 99 for row in rows) and {row.get("speedup_n") for row in rows} == {None, 99}
-    assert report.build([saved], tmp_path / "a.pdf", format="pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_one_seed_and_one_point_are_stated(tmp_path: Path) -> None:
@@ -140,9 +138,7 @@ def test_limits_of_a_ladder_are_those_of_runs_too(tmp_path: Path) -> None:
     limits = ladder.limits()
     assert any(limit.startswith("geonorm at 330k: its speed-ups scatter ") for limit in limits)
     assert "1 run with a training loss that was not finite at some step: d4w64-3300000-pre-0." in limits
-    (skipped,) = [
-        limit for limit in limits if "skipped or rewound" in limit and limit.endswith(": d4w64-13200000-far-4.")
-    ]
+    (skipped,) = [limit for limit in limits if limit.endswith("by the pair: d4w64-13200000-far-4.")]
     assert skipped not in replace(ladder, chosen=["geonorm"]).limits()
     assert not any("scatter" in limit for limit in replace(ladder, chosen=["far"]).limits())
     for run in results["runs"]:

@@ -71,8 +71,7 @@ def test_a_slider_through_frames_of_every_scheme(found: Any, tmp_path: Path) -> 
         assert (80 * mean - 1) / 79 == pytest.approx(frame[0], abs=1e-4)
     assert '<input type="range" min="0" max="23"' in page and page.count('class="globes"') == 1
     assert "://" not in page.replace("http://www.w3.org", "") and len(page) < 250_000
-    section = page[page.index('class="spheres"') :]
-    section = section[: section.index("</section>")]
+    section = page.partition('class="spheres"')[2].partition("</section>")[0]
     assert "n = 80 tokens · d = 3" in section and "T = 200" in section
     with found.folder() as place:
         charts = SavedSimulation.load(place).charts()["sphere"]
