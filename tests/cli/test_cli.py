@@ -121,7 +121,7 @@ print(sorted({"torch", "numpy", "yaml"} & set(sys.modules)))
     assert done.stdout.splitlines()[-1] == "[]" and done.stderr == ""
 
 
-def test_version_help_and_broken_pipe(capsys: Any) -> None:
+def test_version_help_broken_pipe_and_full_disk(capsys: Any) -> None:
     assert main([]) == main(["-h"]) == main(["--version"]) == 0
     out = capsys.readouterr().out
     assert all(re.search(rf"^  {verb} +\w", out, re.MULTILINE) for verb in VERBS) and "exit status" in out
@@ -130,6 +130,9 @@ def test_version_help_and_broken_pipe(capsys: Any) -> None:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b"" and process.wait() == 0
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run([sys.executable, "-m", "geonorm", "--version"], stdout=full, stderr=subprocess.PIPE)
+    assert ended.returncode == 2 and ended.stderr == b"geonorm --version: No space left on device\n"
 
 
 def resolved(capsys: Any, *words: Any) -> dict[str, Any]:

@@ -14,7 +14,6 @@ import torch
 
 import geonorm
 from geonorm import report
-from geonorm.dynamics.config import SimulateConfig
 from geonorm.dynamics.pictures import FRAMES
 from geonorm.errors import GeonormError
 from geonorm.lab.simulate import save
@@ -40,11 +39,9 @@ def found() -> Any:
 
 def test_a_chart_without_theory_says_so(tmp_path: Path) -> None:
     """A narrow cone in a network as drawn has a law of its cosine, none of its speed."""
-    config = SimulateConfig(
-        schemes=["pre"], tokens=3, dim=8, seeds=1, init="cone", delta=1e-3, weights="network", per="layer",
-        method="layers", time=8.0, points=9,
-    )  # fmt: skip
-    save(tmp_path, to_dict(config), {}, geonorm.simulate(config).files())
+    narrow = geonorm.simulate("pre", tokens=3, dim=8, seeds=1, init="cone", delta=1e-3, weights="network",
+                              per="layer", method="layers", time=8.0, points=9)  # fmt: skip
+    save(tmp_path, to_dict(narrow.config), {}, narrow.files())
     charts = SavedSimulation.load(tmp_path).charts()
     (cosine,), (speed, radius) = charts["cosine"], charts["speed"]
     assert cosine.note == radius.note == "Markers: simulation, lines: theory."

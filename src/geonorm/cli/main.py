@@ -10,7 +10,7 @@ from contextvars import ContextVar, copy_context
 from pathlib import Path
 from typing import Any
 
-from .. import elsewhere, output
+from .. import __version__, elsewhere, output
 from ..bench.config import OpsBench, TrainBench
 from ..dynamics.config import SimulateConfig
 from ..errors import ConfigError, GeonormError, is_out_of_memory, unknown
@@ -38,8 +38,8 @@ exit status: 0 done; 1 rules that differ (same); 2 bad input, a diverged or a fa
 
 TYPED: ContextVar[list[str]] = ContextVar("typed")
 """The command line."""
-SEEN_ENOUGH = ("schemes", "data", "generate")
-"""Verbs that do nothing but print: who closes the pipe has seen enough. Of all others it stops the work."""
+SEEN_ENOUGH = ("schemes", "data", "generate", "-h", "--help", "--version")
+"""What does nothing but print: who closes the pipe has seen enough. Of all others it stops the work."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -52,17 +52,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run_verb(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
-        verbs = [f"  {name:14} {(verb.__doc__ or '').splitlines()[0]}" for name, verb in VERBS.items()]
-        print("\n".join([USAGE, *verbs, STATUS]))
-        return 0
-    if arguments[0] == "--version":
-        from .. import __version__
-
-        print(__version__)
-        return 0
-    name, rest = arguments[0], arguments[1:]
+    name, *rest = arguments or ["--help"]
     try:
+        if name in ("-h", "--help"):
+            verbs = [f"  {verb:14} {(run.__doc__ or '').splitlines()[0]}" for verb, run in VERBS.items()]
+            print("\n".join([USAGE, *verbs, STATUS]))
+            return 0
+        if name == "--version":
+            print(__version__)
+            return 0
         if name not in VERBS:
             raise ConfigError(unknown("verb", name, VERBS))
         return copy_context().run(run, name, rest)  # --trust-code holds for this command
@@ -252,7 +250,7 @@ def run_simulate(config: SimulateConfig) -> int:
     out, settings = Path(config.out), asdict(config)
     simulations.check_directory(out, settings)
     from ..devices import pick_device
-    from ..dynamics.simulate import Simulation, simulate as run
+    from ..dynamics.simulate import Simulation, run_simulation
     from ..lab.runs import environment
 
     sources = simulations.describe_sources(config.schemes)
@@ -261,7 +259,7 @@ def run_simulate(config: SimulateConfig) -> int:
     simulation = Simulation(config, **before) if before else Simulation.empty(config)
     try:
         with show_progress(watched()) as progress:
-            run(config, progress=progress.show, into=simulation)
+            run_simulation(config, progress=progress.show, into=simulation)
     except BaseException as stop:
         if not simulation.summary["schemes"]:
             raise

@@ -8,7 +8,7 @@ the velocity here: per layer. Rows have the extra columns seed, time, gap (1 - m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from math import exp, log, log1p, nan
 from statistics import linear_regression
@@ -25,7 +25,7 @@ from ..results import Result, Rows
 from ..schemes import Scheme, parse, schemes_in
 from ..settings import check_unused, from_dict
 from .closed import ClosedCurve, solve_equiangular
-from .config import SimulateConfig
+from .config import DEFAULT_SCHEMES, SimulateConfig
 from .drawn import SLOWEST, DrawnAttention, DrawnFlow, DrawnMlp, Sub, shrink_gap
 from .fields import build_sublayers
 from .flow import Flow, changed_values, check_values
@@ -91,29 +91,31 @@ class Simulation(Result):
         }
 
 
-def simulate(
-    config: SimulateConfig | None = None,
-    *,
-    progress: Progress = lambda scheme, done: None,
-    into: Simulation | None = None,
-    **settings: Any,
-) -> Simulation:
-    """Run every scheme of a config, or of its fields given by name, as a particle system. Writes nothing.
+def simulate(schemes: Sequence[str | Scheme] | str | Scheme = DEFAULT_SCHEMES, **settings: Any) -> Simulation:
+    """Run schemes side by side as particle systems, as `geonorm simulate` does. Writes nothing.
 
-    `into` is filled scheme by scheme and returned, so that it holds those that were finished where this raises or is
-    interrupted; schemes that it holds already are not run again. progress(scheme, share) ends each scheme with a share
-    of 1. All schemes are checked before the first runs. Raises ConfigError for bad input, GeonormError where the
-    integration fails.
+    settings: those of the command line. Raises ConfigError, before the first scheme runs, for bad input, GeonormError
+    where the integration fails.
 
-    >>> simulation = geonorm.simulate(schemes="post", tokens=4, dim=4, time=10.0, points=9, seeds=1)
+    >>> simulation = geonorm.simulate("post", tokens=4, dim=4, time=10.0, points=9, seeds=1)
     >>> simulation.frame("trace")["cos_pair"].round(2).tolist()[1:]
     [0.14, 0.38, 0.71, 0.93, 0.99, 1.0, 1.0, 1.0]
     """
-    if config is None:
-        config = from_dict(SimulateConfig, settings)
-        check_unused(config, settings)
-    elif settings or not isinstance(config, SimulateConfig):
-        raise ConfigError("simulate takes either a SimulateConfig or settings by name, such as schemes='pre'")
+    listed = [schemes] if isinstance(schemes, (str, Scheme)) else schemes
+    config: SimulateConfig = from_dict(SimulateConfig, {**settings, "schemes": [str(parse(rule)) for rule in listed]})
+    check_unused(config, settings)
+    return run_simulation(config)
+
+
+def run_simulation(
+    config: SimulateConfig, progress: Progress = lambda scheme, done: None, into: Simulation | None = None
+) -> Simulation:
+    """Run every scheme of a config.
+
+    `into` is filled scheme by scheme and returned, so that it holds those that were finished where this raises or is
+    interrupted; schemes that it holds already are not run again. progress(scheme, share) ends each scheme with a share
+    of 1. All schemes are checked before the first runs.
+    """
     schemes = [parse(scheme) for scheme in config.schemes]
     for scheme in schemes:
         if schemes.count(scheme) > 1:
