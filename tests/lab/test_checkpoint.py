@@ -1,5 +1,6 @@
 """Checkpoints alone: round trips, pruning, saves that fail, no pickle."""
 
+import os
 import re
 from contextlib import closing
 from pathlib import Path
@@ -10,10 +11,9 @@ import torch
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 import geonorm
-from geonorm.errors import CheckpointError
+from geonorm.errors import CheckpointError, DataError
 from geonorm.lab import checkpoint, storage
 from geonorm.lab.config import Optim
-from geonorm.lab.distributed.ranks import ALONE
 from geonorm.lab.train import optim
 from geonorm.models import Decoder, DecoderConfig
 
@@ -37,15 +37,16 @@ def save(folder: Path, step: int, model: Decoder, optimizers: list[Any], progres
     return folder / f"step-{step}"
 
 
-def weights(path: Path) -> dict[str, torch.Tensor]:
-    """All weights of a checkpoint by parameter name, whole, whatever number of ranks saved them, if its files are."""
-    checkpoint.read_and_verify(path, ALONE, everything=False)
-    return storage.read_tensors(path, "model")
+def weights(path: Path, kinds: str = "model") -> dict[str, torch.Tensor]:
+    """All weights of a checkpoint, or its tensors of some kinds, whole, whatever number of ranks saved them."""
+    headers = {name: about for name, about in storage.read_headers(path).items() if storage.kind_of(name) in kinds}
+    tensors = {name: torch.empty(about.size, dtype=about.properties.dtype) for name, about in headers.items()}
+    storage.read_into(path, tensors)
+    return tensors
 
 
 def test_another_model_is_named_and_nothing_changes(tmp_path: Path) -> None:
-    model, optimizers = trained()
-    save(tmp_path, 2, model, optimizers, {}, keep=1)
+    save(tmp_path, 2, *trained(), {}, keep=1)
     other = Decoder(DecoderConfig(**{**vars(SMALL), "hidden": 8}))
     before = {name: value.clone() for name, value in other.state_dict().items()}
     with pytest.raises(CheckpointError, match=r"of another model: blocks\.0\.mlp\.branch\.down\.weight does not fit"):
@@ -54,8 +55,10 @@ def test_another_model_is_named_and_nothing_changes(tmp_path: Path) -> None:
 
 
 def test_what_a_checkpoint_lacks_is_said(tmp_path: Path) -> None:
-    model, optimizers = trained()
-    path = save(tmp_path, 2, model, optimizers, {}, keep=1)
+    model, path = Decoder(SMALL), save(tmp_path, 2, *trained(), {}, keep=1)
+    os.mkfifo(path / "pipe")
+    with pytest.raises(DataError, match="not a regular file"):
+        storage.checksum(path / "pipe")
     (path / "state.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"step-2 has format None, and this version of geonorm reads 3$"):
         checkpoint.load_checkpoint(path, model)

@@ -1,13 +1,12 @@
 """A run that is killed at random moments, again and again, has the result of one that nobody disturbs, bit for bit.
 
 python tests/stateful/kills.py                 20 kills of `geonorm train`
-python tests/stateful/kills.py --ranks 2       of torchrun and its ranks; without dropout they also equal one rank
+python tests/stateful/kills.py --ranks 2       of torchrun and its ranks
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -21,9 +20,9 @@ from oracle import TINY, home, result_of, rows_of, summary_of, write_text
 TRAIN = TINY.replace("--evaluation.every 3", "--evaluation.every 99") + " --scheme geonorm --evaluation.average 0.5"
 
 
-def start(place: Path, out: str, steps: int, ranks: int, dropout: float = 0.3) -> subprocess.Popen[bytes]:
+def start(place: Path, out: str, steps: int, ranks: int) -> subprocess.Popen[bytes]:
     launcher = f"-m torch.distributed.run --nproc-per-node {ranks}" if ranks > 1 else ""
-    words = f"{launcher} -m geonorm {TRAIN} --model.attn_dropout {dropout} --steps {steps} --out {out}".split()
+    words = f"{launcher} -m geonorm {TRAIN} --model.attn_dropout 0.3 --steps {steps} --out {out}".split()
     return subprocess.Popen([sys.executable, *words], cwd=place, stdout=subprocess.DEVNULL)
 
 
@@ -59,13 +58,6 @@ def main() -> int:
         assert summary_of(place / "run") == summary_of(place / "straight")
         assert result_of(place / "run", steps) == result_of(place / "straight", steps)
         print(f"{options.kills} kills, {steps} steps, {ranks} ranks: rows, summary and last checkpoint are equal")
-        if ranks > 1:
-            worlds = {f"on-{size}": size for size in (1, ranks)}
-            assert not any(start(place, out, 500, size, dropout=0).wait() for out, size in worlds.items())
-            losses = [[json.loads(row)["loss"] for row in rows_of(place / out / "metrics.jsonl")] for out in worlds]
-            apart = max(abs(one / other - 1) for one, other in zip(*losses, strict=True))
-            print(f"{ranks} ranks and one, without dropout: losses of {len(losses[0])} rows are within {apart:.1e}")
-            assert apart < 1e-4
     return 0
 
 

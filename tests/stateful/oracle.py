@@ -93,7 +93,7 @@ class Moment(NamedTuple):
 class Child:
     """A command in a process of its own, forked from this one."""
 
-    def __init__(self, place: Path, words: list[str], moment: Moment | None = None) -> None:
+    def __init__(self, place: Path, line: str, moment: Moment | None = None) -> None:
         self.files = [place / f".{name}-{time.monotonic_ns()}" for name in ("out", "err")]
         self.held, held = os.pipe()
         going, self.go_on = os.pipe()
@@ -111,7 +111,7 @@ class Child:
 
                 if moment:
                     watch_files(moment, held, going)
-                status = main(words)
+                status = main(line.split())
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -174,16 +174,15 @@ def watch_files(moment: Moment, held: int, going: int) -> None:
     sys.addaudithook(look)
 
 
-def run(place: Path, line: str | list[str], moment: Moment | None = None) -> Ended:
+def run(place: Path, line: str, moment: Moment | None = None) -> Ended:
     """The command to its end."""
-    return Child(place, line.split() if isinstance(line, str) else line, moment).wait()
+    return Child(place, line, moment).wait()
 
 
 def write_text(place: Path) -> None:
     """What the runs of a folder are trained on."""
     rng = random.Random(0)
-    lines = (" ".join(rng.choices(WORDS, k=8)) + ".\n" for _ in range(400))
-    (place / "text.txt").write_text("".join(lines))
+    (place / "text.txt").write_text("".join(" ".join(rng.choices(WORDS, k=8)) + ".\n" for _ in range(400)))
 
 
 class Oracle:
@@ -212,8 +211,7 @@ class Oracle:
     def answer(self, folder: Path, step: int, verb: str) -> Any:
         """What a command that reads a run says of it at a step."""
         steps = max(map(step_of, (folder / "checkpoints").iterdir()))
-        whole = step == steps or verb == "report"
-        name = folder.name if whole else f"{folder.name}/checkpoints/step-{step}"
+        name = folder.name if step == steps else f"{folder.name}/checkpoints/step-{step}"
         if (name, verb) not in self.answers:
             to = f"{verb}-{len(self.answers)}"
             ended = run(self.place, READERS[verb].format(name, to=to))
@@ -271,10 +269,8 @@ def answer_of(place: Path, verb: str, name: str, to: str, ended: Ended) -> Any:
     if verb == "export":
         files = {path.name: digest(path) for path in folder.iterdir() if path.name != "README.md"}
         return files | result_of(place / name, -1)
-    if verb == "probe":
-        rows = [json.loads(line) for file in ("trace", "norms") for line in (folder / f"{file}.jsonl").open()]
-        return [{key: value for key, value in row.items() if key not in ("model", "label")} for row in rows]
-    return (folder / "page.csv").read_text()
+    rows = [json.loads(line) for file in ("trace", "norms") for line in (folder / f"{file}.jsonl").open()]
+    return [{key: value for key, value in row.items() if key not in ("model", "label")} for row in rows]
 
 
 def snapshot(folder: Path) -> dict[str, str]:
@@ -298,11 +294,23 @@ def damage_file(folder: Path, donor: Path, aside: Path, rng: random.Random) -> s
     path = rng.choice(likely or paths)
     how = rng.choice("delete cut swap flip flip flip flip times fifo folder link moved lines".split())
     others = [each for each in sorted([*folder.rglob("*"), *donor.rglob("*")]) if each != path]
-    alike = [each for each in others if each.name == path.name or (is_step(each) and is_step(path))]
+    alike = [each for each in others if each.name == path.name or each.parent.name == path.parent.name == "checkpoints"]
     other = rng.choice(alike or [path])
     with contextlib.suppress(OSError, ValueError):  # a folder has no bytes, an empty file none to change
         damage(path, how, rng, other, aside)
     return f"{path.relative_to(folder)}{f' {other}' * (how == 'swap')} {how}"
+
+
+def tamper(folder: Path, rng: random.Random) -> str:
+    """Flips a bit, loses or repeats a row or changes a number where results rest on it; the file's name."""
+    newest = max(folder.glob("checkpoints/step-*"), key=step_of, default=folder)
+    path = rng.choice(sorted([*newest.glob("*.*s*"), *folder.glob("*.jsonl"), *folder.glob("[ms]*.json*")]))
+    with contextlib.suppress(OSError, ValueError):
+        if path.suffix == ".json":
+            path.write_text(re.sub(r'(?<=(?:offset|l_loss)": )\d', lambda d: str(9 - int(d[0])), path.read_text()))
+        how = {".jsonl": rng.choice(["flip", "lines"]), ".json": "times"}.get(path.suffix, "flip")
+        damage(path, how, rng, path, path)
+    return str(path.relative_to(folder))
 
 
 def damage(path: Path, how: str, rng: random.Random, other: Path, aside: Path) -> None:
@@ -341,10 +349,6 @@ def damage(path: Path, how: str, rng: random.Random, other: Path, aside: Path) -
 
 def remove(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def is_step(path: Path) -> bool:
-    return path.name.startswith("step-") and path.is_dir()
 
 
 def change_setting(settings: dict[str, Any], rng: random.Random) -> str:

@@ -29,7 +29,8 @@ from typing import Any
 import yaml
 
 from oracle import READERS, STARTS, TINY, Child, Ended, Moment, Oracle, Violation, answer_of, change_setting  # isort: skip
-from oracle import damage_file, home, preload, read, result_of, rows_of, run, snapshot, step_of, summary_of, write_text  # isort: skip
+from oracle import damage_file, digest, home, preload, read, result_of, rows_of, run, snapshot, step_of  # isort: skip
+from oracle import summary_of, tamper, write_text  # isort: skip
 
 SCHEMES = """
     pre geonorm(learn=affine) ngpt first(hybrid(input=norm),hybrid) residual_dual hyper attnres nag prores
@@ -56,19 +57,22 @@ class Walk:
         self.log.append(rule)
         getattr(self, f"rule_{rule}")(rng)
 
+    @property
+    def finished(self) -> bool:
+        return '"finished"' in "".join(rows_of(self.folder / "summary.json"))
+
     # Training.
 
     def begin_anew(self, rng: random.Random) -> None:
         """Removes a run that has finished: nothing happens to it any more."""
-        if '"finished"' in "".join(rows_of(self.folder / "summary.json")) and rng.random() < 0.8:
+        if self.finished and rng.random() < 0.8:
             shutil.rmtree(self.folder)
             self.clean, self.steps = True, 6
 
-    def train_words(self, rng: random.Random, more: int = 0) -> list[str]:
+    def train_words(self, rng: random.Random, more: int = 0) -> str:
         if (self.folder / "config.yaml").exists() and rng.random() < 0.6:
-            words = ["train", "--config", "run/config.yaml"]
-            return [*words, "--steps", str(self.steps + more)] if more else words
-        return self.line.replace("--steps 6", f"--steps {self.steps + more}").split()
+            return "train --config run/config.yaml" + f" --steps {self.steps + more}" * (more > 0)
+        return self.line.replace("--steps 6", f"--steps {self.steps + more}")
 
     def rule_train(self, rng: random.Random) -> None:
         self.judge_training(*self.run(self.train_words(rng)))
@@ -106,31 +110,21 @@ class Walk:
         """While it trains, somebody starts it again, reads it, or damages a file."""
         self.begin_anew(rng)
         child = Child(self.place, self.train_words(rng), Moment("hold", draw_count(rng)))
-        what = ""
-        if child.wait_until_held():
-            what = rng.choice(["train", "damage", "read"])
-            self.log[-1] += f" {what}"
-            if what == "train":
-                ended = run(self.place, self.train_words(rng))
-                if ended.status == 0:
-                    self.compare_run(ended)
-                elif ended.status != 2:
-                    raise Violation(f"a second process: {ended}")
-            elif what == "read":
-                self.read(rng.choice(["eval", "generate"]), settled=False)
-            else:
-                recorded = self.settings()
-                self.rule_damage(rng)
-                ended = child.wait()
-                self.judge_training(ended, None, recorded=recorded if child.after > 12 else {})
-                return
+        what, recorded = rng.choice(["train", "damage", "read"]) if child.wait_until_held() else "", self.settings()
+        self.log[-1] += f" {what}"
+        if what == "train":
+            self.judge_training(run(self.place, self.train_words(rng)), None, may_refuse=True)
+        elif what == "read":
+            self.read(rng.choice(["eval", "generate"]), settled=False)
+        elif what == "damage":
+            self.rule_damage(rng)
         ended = child.wait()  # the other may have been faster
         faster = what == "train" and ("in use" in ended.err or "not empty" in ended.err)
-        self.judge_training(ended, None, may_refuse=faster)
+        self.judge_training(ended, None, faster, (recorded if child.after > 12 else {}) if what == "damage" else None)
 
-    def run(self, words: list[str], moment: Moment | None = None) -> tuple[Ended, dict[str, str]]:
+    def run(self, line: str, moment: Moment | None = None) -> tuple[Ended, dict[str, str]]:
         before = snapshot(self.folder)
-        ended = run(self.place, words, moment)
+        ended = run(self.place, line, moment)
         if self.clean and any("/step-" in name for name in before) and not [*self.folder.glob("checkpoints/step-*")]:
             raise Violation(f"all checkpoints are lost: {ended}")
         return ended, before
@@ -160,9 +154,8 @@ class Walk:
         lines = [line for line in ended.err.splitlines() if not line.endswith("falling back to the previous one")]
         if len(lines) != 1 or not lines[0].startswith("geonorm ") or "Traceback" in ended.err:
             raise Violation(f"status 2 with {len(lines)} lines: {ended.err[-2000:]}")
-        if before is not None and (now := snapshot(self.folder)) != before:
-            names = sorted(name for name in before | now if before.get(name) != now.get(name))
-            raise Violation(f"refused, and changed {names}: {ended.err}")
+        if before is not None and (changed := snapshot(self.folder).items() ^ before.items()):
+            raise Violation(f"refused, and changed {sorted(changed)}: {ended.err}")
         if self.clean and not may_refuse:
             raise Violation(f"refused, and nothing was damaged: {ended.err}")
 
@@ -180,7 +173,6 @@ class Walk:
 
     def equal(self, what: str, value: Any, expected: Any) -> None:
         if value != expected:
-            keys = ()
             if isinstance(value, dict):
                 keys = [key for key in value | expected if value.get(key) != expected.get(key)]
                 value, expected = ({key: each.get(key) for key in keys} for each in (value, expected))
@@ -194,13 +186,11 @@ class Walk:
     def read(self, verb: str, settled: bool = True) -> None:
         self.log[-1] += f" {verb}"
         to = f"{verb}-{len(self.log)}"
-        ended, before = self.run(READERS[verb].format("run", to=to).split())
+        ended, before = self.run(READERS[verb].format("run", to=to))
         self.log[-1] += f" -> {ended.status}: {(ended.err or ended.out).strip()[-200:]}"
         found = [step_of(path) for path in (self.folder / "checkpoints").glob("step-*")]
         if ended.status == 2:
-            summary = self.folder / "summary.json"
-            finished = summary.is_file() and '"finished"' in summary.read_text(errors="replace")
-            ready = finished if verb == "export" else bool(found) or (verb == "report" and bool(self.settings()))
+            ready = self.finished if verb == "export" else bool(found) or (verb == "report" and bool(self.settings()))
             self.judge_refusal(ended, before if settled else None, may_refuse=not ready or not settled)
             if (self.place / to).exists() and verb == "export":
                 raise Violation(f"refused, and wrote {to}: {ended.err}")
@@ -240,6 +230,24 @@ class Walk:
             self.clean = False
             (self.folder / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
 
+    def rule_tamper(self, rng: random.Random) -> None:
+        """A run, whole or stopped: a bit of its newest files or a row changes, and all that reads them is asked."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.clean, self.steps = True, 6
+        moment = rng.choice([None, Moment("stop", rng.randint(20, 70))])
+        self.judge_training(*self.run(self.train_words(rng), moment))
+        self.back_up()
+        path, self.clean = tamper(self.folder, rng), False
+        self.log[-1] += f", {path}"
+        for verb in ("eval", "export", "report"):
+            self.read(verb)
+        other = path.endswith(".jsonl") and digest(self.folder / path) != digest(self.backup / path)
+        page = self.place / f"report-{len(self.log)}" / "page.csv"
+        if other and self.finished and "not belong together" not in page.read_text():
+            raise Violation(f"the report does not say that {path} was changed")
+        rng.choice([self.rule_train, self.rule_extend])(rng)
+        self.rule_restore(rng)
+
     def rule_restore(self, _: random.Random) -> None:
         """Everything as it was before the damage."""
         if not self.clean and self.backup.exists():
@@ -248,7 +256,7 @@ class Walk:
             self.clean, self.steps = True, self.backup_steps
 
 
-RULES = dict(train=5, stop=3, kill=3, full=1, extend=2, read=6, damage=5, change=2, restore=1, meanwhile=2)  # noqa: C408
+RULES = dict(train=4, stop=3, kill=3, full=1, extend=2, read=4, damage=5, change=2, tamper=6, meanwhile=2)  # noqa: C408
 """The rules of a walk, and how often each is drawn."""
 Steps = list[tuple[str, int]]
 
@@ -261,23 +269,27 @@ def draw_count(rng: random.Random) -> int:
 def draw(rng: random.Random) -> tuple[str, Steps]:
     """A walk: schedule and scheme of its run, and its steps. What is damaged or changed is mostly used at once."""
     names = [rng.choice(["train", "stop", "kill", "kill"])]
-    while len(names) < 12:
+    while len(names) < 10:
         names += rng.choices(list(RULES), list(RULES.values()))
         if names[-1] in ("damage", "change"):
-            names += [rng.choice(["train", "stop", "read", "read"])] * (rng.random() < 0.8)
+            names += [rng.choice("train stop read read".split())] * (rng.random() < 0.8)
             names += ["restore"] * (rng.random() < 0.6)
     return f"{rng.choice(list(STARTS))} {rng.choice(SCHEMES)}", [(name, rng.randrange(10**6)) for name in names]
 
 
-def take(place: Path, start: str, steps: Steps, oracle: Oracle, taken: Counter[str] | None = None) -> str | None:
+def parse(replay: str) -> tuple[str, Steps]:
+    schedule, scheme, *words = replay.split()
+    return f"{schedule} {scheme}", [(rule, int(seed)) for rule, seed in (word.split(":") for word in words)]
+
+
+def take(place: Path, start: str, steps: Steps, oracle: Oracle, taken: Counter[str]) -> str | None:
     """Takes a walk, whose steps it counts; what it broke, and its log."""
     shutil.rmtree(place, ignore_errors=True)
     walk = Walk(place, *start.split(), oracle)
     try:
         for rule, seed in steps:
             walk.step(rule, seed)
-            if taken is not None:
-                taken[rule] += 1
+            taken[rule] += 1
     except Violation as broken:
         return "\n  ".join([*walk.log, f"VIOLATION {broken}"])
     except Exception:
@@ -289,7 +301,7 @@ def shorten(place: Path, start: str, steps: Steps, oracle: Oracle, problem: str)
     """A walk without steps that it does not need to break the invariant, and what it broke."""
     for at in reversed(range(len(steps))):
         fewer = steps[:at] + steps[at + 1 :]
-        if fewer and (still := take(place, start, fewer, oracle)):
+        if fewer and (still := take(place, start, fewer, oracle, Counter())):
             steps, problem = fewer, still
     return steps, problem
 
@@ -300,35 +312,25 @@ def main() -> int:
     parser.add_argument("--walks", type=int, default=10**9, help="at most")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--replay", help="the words of a walk that failed")
-    parser.add_argument("--go-on", action="store_true", help="after a violation, with the next walk")
     options = parser.parse_args()
     with home() as base:
         preload()
         oracle = Oracle(base / "oracle")
-        begun, said, taken, broken = time.monotonic(), 0.0, Counter[str](), 0
-        number = 0
-        most = 1 if options.replay else options.walks
-        while number == 0 or (number < most and time.monotonic() - begun < options.seconds):
-            if options.replay:
-                schedule, scheme, *words = options.replay.split()
-                start = f"{schedule} {scheme}"
-                steps = [(word.split(":")[0], int(word.split(":")[1])) for word in words]
-            else:
-                start, steps = draw(random.Random(f"{options.seed} {number}"))
-            number += 1
+        begun, taken = time.monotonic(), Counter[str]()
+        walks = (draw(random.Random(f"{options.seed} {number}")) for number in range(options.walks))
+        for number, (start, steps) in enumerate([parse(options.replay)] if options.replay else walks, 1):
             if problem := take(base / "walk", start, steps, oracle, taken):
-                broken += 1
-                if not options.replay:
-                    steps, problem = shorten(base / "walk", start, steps, oracle, problem)
+                steps, problem = shorten(base / "walk", start, steps, oracle, problem)
                 walk = " ".join([start, *(f"{rule}:{seed}" for rule, seed in steps)])
-                print(f'walk {number - 1} of seed {options.seed}: --replay "{walk}"\n  {problem}', flush=True)
-                if not options.go_on:
-                    return 1
-            if time.monotonic() - said > 10:
-                said = time.monotonic()
-                print(f"{said - begun:.0f} s: {number} walks, {sum(taken.values())} steps, {broken} broken", flush=True)
-        print(f"{number} walks of seed {options.seed}: {dict(taken)}; {len(oracle.runs)} oracles; {broken} broken")
-    return int(broken > 0)
+                print(f'walk {number - 1} of seed {options.seed}: --replay "{walk}"\n  {problem}')
+                return 1
+            seconds, count = time.monotonic() - begun, sum(taken.values())
+            print(
+                f"{seconds:.0f} s: {number} walks, {count} steps, {len(oracle.runs)} oracles; {dict(taken)}", flush=True
+            )
+            if seconds > options.seconds:
+                break
+    return 0
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -38,6 +37,7 @@ from torch.futures import Future
 
 from ..errors import CheckpointError, cause
 from ..parsing import from_json
+from .data.files import open_regular
 from .distributed.ranks import World
 from .runs.folder import digest_of
 
@@ -144,14 +144,6 @@ def read_into(path: Path, tensors: dict[str, Tensor], alone: bool = True) -> Non
         raise unreadable_error(path, next(iter(failed.failures.values()))[0]) from failed
 
 
-def read_tensors(path: Path, kind: str) -> dict[str, Tensor]:
-    """All tensors of one kind by name, put together from their shards."""
-    headers = {name: about for name, about in read_headers(path).items() if kind_of(name) == kind}
-    tensors = {name: torch.empty(about.size, dtype=about.properties.dtype) for name, about in headers.items()}
-    read_into(path, tensors)
-    return {name.split(".", 1)[1]: tensor for name, tensor in tensors.items()}
-
-
 def read_state(path: Path) -> dict[str, Any]:
     """The content of state.json. CheckpointError if it is missing, damaged or of another step."""
     try:
@@ -204,8 +196,8 @@ def clear(folder: Path) -> None:
 
 
 def checksum(path: Path) -> str:
-    """sha256 of a file."""
-    with open(path, "rb") as file:
+    """sha256 of a file. DataError if it is none: a pipe may have taken its place since its folder was looked at."""
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
