@@ -304,11 +304,12 @@ def damage_file(folder: Path, donor: Path, aside: Path, rng: random.Random) -> s
 def tamper(folder: Path, rng: random.Random) -> str:
     """Flips a bit, loses or repeats a row or changes a number where results rest on it; the file's name."""
     newest = max(folder.glob("checkpoints/step-*"), key=step_of, default=folder)
-    path = rng.choice(sorted([*newest.glob("*.*s*"), *folder.glob("*.jsonl"), *folder.glob("[ms]*.json*")]))
+    kind = rng.choice(["*.safetensors", "state.json", "*.jsonl", "summary.json"])
+    path = rng.choice(sorted([*newest.glob(kind), *folder.glob(kind)]) or [folder / "metrics.jsonl"])
     with contextlib.suppress(OSError, ValueError):
         if path.suffix == ".json":
             path.write_text(re.sub(r'(?<=(?:offset|l_loss)": )\d', lambda d: str(9 - int(d[0])), path.read_text()))
-        how = {".jsonl": rng.choice(["flip", "lines"]), ".json": "times"}.get(path.suffix, "flip")
+        how = {".jsonl": rng.choice(["flip", "lines", "lines"]), ".json": "times"}.get(path.suffix, "flip")
         damage(path, how, rng, path, path)
     return str(path.relative_to(folder))
 
