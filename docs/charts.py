@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from math import atan2, cos, pi, sin
 from pathlib import Path
@@ -12,6 +13,11 @@ from geonorm.dynamics.closed import solve_equiangular
 from geonorm.dynamics.drawn import DrawnAttention, DrawnFlow, DrawnMlp, Sub
 from geonorm.report.charts import Axis, Chart, Spec, Strip, figure, strip_chart
 from geonorm.report.style import looks, ramp
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "experiments"))
+from clamp import draw_ratio, read_traces  # noqa: E402
+from programme import read_kept  # noqa: E402
 
 STEPS = (
     ("1. Across the token", "orthogonal", 1),
@@ -65,6 +71,16 @@ def clamp() -> Spec:
     return figure(charts)
 
 
+def ratio() -> Spec:
+    """Median ratio of every sub-layer over training, without embedding norm, at the paper's rate and at half of it."""
+    paper = ROOT / "experiments" / "017-paper-recipe"
+    runs, traces = read_kept(paper), read_traces(paper)
+    names = [f"books-geonorm-entry-embedding-721140-lr{rate}-seed0" for rate in (0.0036, 0.0072)]
+    values = [float(row["proposal_p50"]) for name in names for row in traces[name]]
+    y = Axis.around(values, log=True, title="|v| / |x|")
+    return figure([draw_ratio(traces[name], runs[name], y) for name in names])
+
+
 def shares(depth: int = 12) -> Spec:
     """Angle and share of each sub-layer of a clamped token."""
     x = Axis(1, 2 * depth, title="sub-layer")
@@ -109,7 +125,7 @@ def collapse() -> Spec:
 
 def answer() -> Spec:
     """GeoNorm - Pre-Norm pooled over settings, by who has an embedding norm; and with the embedding's rate tuned."""
-    results = json.loads((Path(__file__).parents[1] / "evidence" / "results.json").read_text("utf-8"))
+    results = json.loads((ROOT / "evidence" / "results.json").read_text("utf-8"))
     names = {"without": "in neither", "with": "in both", "default": "in GeoNorm alone"}
     rows = []
     for pool, text in names.items():
@@ -129,6 +145,7 @@ def answer() -> Spec:
 FIGURES = {
     "step": step,
     "clamp": clamp,
+    "ratio": ratio,
     "shares": shares,
     "random-weights": random_weights,
     "collapse": collapse,

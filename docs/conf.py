@@ -127,7 +127,7 @@ def plain_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, l
 
 
 JUNK = re.compile(
-    r' (?:aria-[a-z]+|role|class|pointer-events|font-family)="[^"]*"| (?:[xy]2?="0"|(?:opacity|stroke-width)="1"'
+    r' (?:aria-[a-z]+|role|class|pointer-events|font-family)="[^"]*"| (?:[xy]2="0"|(?:opacity|stroke-width)="1"'
     r'|stroke-dasharray="1,0"|text-anchor="start"|font-weight="normal"|transform="translate\(0,0\)")'
     r'|<path class="(?:fore|back)ground"[^>]*/>|<clipPath .*?</clipPath>'
 )
