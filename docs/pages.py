@@ -148,7 +148,8 @@ def gallery() -> str:
     for name in geonorm.names():
         block = f":img-top: diagrams/{name}.svg\n:img-alt: Block diagram of {name}\n" if name in DRAWN else ""
         note = ", without embedding norm" * (getattr(find(name), "entry", "") == "embedding")
-        rule = re.sub(r" (?=\+ (?!(?:[^(){}]|\([^()]*\))*[)}]))", "$ $", clauses(find(name).about.equation)[0])
+        rule = re.sub(r" ?\\text\{ ([^{}]*) \}", r"$ \1 $", clauses(find(name).about.equation)[0]).removesuffix(" $$")
+        rule = re.sub(r" (?=\+ (?!(?:[^(){}]|\([^()]*\))*[)}]))", "$ $", rule.removeprefix("$$ "))
         cards.append(CARD.format(name=name, block=block, rule=rule, note=note, year=diagrams.year(name)))
     pages = "\n".join(f"schemes/{name}" for name in geonorm.names())
     return GALLERY.format(cards="".join(cards), tree=diagrams.tree(), pages=pages)
