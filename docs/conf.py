@@ -42,7 +42,7 @@ html_theme_options = {
     "header_links_before_dropdown": 9,
     "show_toc_level": 2,
     "navigation_with_keys": False,
-    "collapse_navigation": True,
+    "navigation_depth": 2,
     "secondary_sidebar_items": {"**": ["page-toc"], "generated/gallery": []},
 }
 html_sidebars: dict[str, list[str]] = {"index": [], "playground": [], "start": [], "project": []}

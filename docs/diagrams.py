@@ -106,7 +106,7 @@ def diagram(scheme: Scheme) -> str:
         shapes += [box(60, top, "write", 70), box(60, bottom, "read", 70)]
     else:
         shapes += [circle(60, top, "↻" if block.turn else "+"), text(54, 120, block.weights[0], "end")]
-        shapes += [text(124, 72, block.weights[1])]
+        shapes += [text(78, 72, block.weights[1], "start")]
         shapes += [text(190, 183, block.share, "start")]
     return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 230 256" {STYLE}>{"".join(shapes)}</svg>'
 
