@@ -47,6 +47,11 @@ class AngleMap:
         return not any(isinstance(n, Tensor) for n in numbers) and numbers == (1.0, 1.0, 0.0)
 
     @property
+    def plain(self) -> bool:
+        """Whether it is the paper's: a decay, at most 1, behind the clamp of the ratio itself."""
+        return self.bare and self.power == inf and not isinstance(self.post, Tensor) and self.post <= 1
+
+    @property
     def levelled(self) -> bool:
         """Whether it is a map of `level` with nothing learned before `post`: one angle for all tokens."""
         numbers = (self.pre, self.gain, self.bias)
@@ -58,10 +63,27 @@ class AngleMap:
 
     def __call__(self, ratio: Tensor) -> Tensor:
         """Angle in radians for ratio >= 0 of any shape: plain differentiable PyTorch, the definition."""
+        if self.plain:
+            return ratio.clamp(max=self.max_angle) * self.post
         turn = self.gain * self.unclamped(ratio).clamp(max=self.max_angle)
         if self.biased:
             turn = turn + self.bias * ratio * torch.rsqrt(ratio * ratio + BIAS_SOFTNESS**2)
         return (self.post * turn).clamp(max=self.max_angle)
+
+    def chain_rule(self, ratio: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
+        """The gradient of the angle, of the shape of ratio, times the derivative of the angle by the ratio; unless the
+        map is plain also by pre, post, gain and bias. All are 0 where a minimum binds. NaN passes through."""
+        if self.plain:
+            return ((grad * self.post).masked_fill_(ratio >= self.max_angle, 0.0),)
+        free = self.unclamped(ratio)
+        inner = free.clamp(max=self.max_angle)  # to the last bit where it binds, or rounding says if the outer one does
+        bend = (1 / (1 + (self.pre * ratio / self.power) ** 2)).masked_fill(free >= self.max_angle, 0.0)
+        root = torch.rsqrt(ratio * ratio + BIAS_SOFTNESS**2)
+        total = self.gain * inner + self.bias * ratio * root
+        grad = grad.masked_fill(self.post * total >= self.max_angle, 0.0)
+        turn = self.post * grad
+        slope = self.gain * self.pre * bend + self.bias * BIAS_SOFTNESS**2 * root**3
+        return turn * slope, turn * self.gain * ratio * bend, grad * total, turn * inner, turn * ratio * root
 
     def unclamped(self, ratio: Tensor) -> Tensor:
         """Angle of the retraction, before any ceiling."""

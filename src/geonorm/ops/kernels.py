@@ -6,9 +6,9 @@ next sub-layer reads, and the norm through which it reads.
               angle = min(a * min(ratio, max_angle), max_angle), or LEVEL, one angle for all tokens:
               angle = min(a * level * ratio / sqrt(ratio^2 + SOFTNESS^2), max_angle)
 
-The row maths of the second is that of closed_form.py and slopes.py, all of it in fp32 on chip. Forward reads x and u
-once and writes x' and, with READ, y: x' in another dtype or N(x'). Backward reads x, u and the gradient(s) once and
-writes dx and du. Norms (INNER of u, NORM of x') are none, rms or layer; the gains of the first are part of b and c. The
+The row maths of the second is the closed form in coefficients of x, u and the gradient, in fp32 on chip. Forward reads
+x and u once and writes x' and, with READ, y: x' in another dtype or N(x'). Backward reads x, u and the gradient(s) once
+and writes dx and du. Norms (INNER of u, NORM of x') are none, rms or layer; gains of the first are part of b and c. The
 second sees x' as it is in memory: rounded to its dtype. Every store rounds once.
 
 A program owns ROWS whole rows of DIM numbers, padded to BLOCK. a is a float or, A_PTR, a pointer: FLAT to a vector,
@@ -44,7 +44,7 @@ def invert_rows(xx):
 
 @triton.jit
 def level_slopes(ratio, angle):
-    """quotient, slope and curvature of one angle for all ratios but those near 0, as `slopes.bias_slopes`."""
+    """quotient, slope and curvature of one angle for all ratios but those near 0, as in `AngleMap.level`."""
     root = tl.div_rn(1.0, tl.sqrt_rn(ratio * ratio + SOFTNESS2))
     quotient = angle * root
     bend = quotient * (root * root)
