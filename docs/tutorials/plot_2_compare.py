@@ -17,7 +17,8 @@ comparison = geonorm.compare(
     evaluation={"tokens": 4096},
     out="runs/first",
 )
-comparison.frame()[["scheme", "n", "val_loss_mean", "difference", "difference_low", "difference_high"]]
+columns = ["scheme", "n", "val_loss_mean", "difference", "difference_low", "difference_high"]
+comparison.frame()[columns].round(4)
 
 # %%
 # ``difference`` is the scheme minus the first, paired by seed, with its 95 % interval. With two seeds such an

@@ -24,7 +24,8 @@ class Half(geonorm.Placement):
         return x + h * p.share * p.output(u)
 
 
-model = geonorm.Decoder(geonorm.DecoderConfig(scheme=Half(), layers=2, width=32, heads=2, vocab_size=64))
+config = geonorm.DecoderConfig(scheme=Half(), layers=2, width=32, heads=2, vocab_size=64)
+model = geonorm.Decoder(config)
 print(model(torch.randint(0, 64, (2, 16))).shape)
 
 # %%
@@ -33,8 +34,8 @@ print(model(torch.randint(0, 64, (2, 16))).shape)
 
 site = geonorm.Site(layer=0, kind="attn", depth=2)
 theta, force = torch.randn(4, 8).double(), torch.randn(4, 8).double()
-ratio = geonorm.dynamics.speed(Half(), theta, force, site) / geonorm.dynamics.speed("peri", theta, force, site)
-print(ratio)
+half, peri = (geonorm.dynamics.speed(scheme, theta, force, site) for scheme in (Half(), "peri"))
+print(half / peri)
 
 # %%
 # Is it a known rule in other coordinates?

@@ -14,12 +14,17 @@ import geonorm
 
 torch.manual_seed(0)
 config = transformers.LlamaConfig(
-    hidden_size=64, intermediate_size=128, num_hidden_layers=6, num_attention_heads=4, vocab_size=256
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=6,
+    num_attention_heads=4,
+    vocab_size=256,
 )
 model = transformers.LlamaForCausalLM(config).eval()
 ids = torch.randint(0, 256, (8, 64))
 result = geonorm.probe(model, ids)
-result.frame()[["layer", "kind", "radius", "ratio", "angle", "cos_pair"]].round(3)
+columns = ["layer", "kind", "radius", "ratio", "angle", "cos_pair"]
+result.frame()[columns].round(3)
 
 # %%
 # ``radius`` is the length of the hidden state, ``ratio`` the tangential update over that length, ``angle``

@@ -9,11 +9,17 @@ trains.
 
 import geonorm
 
-simulation = geonorm.simulate(["post", "pre", "peri", "geonorm"], tokens=16, dim=32, time=2000.0, seeds=1)
-simulation.frame()[["scheme", "terminal_law", "terminal_exponent"]]
+simulation = geonorm.simulate(
+    ["post", "pre", "peri", "geonorm"],
+    tokens=16,
+    dim=32,
+    time=2000.0,
+    seeds=1,
+)
+simulation.frame()[["scheme", "terminal_law", "terminal_exponent"]].round(2)
 
 # %%
-# ``terminal_law`` says how the last distance between tokens vanishes: exponentially in depth, or as a power of it. It
-# is stated only where the simulation has reached it.
+# ``terminal_law`` says how 1 - cos between tokens vanishes at last: exponentially in depth t, or as a power of it.
+# With ``terminal_exponent`` 2 that is exp(-2 t), or 1 / t². It is stated only where the simulation has reached it.
 
 simulation.plot("collapse")

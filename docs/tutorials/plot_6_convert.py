@@ -13,7 +13,11 @@ import geonorm.hf
 
 torch.manual_seed(0)
 config = transformers.LlamaConfig(
-    hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4, vocab_size=256
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    vocab_size=256,
 )
 model = transformers.LlamaForCausalLM(config).eval()
 ids = torch.randint(0, 256, (4, 32))

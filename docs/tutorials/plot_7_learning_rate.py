@@ -3,7 +3,7 @@ Tune the learning rate fairly
 =============================
 
 Schemes differ in their best learning rate by up to four times. A comparison at one rate compares rates.
-``tune`` searches each scheme's own rate in half octaves, past the first minimum, with a seed that does not
+``tune`` searches each scheme's own rate in factors of √2, past the first minimum, with a seed that does not
 count.
 """
 
