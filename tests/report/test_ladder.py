@@ -57,7 +57,7 @@ def test_the_page_begins_with_what_was_found(saved: Path, tmp_path: Path) -> Non
     assert head.count("geonorm against pre") == 1 and "; 1.29 (1.27 to 1.30) at 180k." in head
     for section in ("Effective speed-up", "Slope of the difference", "What limits this ladder"):
         assert section in page, section
-    assert body.count('<svg class="chart"') == 5  # two sizes, over sizes, loss, difference
+    assert body.count('<svg class="chart"') == body.count("<em>") == 5  # two sizes, over sizes, loss, difference
     assert {p.name for p in (tmp_path / "figures").glob("*.png")} == {"speedup.png", "loss.png", "difference.png"}
     assert "geonorm ladder --config" in page
 

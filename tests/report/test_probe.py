@@ -23,7 +23,7 @@ def test_each_panel_names_the_series_that_it_has() -> None:
     drawn = [list(dict.fromkeys(row["s"] for row in chart.rows["line"])) for chart in charts]
     assert drawn == [["llama", "neox"], ["llama"], ["llama"]]
     assert len(figure(charts, "caption", columns=3)["concat"]) == 3
-    assert len({chart.title for chart in charts}) == 3 and all(chart.y and chart.y.title for chart in charts)
+    assert len({chart.title for chart in charts}) == 3 and all(chart.meaning and chart.y.title for chart in charts)
 
 
 def test_the_csv_has_numbers_and_damage_is_one_line(tmp_path: Path) -> None:

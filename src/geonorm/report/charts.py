@@ -39,12 +39,14 @@ MARKS: dict[str, Spec] = {
     "mark": {"type": "point", "filled": True, "opacity": 1, "size": 42, "stroke": PAPER, "strokeWidth": 0.8},
     "hollow": {"type": "point", "filled": False, "opacity": 1, "size": 34, "fill": PAPER, "strokeWidth": 1.5},
     "best": {"type": "point", "filled": True, "opacity": 1, "size": 52, "stroke": TEXT, "strokeWidth": 1.6},
+    "sample": {"type": "point", "filled": False, "size": 150, "strokeWidth": 1.8, "shape": "M-1,0L1,0"},
     "fail": {"type": "point", "filled": False, "opacity": 1, "size": 90, "strokeWidth": 2,
              "shape": "M-.5,-.5L.5,.5M-.5,.5L.5,-.5"},
 }  # fmt: skip
 """How each kind of layer looks, in the order in which layers lie above one another."""
+LEVEL = {"type": "rule", "color": SOFT, "strokeDash": [4, 3], "strokeWidth": 1.2}
 ZERO = {"type": "tick", "color": SOFT, "thickness": 1.2, "height": 32, "yOffset": 6}
-"""The reference line of a row: it leaves the text above free."""
+"""Reference lines; that of a row leaves the text above free."""
 LABEL: Spec = {"type": "text", "align": "left", "baseline": "middle", "fontSize": 12, "color": TEXT, "lineHeight": 14}
 FIELDS: dict[str, tuple[str, Spec]] = {
     "part": ("detail", {"field": "part"}),
@@ -239,12 +241,11 @@ class Chart:
     def spec(self) -> Spec:
         """The chart in Vega-Lite, without title and theme."""
         place = self._place()
-        dashed = {"type": "rule", "color": SOFT, "strokeDash": [4, 3], "strokeWidth": 1.2}
         layers: list[Spec] = []
         for rule in self.rules:
             axes = {name: channel for name, channel in place.items() if name in rule or not self.y}
             values = [rule] if self.y else [rule | {"s": row.series} for row in self.strips]
-            layers.append({"data": {"values": values}, "mark": dashed if self.y else ZERO, "encoding": axes})
+            layers.append({"data": {"values": values}, "mark": LEVEL if self.y else ZERO, "encoding": axes})
         for kind in MARKS:
             for series in self.looks:
                 if rows := [row for row in self.rows.get(kind, ()) if row["s"] == series]:
@@ -259,7 +260,7 @@ class Chart:
         """What one series has of a kind."""
         mark = {**MARKS["hollow" if kind == "mark" and look.hollow else kind], "color": look.light}
         if kind in ("line", "thin", "path"):
-            mark["strokeDash"] = [float(part) for part in look.dash.split()] or [1, 0]
+            mark["strokeDash"] = dash_lengths(look)
         if kind in ("mark", "hollow", "best"):
             mark["shape"] = look.marker
         encoding = place | {"description": {"field": "d"}}
@@ -301,13 +302,23 @@ class Chart:
         if LINE * sum(map(len, lines.values())) > self.height:
             short = cut_apart(names.values(), NAME)
             lines = {series: [short[name]] for series, name in names.items()}
+        marked = {row["s"] for kind in ("mark", "best", "hollow") for row in self.rows.get(kind, ())}
         layers = []
         for series, y in spread_apart({s: (places[s], len(lines[s])) for s in ends}, self.height).items():
             look, text = self.looks[series], lines[series]
-            marker = MARKS["hollow" if look.hollow else "mark"] | {"color": look.light, "shape": look.marker}
-            layers += [label(series, marker | {"x": self.width + 10, "y": y}),
+            marker = (
+                MARKS["hollow" if look.hollow else "mark"] | {"shape": look.marker}
+                if series in marked
+                else MARKS["sample"] | {"strokeDash": dash_lengths(look)}
+            )
+            layers += [label(series, marker | {"color": look.light, "x": self.width + 10, "y": y}),
                        label(series, LABEL | {"text": text, "x": self.width + 18, "y": y})]  # fmt: skip
         return layers
+
+
+def dash_lengths(look: Look) -> list[float]:
+    """Pixels on and off along a line."""
+    return [float(part) for part in look.dash.split()] or [1.0, 0.0]
 
 
 def label(series: str, mark: Spec, **channels: Spec) -> Spec:

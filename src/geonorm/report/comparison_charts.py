@@ -63,9 +63,9 @@ def final_loss(comparison: ComparedRuns) -> list[Chart]:
     if not means:
         return []
     noise = f"Seeds of a scheme differ by up to {max(widths):.2g} nats" if max(widths) else "One seed shows no noise"
-    title = f"{noise}; schemes differ by {max(means) - min(means):.2g}"
     return [strip_chart(
-        title, "final validation loss (nats per token)", strips, comparison.looks,
+        f"{noise}; schemes differ by {max(means) - min(means):.2g}",
+        "final validation loss (nats per token)", strips, comparison.looks,
         "Each mark is a run at its scheme's best learning rate; the bar is the 95 % interval of the mean over seeds.",
         name="noise", meaning="A difference below the noise of seeds needs more seeds before it says anything.",
     )]  # fmt: skip
@@ -105,9 +105,9 @@ def by_setting(comparison: ComparedRuns, settings: Mapping[str, Sequence[Compari
               for name, row in sorted(known.items())]  # fmt: skip
     looks = {name: comparison.looks[row.scheme] for name, row in known.items()}
     better = sum((row.difference or 0) < 0 for row in known.values())
-    title = f"Better than {comparison.baseline} on average in {better} of {count(len(known), 'case')}"
     return [strip_chart(
-        title, f"difference to {comparison.baseline}, nats per token (left of 0 is better)", strips, looks, rule=0.0,
+        f"Better than {comparison.baseline} on average in {better} of {count(len(known), 'case')}",
+        f"difference to {comparison.baseline}, nats per token (left of 0 is better)", strips, looks, rule=0.0,
         name="settings",
         meaning="What changes its side from setting to setting is no property of the scheme alone.",
     )]  # fmt: skip
@@ -170,9 +170,10 @@ def gradient_course(comparison: ComparedRuns) -> list[Chart]:
     known = {scheme: curve.thinned(120) for scheme, curve in metric_curves(comparison, "grad_norm").items()}
     views = tuple(view._replace(early=0.0) for view in TIMES[:2])
     counts = [f"{row.scheme} {row.grad_spikes}" for row in comparison.rows if row.grad_spikes]
-    title = f"Spikes of the gradient norm: {', '.join(counts)}" if counts else "No spike of the gradient norm"
     return over_tokens(
-        comparison, "gradient", title, "gradient norm", {},
+        comparison, "gradient",
+        f"Spikes of the gradient norm: {', '.join(counts)}" if counts else "No spike of the gradient norm",
+        "gradient norm", {},
         "Mean over seeds, before clipping, of the logged steps. Spikes are counted at every step; all columns of the "
         "table have those of the loss, and how many the batch made.",
         "A norm that grows late, or many spikes, warns of a rate that longer runs will not bear.", [*known.items()],

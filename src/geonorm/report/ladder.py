@@ -223,7 +223,12 @@ def per_parameter(row: LadderPoint) -> str:
 def name_speedups(rows: Sequence[SpeedupRow], size: str) -> str:
     """The speed-ups at a size, in a line."""
     here = [row for row in rows if row.size == size]
-    ends = ", ".join(f"{row.scheme} {speedup_text(row).partition(' (')[0]}" for row in here)
+    ends = ", ".join(
+        f"{row.scheme} {speedup_text(row).partition(' (')[0]}"
+        + " (not resolved)"
+        * (row.speedup is not None and (row.speedup_low or 0) <= 1 <= (row.speedup_high or math.inf))
+        for row in here
+    )
     return f"at {si(here[0].parameters)} parameters, {si(here[0].tokens)} tokens: {ends}"
 
 
