@@ -42,7 +42,7 @@ html_theme_options = {
     "header_links_before_dropdown": 9,
     "show_toc_level": 2,
     "navigation_with_keys": False,
-    "navigation_depth": 2,
+    "navigation_depth": 1,
     "secondary_sidebar_items": {"**": ["page-toc"], "generated/gallery": []},
 }
 html_sidebars: dict[str, list[str]] = {"index": [], "playground": [], "start": [], "project": []}
