@@ -301,10 +301,10 @@ def damage_file(folder: Path, donor: Path, aside: Path, rng: random.Random) -> s
     return f"{path.relative_to(folder)}{f' {other}' * (how == 'swap')} {how}"
 
 
-def tamper(folder: Path, rng: random.Random) -> str:
-    """Flips a bit, loses or repeats a row or changes a number where results rest on it; the file's name."""
+def tamper(folder: Path, record: str, rng: random.Random) -> str:
+    """Flips a bit, loses or repeats a row or changes a number of its record; the name of the file."""
     newest = max(folder.glob("checkpoints/step-*"), key=step_of, default=folder)
-    kind = rng.choice(["*.safetensors", "state.json", "*.jsonl", "summary.json"])
+    kind = rng.choice(["*.safetensors", "*.jsonl", record])
     path = rng.choice(sorted([*newest.glob(kind), *folder.glob(kind)]) or [folder / "metrics.jsonl"])
     with contextlib.suppress(OSError, ValueError):
         if path.suffix == ".json":

@@ -234,10 +234,10 @@ class Walk:
         """A run, whole or stopped: a bit of its newest files or a row changes, and all that reads them is asked."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.clean, self.steps = True, 6
-        moment = rng.choice([None, Moment("stop", rng.randint(20, 70))])
+        moment = rng.choice([None, Moment("stop", rng.randint(20, 42))])
         self.judge_training(*self.run(self.train_words(rng), moment))
         self.back_up()
-        path, self.clean = tamper(self.folder, rng), False
+        path, self.clean = tamper(self.folder, "summary.json" if self.finished else "state.json", rng), False
         self.log[-1] += f", {path}"
         for verb in ("eval", "export", "report"):
             self.read(verb)

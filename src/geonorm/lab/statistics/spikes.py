@@ -26,8 +26,8 @@ class SpikeWatch:
     moved for good, and the window starts again.
     """
 
-    def __init__(self, window: int = 100, sigmas: float = 6.0, recent: Iterable[float] = (), streak: int = 0) -> None:
-        self.window, self.sigmas, self.streak = window, sigmas, streak
+    def __init__(self, window: int = 100, sigmas: float = 6.0, recent: Iterable[float] = ()) -> None:
+        self.window, self.sigmas, self.streak = window, sigmas, 0
         self.recent = deque(recent, maxlen=window)
 
     def __call__(self, value: float) -> bool:

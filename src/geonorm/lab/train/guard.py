@@ -72,10 +72,10 @@ class AnomalyGuard:
         self.events.append({"step": anomaly.step, "action": anomaly.action, "what": anomaly.what, "loss": loss})
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of it."""
-        return {"losses": list(self.watch.recent), "streak": self.watch.streak, "events": list(self.events)}
+        """What a checkpoint holds of it. None is written in a streak of spikes: each is rewound."""
+        return {"losses": list(self.watch.recent), "events": list(self.events)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """The reverse of `state`."""
-        self.watch = SpikeWatch(recent=state["losses"], streak=state["streak"])
+        self.watch = SpikeWatch(recent=state["losses"])
         self.events = list(state["events"])
