@@ -234,7 +234,7 @@ class Walk:
         """A run, whole or stopped: a bit of its newest files or a row changes, and all that reads them is asked."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.clean, self.steps = True, 6
-        moment = rng.choice([None, Moment("stop", rng.randint(20, 42))])
+        moment = Moment("stop", rng.randint(20, 42)) if len(self.log) % 3 else None
         self.judge_training(*self.run(self.train_words(rng), moment))
         self.back_up()
         path, self.clean = tamper(self.folder, "summary.json" if self.finished else "state.json", rng), False
@@ -256,7 +256,7 @@ class Walk:
             self.clean, self.steps = True, self.backup_steps
 
 
-RULES = dict(train=4, stop=3, kill=3, full=1, extend=2, read=4, damage=5, change=2, tamper=6, meanwhile=2)  # noqa: C408
+RULES = dict(train=4, stop=3, kill=3, full=1, extend=2, read=4, damage=5, change=2, tamper=8, meanwhile=2)  # noqa: C408
 """The rules of a walk, and how often each is drawn."""
 Steps = list[tuple[str, int]]
 
