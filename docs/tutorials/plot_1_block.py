@@ -25,10 +25,12 @@ x = nn.functional.rms_norm(torch.randn(4, 16, 64), (64,))  # once, after the emb
 for block in (1, 2, 4, 8):
     y = geonorm.geodesic_update(x, torch.randn_like(x), decay=1 / block)
     length, turn = y.norm(dim=-1).mean(), geonorm.sphere.angle(x, y).max()
-    print(f"block {block}: length {length:.3f}, largest turn {turn:.3f}, π/4t {torch.pi / 4 / block:.3f}")
+    limit = torch.pi / 4 / block
+    print(f"block {block}: length {length:.3f}, largest turn {turn:.3f} of {limit:.3f}")
 
 # %%
 # Any other scheme goes around a sub-layer, with its norms and learned numbers inside.
 
-layer = geonorm.Residual(nn.Linear(64, 64), "peri", geonorm.Site(layer=0, kind="mlp", depth=12), dim=64)
+site = geonorm.Site(layer=0, kind="mlp", depth=12)
+layer = geonorm.Residual(nn.Linear(64, 64), "peri", site, dim=64)
 print(layer)

@@ -10,8 +10,9 @@ import subprocess
 
 
 def plan(*options: str) -> str:
-    command = ["geonorm", "train", "--dry-run", "--scheme", "pre", "--runtime.device", "h100", *options]
-    return subprocess.run(command, capture_output=True, text=True).stdout.partition("\n}\n")[2]
+    command = ["geonorm", "train", "--dry-run", "--scheme", "pre", "--runtime.device", "h100"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True)
+    return done.stdout.partition("\n}\n")[2]
 
 
 print(plan("--preset", "1.3b", "--world-size", "8"))
