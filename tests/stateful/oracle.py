@@ -196,7 +196,7 @@ class Oracle:
 
     def run(self, settings: dict[str, Any]) -> Path:
         """The folder of the undisturbed run of these settings, with a checkpoint of each of its steps."""
-        settings = {**settings, "branch": None, "resume": "auto", "checkpoint": {"every": 1, "keep": 999}}
+        settings |= {"branch": None, "resume": "auto", "accept_changed": [], "checkpoint": {"every": 1, "keep": 999}}
         settings.pop("out", None)
         key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
         if key not in self.runs:

@@ -245,7 +245,8 @@ class Walk:
         page = self.place / f"report-{len(self.log)}" / "page.csv"
         if other and self.finished and "not belong together" not in page.read_text():
             raise Violation(f"the report does not say that {path} was changed")
-        rng.choice([self.rule_train, self.rule_extend])(rng)
+        self.rule_train(rng)
+        self.rule_extend(rng)
         self.rule_restore(rng)
 
     def rule_restore(self, _: random.Random) -> None:
