@@ -91,8 +91,10 @@ class ClosedForm(torch.autograd.Function):
         ctx.save_for_backward(x, u, *stats, *(p for p in parameters if isinstance(p, Tensor)))
         ctx.floats = tuple(None if isinstance(p, Tensor) else p for p in parameters)
         ctx.max_angle, ctx.power = max_angle, power
-        # compiling, torch 2.11 makes the gradients zero of an output that was written in place or cast to its own dtype
-        return out.view(x.shape).to(x.dtype, copy=torch.compiler.is_compiling())
+        if torch.compiler.is_compiling():
+            # torch 2.11 makes the gradients zero of an output that was written in place or cast to its own dtype
+            return out.view(x.shape).to(x.dtype, copy=True)
+        return out.resize_(x.shape).to(x.dtype)  # no view: FSDP2 warns of a block that ends in one
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
