@@ -43,6 +43,7 @@ PEOPLE = {
     "inkling2_text": "Inkling-2", "muse_spark_text": "Muse-Spark", "zaya": "ZAYA1-8B", "qwen4_exp": "Qwen4-Exp",
 }  # fmt: skip
 """Models of families that have another name."""
+SYMBOLS = "x is the state, u what the sub-layer returns, v its part across x, N a norm, t the block (from 1) of L."
 REASONS = {
     "no tiny|validator": "no small model could be built",
     "takes no ids alone": "needs more input than ids",
@@ -218,7 +219,8 @@ def scheme_page(name: str, about: Mapping[str, Any]) -> Iterator[str]:
     if name in DRAWN:
         yield f":::{{grid-item}}\n:columns: 12 12 4 4\n![Block diagram of {name}](../diagrams/{name}.svg)\n:::"
     yield f":::{{grid-item}}\n:columns: 12 12 8 8\n\n{text}\n"
-    yield (f"${rule}$" if "=" in rule else rule) + f"\n\n{rest}\n:::\n::::\n"
+    rest = f"where {rest}" if rest.startswith("$") else rest
+    yield (f"${rule}$" if "=" in rule else rule) + f"\n\n{rest}\n\n{SYMBOLS}\n:::\n::::\n"
     yield f"```python\n{code(kind)}```\n\n![How {name} moves a token](../pictures/{name}.svg)\n"
     yield f"**Source.** {about['source']}.\n\n:::{{dropdown}} BibTeX\n```"
     yield from (*bibtex(about["source"]), "```\n:::\n")
