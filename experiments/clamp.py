@@ -60,9 +60,9 @@ def draw_shares(traces: Rows, runs: Mapping[str, Summary]) -> list[Chart]:
     x = Axis.around([float(row["step"]) for rows in traces.values() for row in rows], log=True, title=STEPS)
     rates = ramp(sorted({lr for row in lines.values() for lr, _ in row}, key=float))
     charts = []
-    for title, row in lines.items():
+    for title, courses in lines.items():
         chart = Chart(title, x, Axis(0, 1.02, title="share of clamped updates"), rates, width=260)
-        for lr, line in row:
+        for lr, line in courses:
             chart.line(lr, line)
         charts.append(chart)
     return charts
