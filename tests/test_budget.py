@@ -22,11 +22,11 @@ EMPTY_NAMES = set("found told said kept shown own made given asked".split())
 """Names that say nothing of what the thing is."""
 
 CEILINGS = {
-    "statements of src without the register": 17_229,
+    "statements of src without the register": 17_146,
     "statements of the register": 260,
     "statements per 1,000 lines of src": 544,
     "lines of tests": 25_055,
-    "lines of experiments, benchmarks, examples, docs, evidence": 5_061,
+    "lines of experiments, benchmarks, examples, docs, evidence": 5_004,
     "test cases of one run": 2_200,
     "options of train besides model.*": 50,
     "options of compare besides model.*": 51,
