@@ -311,17 +311,17 @@ class Book:
         yield from (Line(""), Line("[All questions](../results.md)"))
 
     def negative(self) -> Iterator[Line]:
-        """How many comparisons of each question did not lower the loss."""
-        verdicts = ("better", "worse", "equal within 0.01", "not resolved", "one run")
+        """Every comparison of some questions whose first scheme ended higher."""
         yield from (Line("# What did not help"), Line(""), Line(BUILT), Line(""))
-        text = "Comparisons of each question by the verdict on their first scheme; the rows stand on the linked pages."
-        yield from (Line(text), Line(""), *table_head(("question", *verdicts)))
+        yield Line("In each pair the first ended higher. What is not resolved stands on the linked pages.")
         for key in self.words["negative"]:
-            members = self.members(key)
-            counts = [sum(self.values[name]["verdict"] == word for name in members) for word in verdicts]
-            title = self.words["questions"][key]["title"]
-            yield Line(f"| [{title}]({key}.md) | {' | '.join(map(str, counts))} |", tuple(members))
-        yield from (Line(""), Line("[All questions](../results.md)"))
+            yield from (Line(""), Line(f"## [{self.words['questions'][key]['title']}]({key}.md)"), Line(""))
+            yield from table_head(("difference of", "where", "difference (95 %)"))
+            for name in (name for name in self.members(key) if self.values[name]["verdict"] == "worse"):
+                claim = self.evidence.claims[name]
+                where = self.evidence.place(claim).where + tokens(self.size(name))
+                yield Line(f"| {self.what(claim)} | {where} | {self.difference(name)} |", (name,))
+        yield from (Line(""), Line(MARK), Line(""), Line("[All questions](../results.md)"))
 
     def pages(self) -> dict[str, list[Line]]:
         """By path in the checkout, every page that is written whole."""

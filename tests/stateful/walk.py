@@ -326,9 +326,7 @@ def main() -> int:
                 print(f'walk {number - 1} of seed {options.seed}: --replay "{walk}"\n  {problem}')
                 return 1
             seconds, count = time.monotonic() - begun, sum(taken.values())
-            print(
-                f"{seconds:.0f} s: {number} walks, {count} steps, {len(oracle.runs)} oracles; {dict(taken)}", flush=True
-            )
+            print(f"{seconds:.0f} s: {number} walks, {count} steps: {dict(taken)}", flush=True)
             if seconds > options.seconds:
                 break
     return 0
