@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import sphere
+from ...dynamics.rates import slope
 from ...measure import NormMeasure, SiteMeasure
 from ...measure.accumulate import filled
 from ...measure.metrics import mean, wide
@@ -152,8 +153,7 @@ def predict_step(residual: Residual, x: Tensor, u: Tensor) -> dict[str, float | 
         _, carry = read_at(scheme, x, p, site)
         return scheme.seen(write_at(scheme, x, u, p, site, h, carry=carry))
 
-    h = torch.zeros((), dtype=x.dtype, device=x.device)
-    start, velocity = (part.double() for part in torch.func.jvp(step, (h,), (torch.ones_like(h),)))
+    start, velocity = (part.double() for part in slope(step, x))
     radius = sphere.radius(start)
     radial = sphere.safe_divide(sphere.dot(velocity, start), radius)
     turn = sphere.safe_divide(sphere.tangent(start, velocity), radius)
