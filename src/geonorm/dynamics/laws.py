@@ -18,6 +18,7 @@ from torch import Tensor
 from .. import sphere
 from ..errors import ConfigError
 from .flow import Flow
+from .rates import slope
 
 CLOCKS: dict[str, Callable[[Any], Any]] = {"exponential": lambda t: t, "polynomial": np.log, "stretched": np.sqrt}
 """The function of depth-time t = tau + 1 in which log(1 - cos) is a straight line under each law."""
@@ -81,11 +82,10 @@ def cosine_rate(flow: Flow, x: Tensor, tau: float = 0.0) -> Tensor:
     >>> geonorm.dynamics.cosine_rate(flow, flow.start(torch.eye(2)))  # 2 / (e^beta + n - 1)
     tensor(1.)
     """
-    flow.tokens(x)  # modules of the exit cannot be made inside a transform
     velocity, settled = flow.velocity(x, tau), flow.settle(x, tau)
     # a scheme that takes over puts tokens on its sphere, and its velocity is theirs there
     x = x if torch.allclose(x, settled, rtol=8 * torch.finfo(x.dtype).eps, atol=0) else settled
-    theta, moving = torch.func.jvp(flow.tokens, (x,), (velocity,))[:2]
+    theta, moving = slope(lambda h: flow.tokens(x + h * velocity), x)
     # <theta_i', theta_i> = 0, and sum_i over the difference from the mean is accurate near collapse
     away = theta - theta.mean(-2, keepdim=True)
     return -2 * (moving * away).sum((-1, -2)) / max(1, theta.shape[-2] - 1)

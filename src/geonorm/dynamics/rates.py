@@ -56,7 +56,7 @@ def slope(f: Callable[[Tensor], Tensor], like: Tensor, keep: bool = False) -> tu
         value = f(h)
         cotangent = torch.zeros_like(value, requires_grad=True)
         (backward,) = torch.autograd.grad(value, h, cotangent, create_graph=True)
-    return value, torch.autograd.grad(backward, cotangent, create_graph=keep)[0]
+    return value.detach(), torch.autograd.grad(backward, cotangent, create_graph=keep)[0]
 
 
 def write_nothing(rule: Scheme, parts: Parts, x: Tensor, site: Site) -> Tensor:
