@@ -5,8 +5,8 @@ What bf16 may differ by is not typed in. bf16 keeps 8 bits where fp32 keeps 24, 
 gradient in bf16 may turn from that of fp64 by 2^16 times what fp32's turns by on the same machine; in fact matrix
 products alone are in bf16, and less is seen (0.04 to 0.7 of it). The loss may differ by as much, or by the rounding of
 the stream's 2 L + 1 terms, 2^-8 sqrt(2 L + 1), where that is more. Where the turn that is allowed passes one radian,
-bf16 says nothing of a gradient, compiled or not: `olmo2`, `siamese` and `per_kind` with these draws at 24 blocks,
-which therefore have 4, `siamese` 2.
+bf16 says nothing of a gradient, compiled or not: `olmo2`, `siamese`, `per_kind` and `muse` with these draws at 24
+blocks, which therefore have 4, `siamese` 2, `muse` 12.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from geonorm import Decoder, DecoderConfig, names
 from geonorm.models import preset
 
-DEPTH, LESS = 24, {"olmo2": 4, "siamese": 2, "per_kind": 4}
+DEPTH, LESS = 24, {"olmo2": 4, "siamese": 2, "per_kind": 4, "muse": 12}
 COARSER = 2.0**16
 """Unit roundoff of bf16 over that of fp32."""
 NORMS = ("derf", "gated")
