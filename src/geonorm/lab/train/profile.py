@@ -22,7 +22,8 @@ class ProfileHook(Hook):
         """at_end: takes what is to be called when the run ends."""
         self.folder = run / "profile"
         times = profiler.schedule(skip_first=BEFORE - 1, wait=0, warmup=1, active=steps, repeat=1)
-        self.profiler = profiler.profile(schedule=times, on_trace_ready=self.write)
+        # of one cycle: torch 2.11 warns that others would go
+        self.profiler = profiler.profile(schedule=times, on_trace_ready=self.write, acc_events=True)
         self.profiler.start()
         at_end(self.profiler.stop)
 
