@@ -182,7 +182,7 @@ def keep(experiment: Path, out: Path) -> None:
     for file in (experiment / "environment.json", *(out / name / "environment.json" for name in fresh)):
         found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
         for each in found if isinstance(found, list) else [found]:  # an object before a run could change machines
-            where = {key: value for key, value in each.items() if key != "step"}
+            where = {key: value for key, value in each.items() if key not in ("step", "identity")}
             seen += [where] if where not in seen else []
     (experiment / "environment.json").write_text(json.dumps(seen, indent=1) + "\n", encoding="utf-8")
     print(f"{experiment}: {len(known)} runs on record, {len(fresh)} of them from {out}")

@@ -46,8 +46,8 @@ TERMS = {
     "speed factor, radius law": "A token moves by 1/s of the attention's pull; r' is the growth of its length.",
     "coherence": "How much of the sub-layers' turns adds up instead of cancelling.",
     "turn": "The mean angle, in radians, between what the head reads before and after one step of Adam on the hidden "
-            "matrices: rate x width x coherence x sum of angles. Where it grows with size, the best learning rate "
-            "falls as much.",
+            "matrices: rate x width x coherence x sum of angles. Where it grows with size, theory has the best "
+            "learning rate fall as much.",
     "sum of angles": "The angles by which sub-layers turn a token at initialization.",
 }  # fmt: skip
 """By term, its explanation, as a reader needs it beside the table."""
