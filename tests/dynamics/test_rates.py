@@ -18,6 +18,7 @@ from .conftest import PLANAR
 
 DIM, DEPTH = 16, 12
 Law = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+zero = torch.zeros_like
 
 
 def states(radius: float | None = None, size: float = 1.0, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -25,10 +26,6 @@ def states(radius: float | None = None, size: float = 1.0, seed: int = 0) -> tup
     x, u = torch.randn(2, 4, 7, DIM, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     unit = x / x.norm(dim=-1, keepdim=True)
     return unit * (x.norm(dim=-1, keepdim=True) if radius is None else radius), size * u / DIM**0.5
-
-
-def zero(x: Tensor) -> Tensor:
-    return torch.zeros_like(x)
 
 
 # (s, r') from radius r, radial part <theta, A>, |A| and depth-time t; laws without fields: test_theory.py
@@ -87,8 +84,7 @@ def test_speed_is_that_of_the_direction_whatever_the_length_was(planar: str, rad
 
 @each("planar", PLANAR)
 def test_a_token_that_does_not_turn_has_infinite_speed_and_nothing_is_nan(planar: str) -> None:
-    x, _ = states(1.0)
-    site = Site(1, "attn", DEPTH)
+    x, site = states(1.0)[0], Site(1, "attn", DEPTH)
     for u in (torch.zeros_like(x), 0.5 * x):
         assert dynamics.speed(planar, x, u, site).eq(torch.inf).all()
         assert dynamics.radial_rate(planar, x, u, site).isfinite().all()
@@ -99,3 +95,8 @@ def test_schemes_outside_the_plane_are_refused() -> None:
     for scheme in ("residual_dual", "mix(residual_dual, residual_dual)", "polar"):
         with pytest.raises(ConfigError, match=r"no .* law"):
             dynamics.speed(scheme, x, u, Site(0, "attn", DEPTH))
+
+
+def test_velocities_are_differentiable() -> None:
+    x = states()[0][0, :3].requires_grad_()
+    assert torch.autograd.gradcheck(dynamics.Flow("geonorm", dynamics.Attention(beta=1.0)).velocity, (x, 0.5))
