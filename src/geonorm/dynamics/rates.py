@@ -44,19 +44,21 @@ def derivative(rule: Scheme, parts: Parts, x: Tensor, u: Tensor, site: Site) -> 
         _, carry = read_at(rule, x, p, site)
         return write_at(rule, x, u, p, site, h, carry=carry)
 
-    return slope(step, x, keep=torch.is_grad_enabled() and (x.requires_grad or u.requires_grad))[1]
+    return slope(step, x, torch.is_grad_enabled() and (x.requires_grad or u.requires_grad))[1]
 
 
-def slope(f: Callable[[Tensor], Tensor], like: Tensor, keep: bool = False) -> tuple[Tensor, Tensor]:
-    """f(h) and its derivative by h at h = 0, a number in the dtype and on the device of `like`; with `keep` the
-    derivative has a graph. It is that of the backward pass, which is linear in its cotangent: the same numbers as by
-    forward-mode autodiff, three times as fast in PyTorch."""
+def slope(f: Callable[[Tensor], Tensor], like: Tensor, create_graph: bool = False) -> tuple[Tensor, Tensor]:
+    """Return f(0) and f'(0) for a function f of one number, which has the dtype and device of `like`. Both have the
+    shape of f(0). With `create_graph` the derivative can be differentiated again.
+
+    It is the derivative of the backward pass, which is linear in its cotangent: the same numbers as by forward-mode
+    autodiff, three times as fast in PyTorch."""
     with torch.enable_grad():
         h = torch.zeros((), dtype=like.dtype, device=like.device, requires_grad=True)
         value = f(h)
         cotangent = torch.zeros_like(value, requires_grad=True)
         (backward,) = torch.autograd.grad(value, h, cotangent, create_graph=True)
-    return value.detach(), torch.autograd.grad(backward, cotangent, create_graph=keep)[0]
+    return value.detach(), torch.autograd.grad(backward, cotangent, create_graph=create_graph)[0]
 
 
 def write_nothing(rule: Scheme, parts: Parts, x: Tensor, site: Site) -> Tensor:

@@ -58,7 +58,7 @@ class SavedTransfer(Study):
                 for scheme in self.rows for advice in scheme["advice"]]  # fmt: skip
 
     def limits(self) -> list[str]:
-        return ["This is the turn at initialization. Trained from 4 to 12 blocks, best rates stayed (experiment 023)."]
+        return ["This is the turn at initialization. Best rates in training need not follow what it predicts."]
 
     def tables(self) -> dict[str, Table]:
         tables: dict[str, Table] = {}
