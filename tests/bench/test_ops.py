@@ -169,7 +169,7 @@ def test_everyone_is_timed_once_a_round_in_changing_order() -> None:
         assert times[name] == [float(at + 1) for at, called in enumerate(calls) if called == name]
 
 
-def test_ratios_are_paired() -> None:
+def test_ratios_are_paired_and_one_thread_is_timed_by_its_own_work() -> None:
     random = Random(3)
     load = [1.0] * 20 + [10.0] * 21
     slow = [3.0 * each * random.uniform(0.99, 1.01) for each in load]
@@ -177,12 +177,7 @@ def test_ratios_are_paired() -> None:
     middle, low, high = ratio(slow, fast)
     assert low is not None and high is not None
     assert low <= middle <= high and abs(middle - 1.5) < 0.01 and high - low < 0.02
-
-
-def test_one_thread_is_timed_by_its_own_work() -> None:
-    """Waiting for a core is what a crowded machine makes a program do; several threads have no one clock."""
-    assert (Clock(CPU, 1).read, Clock(CPU, 1).name) == (time.process_time, "CPU time of the process")
-    assert (Clock(CPU, 2).read, Clock(CPU, 2).name) == (time.perf_counter, "wall time")
+    assert [Clock(CPU, threads).read for threads in (1, 2)] == [time.process_time, time.perf_counter]
 
 
 @pytest.mark.gpu

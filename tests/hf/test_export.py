@@ -249,27 +249,3 @@ def test_what_the_modeling_file_cannot_carry(old: str, new: str, said: Any, tmp_
         return
     with pytest.raises(ConfigError, match="--remote-code cannot carry scheme ./odd_rule.py:Half: .*" + said):
         modeling_source(scheme)
-
-
-@each(
-    "words, said",
-    [
-        ("RUN", "--to is missing"),
-        ("nowhere --to out", "there is no run nowhere"),
-        ("RUN --to full", "full is not empty: choose another --to"),
-        ("RUN --to full/file", "full/file is a file: choose another --to"),
-        ("RUN --to out --layout stok", "unknown layout 'stok': did you mean 'stock'"),
-        ("RUN --to out --layout stock --remote-code", "--layout stock loads without --remote-code"),
-    ],
-)
-def test_bad_input_is_one_line_and_leaves_nothing(
-    words: str, said: str, run: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "file").write_text("mine")
-    before = sorted(tmp_path.rglob("*"))
-    assert main(["export", *words.replace("RUN", str(run)).split()]) == 2
-    out, err = capsys.readouterr()
-    assert said in err and len(err.splitlines()) == 1 and err.startswith("geonorm export: ") and out == ""
-    assert sorted(tmp_path.rglob("*")) == before

@@ -60,16 +60,11 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception | None], list[st
     return make
 
 
-@pytest.mark.parametrize(
-    ("config", "most"),
-    [
-        ({"max_position_embeddings": 64, "n_positions": 32}, 64),
-        ({"max_position_embeddings": None, "n_ctx": 16}, 16),
-        ({}, None),
-    ],
-)
-def test_the_context_by_whatever_name_a_configuration_has_it(config: dict[str, Any], most: int | None) -> None:
-    assert context_of(SimpleNamespace(model_type="of elsewhere", **config)) == most
+def test_the_context_by_whatever_name_a_configuration_has_it() -> None:
+    names = "max_position_embeddings", "n_positions", "n_ctx"
+    for values, most in (((64, 32, None), 64), ((None, None, 16), 16), ((None, None, None), None)):
+        config = SimpleNamespace(model_type="of elsewhere", **dict(zip(names, values, strict=True)))
+        assert context_of(config) == most
 
 
 def test_the_nearest_run_or_folder(place: Path) -> None:

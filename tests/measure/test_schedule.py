@@ -66,7 +66,7 @@ def test_a_power_that_drifts_slowly_is_no_law(drift: str) -> None:
     """However much of the variance the nearest law explains; at 10 % of scatter, and without any."""
     depth, draw = 32, random.Random(0)
     clean = fit([(t, DRIFTS[drift](t)) for t in range(1, depth + 1)], depth)
-    assert clean is not None and (clean["best"], clean["fits"]) == ("none", [])
+    assert clean is not None and clean["best"] == "none"
     assert max(clean[law]["r2"] for law in LAWS) > LEAST_R2
     named = [
         fit([(t, DRIFTS[drift](t) * exp(draw.gauss(0, 0.1))) for t in range(1, depth + 1)], depth) for _ in range(100)
@@ -99,7 +99,6 @@ def test_the_interval_of_the_power_holds_the_truth_as_often_as_it_says() -> None
     assert 0.92 <= hits / 400 <= 0.98
     named = [fit([(t, t**-0.5 * exp(draw.gauss(0, 0.3))) for t in range(1, 33)], 32) for _ in range(100)]
     assert all(found is not None and found["best"] == "none" for found in named)  # scatter leaves too little explained
-    assert 90 <= sum(found is not None and "sqrt" in found["fits"] for found in named) <= 99
 
 
 def test_too_few_depths_have_no_law() -> None:

@@ -59,7 +59,7 @@ def test_a_summary_with_values_of_another_kind_is_damaged(make_run: MakeRun) -> 
         run = read_run(path)
         assert run.damaged == 1 and run.summary.status == "interrupted" and run.summary.seed == 4
         assert RunFolder(path).summary() is None  # so that a comparison ends it again
-    assert "Unreadable or missing lines" in "".join(load_comparison(path).limits())
+    assert "Unreadable or missing lines" in "".join(load_comparison([path]).limits())
 
 
 def test_runs_named_one_by_one_have_the_baseline_of_their_comparison(make_run: MakeRun, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_losses_of_tuning_and_final_runs_are_not_on_one_axis(make_run: MakeRun, 
         make_run("pre", seed, lr=3e-3, phase="final", val_loss=3.5, parts=BARE)
         make_run("ngpt", seed, lr=15e-3, phase="final", val_loss=3.6, parts=BARE)
     make_run("pre", 3, lr=3e-3, phase="final", status="diverged", val_loss=None, parts=BARE)
-    (chart,) = charts.learning_rates(load_comparison(tmp_path))
+    (chart,) = charts.learning_rates(load_comparison([tmp_path]))
     assert chart.note.startswith("The validation loss of the tuning runs.")
     assert labels(chart, "mark", "best") == [
         "pre · lr 1e-3: 4.3000, 1 run", "pre · lr 1e-2: 4.4000, 1 run", "pre · lr 3e-3: 4.2000, 1 run",
@@ -208,7 +208,7 @@ def test_losses_of_tuning_and_final_runs_are_not_on_one_axis(make_run: MakeRun, 
     assert labels(chart, "fail") == ["pre · lr 3e-3: 1 of 5 runs did not finish"]
     for seed in range(3):  # a rate added after the tuning is judged by final runs
         make_run("pre", seed, lr=12e-3, phase="final", val_loss=3.4 + seed / 100, parts=BARE)
-    (chart,) = charts.learning_rates(load_comparison(tmp_path))
+    (chart,) = charts.learning_rates(load_comparison([tmp_path]))
     assert chart.note.startswith("The final validation loss.")
     assert labels(chart, "mark", "best")[:2] == ["pre · lr 3e-3: 3.5000, 3 runs", "pre · lr 1.2e-2: 3.4100, 3 runs"]
 
@@ -234,7 +234,7 @@ def test_several_settings_are_pooled(make_run: MakeRun) -> None:
 def test_the_first_order_of_an_angle_is_drawn_where_it_is_valid(make_run: MakeRun, tmp_path: Path) -> None:
     """Beside a measured 0.9 it may predict 2.3."""
     make_run("pre")
-    chart = load_comparison(tmp_path).charts()["geometry"][1]
+    chart = load_comparison([tmp_path]).charts()["geometry"][1]
     dotted, line = ({row["x"]: row["y"] for row in chart.rows[kind]} for kind in ("dotted", "line"))
     assert set(dotted) < set(line) and 0 < max(dotted.values()) <= charts.SECOND < max(line.values())
 
@@ -243,7 +243,7 @@ def test_a_course_has_views_with_flops_and_single_seeds(make_run: MakeRun, tmp_p
     for seed in range(2):
         make_run("pre", seed)
         make_run("post", seed, matmul_parameters=2_000_000)
-    (chart, _) = load_comparison(tmp_path).charts()["loss_curves"]
+    (chart, _) = load_comparison([tmp_path]).charts()["loss_curves"]
     views = {view.view: view for view in (chart, *chart.views)}
     assert list(views) == ["tokens", "tokens, log", "last part", "FLOPs", "single seeds"]
     assert len({view.name for view in views.values()}) == 5 and views["tokens, log"].x.log

@@ -149,7 +149,7 @@ def test_latex_csv_and_pdf(comparison_dir: Path, tmp_path: Path) -> None:
         records = list(csv.DictReader(file))
     assert [record["scheme"] for record in records] == ["pre", "geonorm", "post", "peri"]
     assert float(records[1]["difference"]) < 0 and records[0]["n"] == "5"
-    limits = load_comparison(comparison_dir).limits()
+    limits = load_comparison([comparison_dir]).limits()
     assert limits and all(record["limits"] == " ".join(limits) for record in records)
     assert all(f"% What limits this comparison: {limit}" in tex.splitlines() for limit in limits)
     assert build(comparison_dir, tmp_path / "r.pdf", format="pdf").read_bytes().startswith(b"%PDF")
@@ -172,7 +172,7 @@ def test_names_are_no_commands_and_folders_of_this_machine_stay_here(tmp_path: P
 
 
 def test_the_terminal_has_the_table_the_sentences_and_the_limits_of_the_page(comparison_dir: Path) -> None:
-    comparison = load_comparison(comparison_dir)
+    comparison = load_comparison([comparison_dir])
     limits = comparison.limits()
     for width in (100, 80):
         lines = summarize(comparison_dir, width)

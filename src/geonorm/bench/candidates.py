@@ -10,7 +10,7 @@ always, a candidate takes them as a third argument and gives their gradient, too
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import pi
 from typing import Literal
 
@@ -62,12 +62,6 @@ class Candidate:
     kind: Kind = "step"
     gains: bool = False
     compiled: bool = False
-
-    def specialise(self) -> Candidate:
-        """Compiled, where it is a compiled one, for one shape alone."""
-        if not self.compiled:
-            return self
-        return replace(self, forward=torch.compile(self.forward, dynamic=False, fullgraph=True))
 
     def arguments(self, tensors: Tensors) -> dict[str, Tensor]:
         """x, u and gains of one where it has them."""

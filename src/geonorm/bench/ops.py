@@ -6,6 +6,7 @@ At each shape and dtype every candidate is compared with fp64 first, then all ar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -109,7 +110,10 @@ def measure_candidates(
     rows: list[dict[str, Any]] = []
     # a compiled backward pass may otherwise overwrite what a second run of it needs
     with functorch.patch(donated_buffer=False):
-        for candidate in (each.specialise() for each in chosen):
+        for candidate in chosen:
+            if candidate.compiled:  # for one shape alone
+                forward = torch.compile(candidate.forward, dynamic=False, fullgraph=True)
+                candidate = replace(candidate, forward=forward)
             try:
                 errors[candidate.name] = check_candidate(candidate, *tensors)
                 ready.append(candidate)

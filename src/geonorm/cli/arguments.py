@@ -8,8 +8,8 @@ settings would have to hold every required option. A YAML file comes first, what
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import MISSING, field, make_dataclass
 from pathlib import Path
 from types import NoneType
@@ -153,8 +153,6 @@ def folder_of(file: Path, out: Any) -> Any:
 
 def from_file(path: Path) -> dict[str, Any]:
     """The settings of a YAML file, whose names `from_dict` checks."""
-    if path.exists() and not path.is_file():
-        raise ConfigError(f"cannot read --config {path}: it is no file")
     try:
         tree = from_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -164,17 +162,6 @@ def from_file(path: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ConfigError(f"--config {path} is not a mapping of settings")
     return tree
-
-
-@contextmanager
-def tyro_library() -> Iterator[Any]:
-    """tyro, which ends the program when it has printed what it was called for."""
-    try:
-        import tyro
-    except ImportError:
-        raise ConfigError("the command line needs the train extra: pip install 'geonorm[train]'") from None
-    with suppress(SystemExit, BrokenPipeError):  # `| head` has seen enough
-        yield tyro
 
 
 def tyro_type(tyro: Any, kind: type[Settings], names: Collection[str] = ()) -> Any:
@@ -206,9 +193,13 @@ def tyro_type(tyro: Any, kind: type[Settings], names: Collection[str] = ()) -> A
 
 def print_help(kind: type[Settings], program: str, every: bool) -> str:
     """Prints the help: of the options that people set most, or of all. Returns its last lines."""
+    try:
+        import tyro
+    except ImportError:
+        raise ConfigError("the command line needs the train extra: pip install 'geonorm[train]'") from None
     common: tuple[str, ...] = () if every else kind.common
     about = " ".join((kind.__doc__ or "").split())
-    with tyro_library() as tyro:
+    with suppress(SystemExit, BrokenPipeError):  # its end of the program; `| head` has seen enough
         tyro.cli(tyro_type(tyro, kind, common), prog=program, args=["--help"], description=about)
     lines = ["examples:", *(f"  {example}" for example in kind.examples)]
     more = [f"{program} --help-all: all {len(options(kind)) + len(FOR_ALL)} options"] if common else []

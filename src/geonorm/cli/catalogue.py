@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from dataclasses import fields
 from math import isfinite
 from typing import Any
 
@@ -44,14 +43,12 @@ def look_up(name: str) -> dict[str, Any]:
         "streams": scheme.streams,
         "planar": scheme.planar,
         "fields": {
-            f.name: {
-                "default": format_value(value)
-                if isinstance(value := getattr(scheme, f.name), (float, Scheme))
-                else value,
-                "values": field_values(cls, f.name),
-                "meaning": docs(cls).get(f.name, ""),
+            key: {
+                "default": format_value(value) if isinstance(value := getattr(scheme, key), (float, Scheme)) else value,
+                "values": "a scheme" if takes_scheme(hint) else describe_type(hint, between=" | "),
+                "meaning": docs(cls).get(key, ""),
             }
-            for f in fields(cls)
+            for key, hint in hints(cls).items()
         },
         "initial_scalars": initial_scalars(scheme),
         "initial_std": initial_std(scheme),
@@ -59,11 +56,6 @@ def look_up(name: str) -> dict[str, Any]:
         "theory": predict(scheme),
         "own_recipe": scheme.recipe(),
     }
-
-
-def field_values(cls: type[Scheme], name: str) -> str:
-    hint = hints(cls)[name]
-    return "a scheme" if takes_scheme(hint) else describe_type(hint, between=" | ")
 
 
 def initial_scalars(scheme: Scheme) -> dict[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..errors import ConfigError
-from ..settings import Count, Settings, check_out
+from ..settings import Count, Settings
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,6 @@ class RegisterConfig(Settings):
     causal family when none is given."""
     out: str = "runs/register"
     """Directory for summary.json, register.csv and report.html; new, or of the same register."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_out(self.out)
 
 
 @dataclass(frozen=True)

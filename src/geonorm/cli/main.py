@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -243,8 +244,6 @@ def run_bench(config: OpsBench | TrainBench) -> int:
 
 def run_simulate(config: SimulateConfig) -> int:
     """schemes as particle systems on the sphere: how fast tokens come together, beside theory"""
-    from dataclasses import asdict
-
     from ..lab import simulate as simulations
 
     out, settings = Path(config.out), asdict(config)
@@ -301,8 +300,6 @@ def run_check_transfer(config: TransferConfig) -> int:
 
 def run_register(config: RegisterConfig) -> int:
     """the residual rule of any family or checkpoint, with its angles: geonorm register [MODEL ...]"""
-    from dataclasses import asdict
-
     from ..devices import pick_device
     from ..lab.runs import environment
     from ..lab.simulate import check_directory, save

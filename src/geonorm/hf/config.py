@@ -60,17 +60,6 @@ FULL = "full_attention"
 """Kinds of blocks: with a window, and without."""
 
 
-def write_rope(config: DecoderConfig, partial: bool) -> dict[str, Any]:
-    """`rope_parameters` of a decoder; with `partial` the share of a head that is rotated, too."""
-    share = {"partial_rotary_factor": config.rotary} if partial else {}
-    return {"rope_type": "default", "rope_theta": config.rope_theta, **share}
-
-
-def write_by_window(config: DecoderConfig, partial: bool) -> dict[str, Any]:
-    """`rope_parameters` for each kind of block."""
-    return {kind: write_rope(config, partial) for kind in (FULL, SLIDING)}
-
-
 ShapeFields: Any = new_class("ShapeFields", (PreTrainedConfig,), exec_body=add_fields)
 
 

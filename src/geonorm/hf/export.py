@@ -143,14 +143,13 @@ def export(
     return put_folder(model, to, files, fast_tokenizer(tokenizer, end, decoder.config.context, mask), shard)
 
 
-def put_folder(model: Any, to: Path, files: Mapping[str, str], tokenizer: Any = None, shard: str = "5GB") -> Path:
+def put_folder(model: Any, to: Path, files: Mapping[str, str], tokenizer: Any, shard: str) -> Path:
     """A model of transformers as a folder, with its tokenizer and other files that have a text: whole or not at all."""
     aside = to.with_name(f".{to.name}.{os.getpid()}")
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
         model.save_pretrained(aside, max_shard_size=shard)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(aside)
+        tokenizer.save_pretrained(aside)
         for name, text in files.items():
             if text:
                 (aside / name).write_text(text, encoding="utf-8")

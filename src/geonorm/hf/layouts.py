@@ -19,7 +19,7 @@ from ..measure.anatomy import Stack
 from ..measure.recognise import recognise
 from ..models.config import DecoderConfig
 from ..schemes import enter_as, parse
-from .config import NAMES, GeoNormConfig, layer_types, write_by_window, write_rope
+from .config import FULL, NAMES, SLIDING, GeoNormConfig, layer_types
 
 GATED = {"swiglu": "silu"}
 EFFECTIVE = {"kv_heads": "groups", "head_width": "head_dim"}
@@ -156,8 +156,9 @@ class Layout:
         settings.update(dict.fromkeys(self.bias, shape.bias), **dict.fromkeys(self.dropout, 0.0), **self.settings)
         settings[self.called("mlp") or ""] = self.mlp[shape.mlp]
         if self.positions is None:
-            write = write_by_window if self.by_window else write_rope
-            settings["rope_parameters"] = write(shape, self.rotary)
+            turns = {"rope_type": "default", "rope_theta": shape.rope_theta}
+            turns |= {"partial_rotary_factor": shape.rotary} if self.rotary else {}
+            settings["rope_parameters"] = {FULL: turns, SLIDING: {**turns}} if self.by_window else turns
         windows = {
             "sliding_window": shape.window,
             "use_sliding_window": shape.window is not None,

@@ -77,7 +77,14 @@ class AppliedModel(ReadsFolders):
 
     def __init__(self, config: Any, *inputs: Any, **kwargs: Any) -> None:
         super().__init__(config, *inputs, **kwargs)  # type: ignore[call-arg]
-        install(self, config.scheme)
+        model: Any = self
+        if not any(isinstance(module, Residual) for module in model.modules()):
+            # what loading does: the change of `apply` to a model that was just built of its stock parts
+            rule = parse(config.scheme)
+            model.config.scheme = str(rule)
+            stacks = stacks_of(model)
+            make_class(model, str(rule), model.config.stock_type, stacks)
+            replace_sites(model, rule, stacks)
 
     def _init_weights(self, module: nn.Module) -> None:
         """What a file held stays: a module is handed over, too, for a buffer alone that no file holds."""
@@ -197,17 +204,6 @@ def forget_hooks(model: nn.Module) -> None:
             if getattr(hook, "__name__", "") == "output_capturing_hook":
                 del module._forward_hooks[key]
         vars(module).pop("_output_capturing_hooks_installed", None)
-
-
-def install(model: Any, scheme: str) -> None:
-    """What loading does: the same change to a model that was just built of its stock parts."""
-    if any(isinstance(module, Residual) for module in model.modules()):
-        return
-    rule = parse(scheme)
-    model.config.scheme = str(rule)
-    stacks = stacks_of(model)
-    make_class(model, str(rule), model.config.stock_type, stacks)
-    replace_sites(model, rule, stacks)
 
 
 AutoConfig.register(TYPE, AppliedConfig, exist_ok=True)

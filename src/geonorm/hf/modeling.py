@@ -231,7 +231,6 @@ class GeoNormLanguageModel(GeoNormPreTrainedModel):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}  # noqa: RUF012
     _fsdp_plan = {"lm_head": "keep_full_weight"}  # noqa: RUF012
-    body: type[GeoNormPreTrainedModel] = GeoNormModel
     is_causal: bool
 
     def __init__(self, config: GeoNormConfig) -> None:
@@ -242,7 +241,7 @@ class GeoNormLanguageModel(GeoNormPreTrainedModel):
                 f"AutoModelFor{auto}"
             )
         super().__init__(config)
-        self.model: Any = self.body(config)
+        self.model = GeoNormModel(config)
         self.transform = Transform(config.shape()) if config.transform else None
         self.lm_head = linear("head", config.hidden_size, config.vocab_size, bias=config.transform)
         self.logits_slot = self.slot_on_logits()

@@ -54,7 +54,7 @@ def to_stock(model: GeoNormForCausalLM, model_type: str | None = None) -> Any:
                 )
             for name in names:  # what is neutral trains unless nothing does
                 out.get_parameter(name).requires_grad_(bool(trained.intersection(sources or trained)))
-                value = neutral(wanted[name], kind).to(embedding.dtype)
+                value = torch.full_like(wanted[name], 1.0 if kind == "weight" else 0.0, dtype=embedding.dtype)
                 if parts:
                     is_matrix = kind == "weight" and ".branch." in ours[0] and not is_gain(ours[0])
                     value = join_weights(parts, layout.transposed and is_matrix, layout, config)
@@ -70,11 +70,6 @@ def to_stock(model: GeoNormForCausalLM, model_type: str | None = None) -> Any:
 
 def is_gain(name: str) -> bool:
     return ".own." in name or ".norms." in name
-
-
-def neutral(like: Tensor, kind: str) -> Tensor:
-    """A gain of 1 or a bias of 0."""
-    return torch.full(like.shape, 0.0 if kind == "bias" else 1.0)
 
 
 def join_weights(parts: Sequence[Tensor], turn: bool, layout: Layout, config: DecoderConfig) -> Tensor:

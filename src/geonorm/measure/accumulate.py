@@ -15,7 +15,7 @@ from ..sphere import safe_divide
 from .metrics import (
     SAMPLE,
     norm_per_token,
-    null_cosines,
+    null_directions,
     ones_per_token,
     principal,
     sample_measures,
@@ -45,7 +45,7 @@ def single(x: Tensor) -> Tensor:
 class Moments:
     """Mean, standard deviation, quantiles and extremes of several quantities at once.
 
-    update takes (quantities, tokens) with one row per name, in any floating dtype; sums are kept in fp64 about the
+    update takes (quantities, tokens > 0) with one row per name, in any floating dtype; sums are kept in fp64 about the
     first value of each row, so that a spread far below the mean survives. A quantity of which one value was not finite
     has no statistics (None), so that JSON stays JSON.
     """
@@ -59,9 +59,6 @@ class Moments:
         self.counts = torch.zeros(len(names), 2 * BINS + 1, dtype=torch.int64, device=device)
 
     def update(self, values: Tensor) -> None:
-        tokens = values.shape[1]
-        if tokens == 0:
-            return
         values = values.double()
         if self.count == 0:
             self.shift = values[:, 0].clone()
@@ -74,7 +71,7 @@ class Moments:
         index = (place * values.sign().nan_to_num(0.0)).long() + BINS
         index += torch.arange(len(self.names), device=index.device)[:, None] * self.counts.shape[1]
         self.counts.view(-1).index_add_(0, index.flatten(), torch.ones_like(index).flatten())
-        self.count += tokens
+        self.count += values.shape[1]
 
     def row(self, *, short: tuple[str, ...] = ()) -> dict[str, float | None]:
         """NAME, NAME_std, NAME_p01 ... for every quantity; those named in `short` have their mean alone."""
@@ -161,7 +158,8 @@ class NullCosines:
         chosen = torch.rand(x.shape[0], generator=self.generator) < NULL_SHARE
         chosen[0] |= self.count == 0
         chosen = chosen.to(x.device)
-        cosine = null_cosines(x[chosen], radius[chosen])
+        along = x[chosen] @ null_directions(x.shape[-1], x.device, x.dtype)
+        cosine = safe_divide(along, radius[chosen, None]).abs()
         self.sum = self.sum + cosine.sum(0, dtype=torch.float64)
         self.count += cosine.shape[0]
 

@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import ConfigError
-
 CACHES = {"cache": "cache", "past_key_values": "past_key_values"}
 """What releases of transformers call the cache of keys and values."""
 MASKED = {"attention_mask": "attention_mask", **CACHES}
@@ -42,11 +40,6 @@ class Branch:
     dropout: str | float | None = None
     scale: float | None = None
     arguments: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def reader(self) -> str:
-        """The module that is handed the stream itself."""
-        return self.norm or self.modules[0]
 
 
 @dataclass(frozen=True)
@@ -249,11 +242,7 @@ def root_stacks(model: Any, stacks: Iterable[Stack]) -> Iterator[tuple[Stack, st
 
 def blocks_of(model: Any, stack: Stack, base: str) -> list[Any]:
     """The blocks of a stack, whose paths start from `base`."""
-    path = join_path(base, stack.blocks)
-    blocks = list(model.get_submodule(path).children())
-    if not blocks:
-        raise ConfigError(f"{path} holds no blocks")
-    return blocks
+    return list(model.get_submodule(join_path(base, stack.blocks)).children())
 
 
 def join_path(*paths: str) -> str:

@@ -37,13 +37,6 @@ class NormRecord:
         self.module, self.of_scheme, self.about = module, of_scheme, about
         self.measure = NormMeasure()
 
-    def update(self, x: Tensor, y: Tensor, mask: Tensor | None) -> None:
-        padded = mask is not None and not mask.all()
-        if padded and x.dim() == 4 and not self.of_scheme:  # of queries or keys: either axis may be that of the tokens
-            return
-        mask = fit_mask(mask, x)
-        self.measure.update(x, y, filled(x, mask) if self.of_scheme else mask)  # it may read all streams at once
-
 
 class Capture:
     """Sub-layers and norms of a model with their measures; `watching` measures what runs inside it.
@@ -107,9 +100,14 @@ class Capture:
         self.records[place].update(x, after, u, fit_mask(self.masks.get(place.stack), x), clamped)
 
     def see_norm(self, name: str, x: Tensor, y: Tensor) -> None:
-        if not self.at_clamp:
-            record = self.norms[name]
-            record.update(x, y, self.masks.get(record.about["stack"]))
+        record = self.norms[name]
+        mask = self.masks.get(record.about["stack"])
+        padded = mask is not None and not mask.all()
+        # queries and keys have four axes: either of two may be that of the tokens
+        if not self.at_clamp and not (padded and x.dim() == 4 and not record.of_scheme):
+            mask = fit_mask(mask, x)
+            # a scheme's own norm may read all streams at once
+            record.measure.update(x, y, filled(x, mask) if record.of_scheme else mask)
 
     def tokens(self) -> int:
         """Tokens measured so far: those of the first sub-layer of each stack; of a model without any, those of the norm

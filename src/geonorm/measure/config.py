@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ..errors import ConfigError
-from ..settings import Count, Range, Settings, check_out
+from ..settings import Count, Range, Settings
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,7 @@ class ProbeConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.models:
-            raise ConfigError("no MODEL given: name a run, a Hugging Face directory or a hub name")
         if len(set(self.models)) < len(self.models):
             raise ConfigError("name each model once")
-        check_out(self.out)
         if self.norms_only and (self.gradients or self.ablate_blocks):
             raise ConfigError("--norms-only (sites=False) has no sub-layers: leave out --gradients and --ablate-blocks")

@@ -106,11 +106,6 @@ def null_directions(dim: int, device: torch.device, dtype: torch.dtype) -> Tenso
     return (normal / normal.norm(dim=0)).to(device, dtype)
 
 
-def null_cosines(x: Tensor, radius: Tensor) -> Tensor:
-    """|cos| of x to the 64 random directions, shape (..., 64)."""
-    return safe_divide(x @ null_directions(x.shape[-1], x.device, x.dtype), radius[..., None]).abs()
-
-
 def effective_ranks(rows: Tensor) -> dict[str, float | None]:
     """exp of the entropy of shares that sum to 1, of the centred rows: effective_rank of their singular values (Roy and
     Vetterli, 2007), effective_rank_energy of the squares, which are the variances along the principal axes. The second

@@ -87,8 +87,7 @@ def stacks_of(model: Any) -> list[tuple[Stack, str]]:
 
 
 def sites_of(model: Any) -> list[ModelSite]:
-    """Every sub-layer of a model, from input to output. A `Residual` knows where it stands. ConfigError where a stack
-    has no blocks.
+    """Every sub-layer of a model, from input to output. A `Residual` knows where it stands.
 
     >>> import geonorm
     >>> from geonorm.measure.observe import sites_of
@@ -108,7 +107,8 @@ def sites_of(model: Any) -> list[ModelSite]:
                     ModelSite(stack.name, str(residual.scheme), at, residual, residual, ((residual.branch,),))
                 )
             for sublayer in () if residuals else stack.of(layer):
-                reader = block.get_submodule(sublayer.branches[0].reader)
+                first, *_ = sublayer.branches
+                reader = block.get_submodule(first.norm or first.modules[0])
                 chains = tuple(tuple(map(block.get_submodule, branch.modules)) for branch in sublayer.branches)
                 site = Site(layer, sublayer.kind, len(blocks), stack.count)
                 places.append(ModelSite(stack.name, sublayer.placement, site, block, reader, chains, rule))

@@ -24,7 +24,7 @@ from .anatomy import Stack, Sublayer
 from .fits import close, read_norm, same_size
 from .rebuild import CARRIED, carry, has_several_norms, rebuild
 from .record import TOKENS, BlockCall, ModuleCall, Refused, record_pass
-from .take_apart import ADDED, HistoryReader, LayerReader, Step, StreamsReader, sums_handed
+from .take_apart import ADDED, HistoryReader, LayerReader, Step, StreamsReader, same_tensor, sums_handed
 
 Carried = Mapping[str, tuple[str, str]]
 """As `Sublayer.carried`."""
@@ -72,8 +72,7 @@ def recognise(model: nn.Module) -> Stack:
         reader.read()
         if before is not None and not close(before.steps[-1][3], reader.steps[0][0]):
             raise Refused(f"{name} changes the stream between {before.run.path} and {reader.run.path}")
-    last = runs[-1].y.flatten()
-    ends = [call for call in around if call.x.numel() == last.numel() and torch.equal(call.x.flatten(), last)]
+    ends = [call for call in around if same_tensor(call.x, runs[-1].y)]
     exits = [(call, gains) for call in ends if (gains := read_norm(call)) is not None][:1]
     inside = {gains for reader in readers for gains in reader.norms.values()}
     norms = [*inside, *(gains for _, gains in exits)]

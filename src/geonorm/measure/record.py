@@ -59,12 +59,6 @@ def bind(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> t
     return (x if isinstance(x, Tensor) else None), arguments
 
 
-def first_of(result: Any) -> Any:
-    """A copy of the first tensor that a module returned, since the block may change it in place."""
-    first = result[0] if isinstance(result, tuple | list) else result
-    return first.detach().clone() if isinstance(first, Tensor) else first
-
-
 class Recorder:
     """Records the calls of some blocks, with those of the modules inside them, and of the modules outside that have no
     children. Of calls within calls the outermost alone."""
@@ -87,7 +81,9 @@ class Recorder:
 
     def end(self, _: nn.Module, __: Any, result: Any) -> None:
         if (call := self.running.pop()) is not None:
-            call.result, call.y = result, first_of(result)
+            first = result[0] if isinstance(result, tuple | list) else result
+            # a copy, since the block may change it in place
+            call.result, call.y = result, first.detach().clone() if isinstance(first, Tensor) else first
 
     def dropout(self, x: Tensor, p: float = 0.5, *rest: Any, **more: Any) -> Tensor:
         if p and len(self.running) == 1 and isinstance(self.running[0], BlockCall):

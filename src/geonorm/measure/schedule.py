@@ -10,7 +10,6 @@ with the 95 % interval low to high of the exponent (Student's t of the residuals
 
 best: the law with the least spread, where it stays within LEAST_SPREAD, or explains LEAST_R2 of the variance and leaves
 no course over the later depths (`left_course`: steps whose power of t is another one, or drifts); else none.
-fits: the laws whose power of t lies in the interval of the fitted one, however the steps scatter.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ import numpy as np
 
 from ..decay import LAWS, schedule
 
-POWERS = {"harmonic": 1.0, "sqrt": 0.5, "constant": 0.0}
 LEAST_R2 = 0.9
 """Among powers, harmonic then covers exponents from 0.76 to 1.46 and sqrt those from 0.38 to 0.73."""
 LEAST_SPREAD = 0.1
@@ -53,17 +51,17 @@ def fit(points: Iterable[tuple[float, float]], depth: int) -> dict[str, Any] | N
     later = [(log(t), log(value / schedule(best, 1.0, t, depth))) for t, value in known if t > min(known)[0]]
     explained = (laws[best]["r2"] or 0.0) >= LEAST_R2 and left_course(later) >= SEEN
     fits = laws[best]["spread"] <= LEAST_SPREAD or explained
-    fitted = power(logs, values, total)
-    inside = [name for name, of in POWERS.items() if fitted["low"] <= of <= fitted["high"]]
-    return {"best": best if fits else "none", "fits": inside, **laws, "power": fitted}
+    return {"best": best if fits else "none", **laws, "power": power(logs, values, total)}
 
 
 def power(logs: list[float], values: list[float], total: float) -> dict[str, Any]:
     """alpha t^-exponent through the logarithms of t and of the values."""
+    from scipy.special import stdtrit
+
     n, centre, width = len(logs), sum(logs) / len(logs), squares(logs)
     slope = sum((a - centre) * b for a, b in zip(logs, values, strict=True)) / width
     rest = [b - slope * a for a, b in zip(logs, values, strict=True)]
-    half = student(n - 2) * sqrt(squares(rest) / (n - 2) / width)
+    half = float(stdtrit(n - 2, 0.975)) * sqrt(squares(rest) / (n - 2) / width)
     return describe_fit(rest, total) | {"exponent": -slope, "low": -slope - half, "high": -slope + half}
 
 
@@ -96,13 +94,6 @@ def squares(values: list[float]) -> float:
     """Sum of squares about the mean."""
     mean = sum(values) / len(values)
     return sum((value - mean) ** 2 for value in values)
-
-
-def student(freedom: int) -> float:
-    """97.5 % point of Student's t."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(freedom, 0.975))
 
 
 def implied(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -87,16 +87,14 @@ class LayerReader:
 
     def joined(self, call: ModuleCall, stream: Tensor) -> BranchCalls | None:
         """The chain whose end a call is handed beside the stream, of which it makes a stream."""
-        tensors = [x.flatten() for x in (call.x, *call.arguments.values()) if same_size(x, stream)]
-        if len(tensors) != 2 or not any(torch.equal(x, stream.flatten()) for x in tensors):
+        tensors = [x for x in (call.x, *call.arguments.values()) if same_size(x, stream)]
+        if len(tensors) != 2 or not any(same_tensor(x, stream) for x in tensors):
             return None
-        ends = [chain for chain in self.chains if same_size(chain.end, stream)]
-        return next((chain for chain in ends if any(torch.equal(x, chain.end.flatten()) for x in tensors)), None)
+        return next((chain for chain in self.chains if any(same_tensor(x, chain.end) for x in tensors)), None)
 
     def continued(self, call: ModuleCall) -> BranchCalls | None:
         """The chain whose end is what a call is handed."""
-        ends = [chain for chain in self.chains if isinstance(chain.end, Tensor) and chain.end.numel() == call.x.numel()]
-        chain = next((chain for chain in ends if torch.equal(chain.end.flatten(), call.x.flatten())), None)
+        chain = next((chain for chain in self.chains if same_tensor(call.x, chain.end)), None)
         if chain is not None and any(isinstance(value, Tensor) for value in call.arguments.values()):
             self.refuse(f"{name_call(call)} is handed more than what runs before it")
         return chain
@@ -302,5 +300,6 @@ def outputs(call: ModuleCall) -> list[Tensor]:
     return [x for x in (call.y, *(call.result if isinstance(call.result, tuple) else ())) if isinstance(x, Tensor)]
 
 
-def same_tensor(a: Tensor, b: Tensor) -> bool:
-    return a.numel() == b.numel() and torch.equal(a.flatten(), b.flatten())
+def same_tensor(a: Tensor, b: Any) -> bool:
+    """True for a tensor of the same numbers, in whatever shape."""
+    return isinstance(b, Tensor) and a.numel() == b.numel() and torch.equal(a.flatten(), b.flatten())

@@ -144,7 +144,6 @@ class Point(NamedTuple):
     low: float | None = None
     high: float | None = None
     label: str = ""
-    kind: str = "mark"
 
 
 class Strip(NamedTuple):
@@ -188,10 +187,12 @@ class Chart:
 
     def curve(self, series: str, points: Sequence[Point]) -> None:
         """A line through the points, a band where they have intervals, and a marker on each."""
-        self.band(series, [(p.x, p.low, p.high) for p in points if p.low is not None and p.high is not None])
+        for p in points:
+            if p.low is not None and p.high is not None:
+                self._add("band", series, x=p.x, y=p.low, y2=p.high)
         self.line(series, [(p.x, p.y) for p in points])
         for p in points:
-            self.mark(series, p.x, p.y, p.label, p.kind)
+            self.mark(series, p.x, p.y, p.label)
 
     def _add(self, kind: str, series: str, label: str = "", **values: Any) -> None:
         short = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in values.items()}
@@ -205,11 +206,6 @@ class Chart:
                 self._add(kind, series, x=x, y=y, part=f"{series} {part}", order=order)
             else:
                 part += 1
-
-    def band(self, series: str, ends: Iterable[tuple[float, float, float]]) -> None:
-        """The area between two lines: x, low, high."""
-        for x, low, high in ends:
-            self._add("band", series, x=x, y=low, y2=high)
 
     def mark(self, series: str, x: float, y: float, label: str, kind: str = "mark", **others: Any) -> None:
         """A marker that shows its label to whoever points at it; what lies outside the frame is left out."""
@@ -239,8 +235,10 @@ class Chart:
         ]  # fmt: skip
 
     def spec(self) -> Spec:
-        """The chart in Vega-Lite, without title and theme."""
-        place = self._place()
+        """The chart in Vega-Lite, without title and theme. Without a y axis it has a row for each series."""
+        names = [row.series for row in self.strips]
+        rows = {"field": "s", "type": "nominal", "scale": {"domain": names}, "axis": None}
+        place = {"x": self.x.channel("x"), "y": self.y.channel("y") if self.y else rows}
         layers: list[Spec] = []
         for rule in self.rules:
             axes = {name: channel for name, channel in place.items() if name in rule or not self.y}
@@ -248,8 +246,8 @@ class Chart:
             layers.append({"data": {"values": values}, "mark": LEVEL if self.y else ZERO, "encoding": axes})
         for kind in MARKS:
             for series in self.looks:
-                if rows := [row for row in self.rows.get(kind, ()) if row["s"] == series]:
-                    layers.append(self._layer(kind, rows, self.looks[series], place))
+                if drawn := [row for row in self.rows.get(kind, ()) if row["s"] == series]:
+                    layers.append(self._layer(kind, drawn, self.looks[series], place))
         layers += self._line_labels() if self.y else self._row_labels(place)
         lengths = [len(self.labels.get(row.series, row.series) + row.text) for row in self.strips]
         # higher rows where the name and the text of one need a line each
@@ -266,12 +264,6 @@ class Chart:
         encoding = place | {"description": {"field": "d"}}
         encoding |= {channel: how for name, (channel, how) in FIELDS.items() if name in rows[0]}
         return {"data": {"values": rows}, "mark": mark, "encoding": encoding}
-
-    def _place(self) -> Spec:
-        """The encodings of the axes; without a y axis, a row for each series."""
-        names = [row.series for row in self.strips]
-        rows = {"field": "s", "type": "nominal", "scale": {"domain": names}, "axis": None}
-        return {"x": self.x.channel("x"), "y": self.y.channel("y") if self.y else rows}
 
     def _row_labels(self, place: Spec) -> list[Spec]:
         """Name and text above each row; names longer than it are cut among all, so that no two are the same."""

@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from html import escape
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from ..lab.statistics.comparison import SEED_CAP, aggregate, significant
 from . import checks, comparison_charts as draw
 from .charts import Chart
 from .page import details, html_table, pairs, plain_text
-from .runs import AnyPath, ComparedRuns
+from .runs import ComparedRuns
 from .study import Section
 from .style import si, signed
 from .tables import (
@@ -193,10 +192,9 @@ def headline(row: ComparisonRow) -> str:
     )
 
 
-def load_comparison(dirs: Sequence[AnyPath] | AnyPath) -> SavedComparison:
+def load_comparison(roots: Sequence[Path]) -> SavedComparison:
     """Every run under these directories as one comparison, its baseline first. FileNotFoundError where there is none,
     or a directory is missing."""
-    roots = [Path(dirs)] if isinstance(dirs, (str, PathLike)) else [Path(d) for d in dirs]
     paths = list(dict.fromkeys(path for root in roots for path in list_runs(root)))
     absent = [root for root in roots if not root.exists()]
     if absent or not paths:

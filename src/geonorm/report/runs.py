@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from os import PathLike
 
 from ..lab.load import Run
 from ..lab.runs.folder import flatten
 from ..lab.runs.records import ComparisonRow
 from ..lab.statistics.comparison import Choice, choose
 from .study import Study
-
-AnyPath = str | PathLike[str]
 
 
 @dataclass(frozen=True)

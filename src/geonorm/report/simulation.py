@@ -83,11 +83,9 @@ class SavedSimulation(Study):
         return [row["scheme"] for row in self.summary["schemes"]]
 
     def records(self) -> list[Record]:
-        return [self.row(name) for name in self.names]
-
-    def row(self, scheme: str) -> Record:
-        """The scheme's row of the summary."""
-        return next(row for row in self.summary["schemes"] if row["scheme"] == scheme)
+        """The row of each scheme in the summary."""
+        rows = {row["scheme"]: row for row in self.summary["schemes"]}
+        return [rows[name] for name in self.names]
 
     def mean(self, scheme: str, key: str) -> list[tuple[float, float]]:
         """(depth-time t, mean over seeds) of a column, where every seed has a value."""

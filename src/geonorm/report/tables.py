@@ -1,4 +1,4 @@
-"""Tables as lines of text and of Markdown, and the cells of a comparison's row.
+"""Tables as lines of text, and the cells of a comparison's row.
 
 `rich` is not used here: aligning the columns takes six lines, and these modules load without it.
 """
@@ -56,19 +56,6 @@ def cut_apart(names: Iterable[str], room: int) -> dict[str, str]:
     return short
 
 
-def markdown_lines(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table in Markdown; no text can break out of its cell.
-
-    >>> print("\\n".join(markdown_lines(["scheme", "n"], [["a|b", "2"]])))
-    | scheme | n |
-    |---|---|
-    | a\\|b | 2 |
-    """
-    escapes = str.maketrans({"\\": "\\\\", "|": "\\|", "<": "&lt;", "\n": " "})
-    head = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
-    return [*head, *("| " + " | ".join(cell.translate(escapes) for cell in row) + " |" for row in rows)]
-
-
 def count(n: int, noun: str) -> str:
     """1 seed, 2 seeds."""
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
@@ -93,12 +80,7 @@ def unfinished(row: ComparisonRow) -> str:
 
 def spread(row: ComparisonRow) -> str:
     """Mean ± standard deviation of the validation loss over seeds."""
-    return with_error(row.val_loss_mean, row.val_loss_std)
-
-
-def with_error(value: float | None, error: float | None) -> str:
-    """A loss with its standard deviation or error."""
-    return formatted(value, ".4f") + ("" if error is None else f" ± {error:.4f}")
+    return formatted(row.val_loss_mean, ".4f") + ("" if row.val_loss_std is None else f" ± {row.val_loss_std:.4f}")
 
 
 def interval(low: float | None, high: float | None, digits: int = 3) -> str:
