@@ -12,7 +12,6 @@ import torch
 
 from geonorm.cli.arguments import read
 from geonorm.errors import ConfigError
-from geonorm.lab.distributed.ranks import from_bytes, to_bytes
 from geonorm.models.sampling import sample
 from geonorm.parsing import from_yaml
 from geonorm.settings import Count, Range, Settings, check_unused, docs, from_dict, options, to_dict
@@ -181,10 +180,3 @@ def test_home_is_found_where_something_is_written(monkeypatch: pytest.MonkeyPatc
 def test_a_low_temperature_is_the_likeliest_token(temperature: float) -> None:
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0)) * 100
     assert torch.equal(sample(logits, temperature, None, None), logits.argmax(-1, keepdim=True))
-
-
-def test_what_ranks_tell_each_other_is_json() -> None:
-    value = {"status": "new", "list": [1, None, "ä"]}
-    assert from_bytes(to_bytes(value)) == value
-    with pytest.raises(TypeError):
-        to_bytes(object())

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from geonorm import Decoder, names
+from geonorm import Decoder, Site, names
 from geonorm.errors import ConfigError
 from geonorm.models import generate
 from geonorm.models.attention import rope
@@ -140,7 +140,7 @@ def test_more_tokens_than_learned_positions() -> None:
 
 def test_parallel_blocks_are_one_residual_around_both() -> None:
     model, twin = decoder(scheme="pre", block="parallel"), decoder(scheme="pre")
-    assert [(s.layer, s.kind, s.depth) for s, _ in model.residuals()] == [(0, "parallel", 2), (1, "parallel", 2)]
+    assert [block.both.place() for block in model.blocks] == [Site(layer, "parallel", 2) for layer in range(2)]
     roles = [role for role, *_ in model.weights()]
     assert (
         roles == [role for role, *_ in twin.weights()]

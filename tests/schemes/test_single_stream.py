@@ -99,7 +99,7 @@ def test_angpt_keeps_branches_near_the_unit_sphere(hidden: int) -> None:
         for _, weight, _, _ in model.weights():
             weight.copy_(F.normalize(torch.randn_like(weight), dim=-1))
         y = F.normalize(torch.randn(64, 1, 256), dim=-1)
-        attn, mlp = (residual.branch for _, residual in model.residuals())
+        attn, mlp = (residual.branch for residual in (model.blocks[0].attn, model.blocks[0].mlp))
         attended = attn(y, positions=(torch.ones(1, 32), torch.zeros(1, 32)))
         assert attended.norm(dim=-1).mean().item() == pytest.approx(1, abs=0.05)
         assert mlp(y).norm(dim=-1).mean().item() == pytest.approx(1, abs=0.05)

@@ -8,7 +8,7 @@ from math import ceil, expm1, log1p, sqrt
 from typing import Annotated, Literal
 
 from ..errors import ConfigError
-from ..settings import Count, NotNegative, Positive, Range, Settings, check_out
+from ..settings import TINIEST, Count, NotNegative, Positive, Range, Settings, check_out
 
 DEFAULT_SCHEMES = ("post", "pre", "peri", "sqrt", "ngpt(alpha=1)", "geonorm")
 
@@ -58,7 +58,7 @@ class SimulateConfig(Settings):
     """Hidden units of the MLP; 4 dim when not given."""
     rope: Positive | None = None
     """Base of a network's rotary positions (10000 in most models); no positions when not given."""
-    delta: Positive = 0.1
+    delta: Annotated[float, Range(TINIEST, 2, "must lie in (0, 2]")] = 0.1
     """Opening of the cone: pairwise cosine at least 1 - delta."""
     method: Literal["adaptive", "layers"] = "adaptive"
     """Continuous depth by Dormand-Prince 5(4), or the network itself: whole layers with h = 1."""

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from .. import sphere
-from ..errors import ConfigError
 from .flow import Flow
 from .rates import slope
 
@@ -132,21 +131,13 @@ class Law:
     high: float | None = None
 
 
-def series(times: Sequence[float], gap: Sequence[float]) -> tuple[Any, Any]:
-    """Both in fp64; ConfigError where times do not ascend."""
-    t, g = np.asarray((times, gap), dtype=np.float64)
-    if (np.diff(t) <= 0).any():
-        raise ConfigError("times must ascend")
-    return t, g
-
-
 def collapse_time(times: Sequence[float], gap: Sequence[float], eps: float = 1e-3) -> float | None:
-    """First time at which 1 - cos is below eps, interpolated in its logarithm; None if it never is.
+    """First of the ascending times at which 1 - cos is below eps, interpolated in its logarithm; None if it never is.
 
     >>> geonorm.dynamics.collapse_time([0.0, 1.0, 2.0], [1.0, 0.1, 0.01], eps=0.1**1.5)
     1.5
     """
-    t, g = series(times, gap)
+    t, g = np.asarray((times, gap), dtype=np.float64)
     below = np.nonzero(g < eps)[0]
     if not len(below):
         return None
@@ -160,17 +151,18 @@ def collapse_time(times: Sequence[float], gap: Sequence[float], eps: float = 1e-
 def terminal_law(times: Sequence[float], gap: Sequence[float], floor: float = 1e-28) -> Law:
     """The law of the end of a run: a straight line of log(1 - cos) in t, log t or sqrt t, whichever fits best.
 
-    times: simulator times; gap: 1 - cos. The window is the last two decades of 1 - cos, at least 8 points, of what lies
-    between 0.01 and `floor` (rounding). All three lines have two parameters, so the smallest residual is also the
-    smallest AIC. early: the run has not fallen to 0.001, has fewer than 8 points there, or its rate would still change
-    by more than 5 % if it went on to drift as it does: until then it is a slope of the way to the end. none: a gap that
-    falls by less than a factor 3 in the window, or no line with r2 of 0.999. No theory has a part in this.
+    times: of the simulator, ascending; gap: 1 - cos. The window is the last two decades of 1 - cos, at least 8 points,
+    of what lies between 0.01 and `floor` (rounding). All three lines have two parameters, so the smallest residual is
+    also the smallest AIC. early: the run has not fallen to 0.001, has fewer than 8 points there, or its rate would
+    still change by more than 5 % if it went on to drift as it does: until then it is a slope of the way to the end.
+    none: a gap that falls by less than a factor 3 in the window, or no line with r2 of 0.999. No theory has
+    a part in this.
 
     >>> t = [float(i) for i in range(20)]
     >>> geonorm.dynamics.terminal_law(t, [0.3**i for i in t]).kind
     'exponential'
     """
-    t, g = series(times, gap)
+    t, g = np.asarray((times, gap), dtype=np.float64)
     late = (g < NEAR) & (g > floor)
     t, g = t[late] + 1.0, g[late]
     if len(g) < LEAST_POINTS or g.min() > NEAR / 10:

@@ -81,8 +81,6 @@ def cone(
     >>> bool(((x @ x.mT) >= 0.99).all())
     True
     """
-    if not 0 < delta <= 2:
-        raise ConfigError(f"delta must lie in (0, 2], got {delta}")
     widest = asin(sqrt(delta / 2))  # half the angle whose cosine is 1 - delta
 
     def one(generator: torch.Generator) -> Tensor:

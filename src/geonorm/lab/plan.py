@@ -152,7 +152,11 @@ def flops_per_token(model: Decoder) -> int:
     them, and 12 (heads head_dim) per pair of a query and a key whose score is computed. Not counted: what works number
     by number, several streams that are mixed among it."""
     shape = model.config
-    attention = twice_the_pairs(model) * shape.heads * shape.head_dim
+    # twice the pairs of query and key: of causal attention half of them, else all, also in blocks with a window, which
+    # is a mask over all
+    windows = [shape.window_of(layer) or shape.context for layer in range(shape.layers)]
+    pairs = sum(1 if shape.causal and window >= shape.context else 2 for window in windows) * shape.context**2
+    attention = pairs * shape.heads * shape.head_dim
     other = rows_outside(shape)
     matrices = sum(weight.numel() * other.get(role, shape.context) for role, weight, _, _ in model.weights())
     matrices += sum(weight.numel() * shape.context for weight in matrices_without_role(model))
@@ -166,15 +170,6 @@ def matrices_without_role(model: Decoder) -> list[Tensor]:
     known |= {id(weight) for part in model.modules() if isinstance(part, Scale) for weight in part.parameters()}
     known |= {id(part.mix) for part in model.modules() if isinstance(part, Connection)}
     return [weight for weight in model.parameters() if weight.dim() == 2 and id(weight) not in known]
-
-
-def twice_the_pairs(model: Decoder) -> int:
-    """Twice the pairs of query and key of a sequence whose scores are computed, in all blocks: of causal attention
-    half, else all, also in blocks with a window, which is a mask over all."""
-    shape = model.config
-    windows = [shape.window_of(layer) or shape.context for layer in range(shape.layers)]
-    halves = sum(1 if shape.causal and window >= shape.context else 2 for window in windows)
-    return halves * shape.context**2
 
 
 def rows_outside(shape: DecoderConfig) -> dict[str, int]:

@@ -110,10 +110,7 @@ class Writer(FileSystemWriter):
         os.replace(self.aside, self.target)
         sync(self.folder)
         clear(self.folder)
-        self.prune()
-
-    def prune(self) -> None:
-        """Also removes later checkpoints: they were passed over as corrupt, or belong to steps that were rewound."""
+        # later checkpoints go, too: they were passed over as corrupt, or belong to steps that were rewound
         steps = saved_steps(self.folder)
         current = [step for step in steps if step <= self.step]
         for old in set(steps) - {*current[-self.keep :], *({self.protected} & set(current))}:

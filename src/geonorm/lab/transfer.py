@@ -103,11 +103,9 @@ def measure_step_turns(scheme: str, depth: int, width: int, seed: int, lr: float
 @torch.no_grad()
 def final_state(model: Decoder, batch: Tensor) -> Tensor:
     """What the head reads, in fp64."""
-    states: list[Tensor] = []
-    hook = model.exit.register_forward_hook(lambda module, args, out: states.append(out.double()))
-    model(batch[:, :-1])
-    hook.remove()
-    return states[0]
+    x, turns = model.begin(batch[:, :-1])
+    state: Tensor = model.exit(model.run_blocks(model.entry(x), turns))
+    return state.double()
 
 
 def mean_angle(x: Tensor, y: Tensor) -> float:

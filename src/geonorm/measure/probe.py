@@ -29,7 +29,8 @@ class ProbedModel:
 
     def __init__(self, model: nn.Module, *, sites: bool = True) -> None:
         self.model = model
-        self.config = None if hasattr(model, "residuals") else getattr(model, "config", None)
+        config = getattr(model, "config", None)
+        self.config = config if hasattr(config, "model_type") else None  # that of a model of transformers
         self.capture = Capture(model, sites=sites)
 
     @property

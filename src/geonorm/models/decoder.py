@@ -9,7 +9,6 @@ as an encoder, for masked language modelling.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -37,17 +36,17 @@ from .mlp import MLP
 
 def model_norm(config: TransformerConfig) -> NormSpec:
     """What N means outside the blocks: there `taper` is RMSNorm, as the last norm keeps logits from growing."""
-    c = config
-    return NormSpec("rms" if c.norm == "taper" else c.norm, c.width, c.gains, c.eps, c.norm_bias)
+    return NormSpec(
+        "rms" if config.norm == "taper" else config.norm, config.width, config.gains, config.eps, config.norm_bias
+    )
 
 
 def make_residual(branch: nn.Module, scheme: Scheme, site: Site, config: TransformerConfig) -> Residual:
     """The branch under the scheme, with the norms of this model."""
-    c = config
-    residual = Residual(branch, scheme, site, c.width, c.norm, c.gains, c.eps, c.norm_bias)
+    residual = Residual(branch, scheme, site, config.width, config.norm, config.gains, config.eps, config.norm_bias)
     for module in residual.own.modules():
         if isinstance(module, TaperNorm):
-            module.start, module.end = c.taper_from, c.taper_to
+            module.start, module.end = config.taper_from, config.taper_to
     return residual
 
 
@@ -174,12 +173,6 @@ class Transformer(nn.Module):
                 x, first_values = x
         return x
 
-    def residuals(self) -> Iterator[tuple[Site, Residual]]:
-        """Every residual site from input to output, with plain integers for layers."""
-        for module in self.modules():
-            if isinstance(module, Residual):
-                yield module.place(), module
-
     def loss(self, inputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         """Cross entropy in nats of targets, one for each row of logits: of tokens (batch, tokens), of images (batch,);
         computed in fp32; a target of IGNORED is none."""
@@ -236,10 +229,9 @@ class Transform(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        c = config
-        self.dense = linear("transform", c.width, c.width, bias=True)
-        self.formula = "tanh" if c.mlp == "gelu_tanh" else "none"
-        self.norm = model_norm(c)()
+        self.dense = linear("transform", config.width, config.width, bias=True)
+        self.formula = "tanh" if config.mlp == "gelu_tanh" else "none"
+        self.norm = model_norm(config)()
 
     def forward(self, y: Tensor) -> Tensor:
         return self.norm(F.gelu(self.dense(y), approximate=self.formula))

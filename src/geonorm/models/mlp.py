@@ -16,14 +16,13 @@ class MLP(nn.Module):
 
     def __init__(self, config: TransformerConfig, scheme: Scheme, site: Site) -> None:
         super().__init__()
-        c = config
-        self.up = linear("up", c.width, c.hidden, c.bias)
-        self.gate = linear("gate", c.width, c.hidden, c.bias) if c.mlp in GATED else None
-        self.formula = {"gelu_tanh": "tanh", "geglu": "tanh", "relu2": "square"}.get(c.mlp, "none")
-        self.down = linear("down", c.hidden, c.width, c.bias)
+        self.up = linear("up", config.width, config.hidden, config.bias)
+        self.gate = linear("gate", config.width, config.hidden, config.bias) if config.mlp in GATED else None
+        self.formula = {"gelu_tanh": "tanh", "geglu": "tanh", "relu2": "square"}.get(config.mlp, "none")
+        self.down = linear("down", config.hidden, config.width, config.bias)
         self.slots = nn.ModuleDict()
         for name in ("up", "gate"):
-            slot = slot_at(scheme, name, (c.hidden,), c.width, site) if name == "up" or self.gate else None
+            slot = slot_at(scheme, name, (config.hidden,), config.width, site) if name == "up" or self.gate else None
             if slot is not None:
                 self.slots[name] = slot
         self.slotted = frozenset(self.slots)

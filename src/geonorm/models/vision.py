@@ -68,19 +68,17 @@ class VisionTransformer(Transformer):
 def cut_patches(images: Tensor, config: VisionConfig) -> Tensor:
     """(batch, channels, height, width) to (batch, patches, channels * patch * patch): patches row by row, in each one
     channel after the other."""
-    c = config
-    cut = images.unflatten(2, (c.side, c.patch)).unflatten(4, (c.side, c.patch))
+    cut = images.unflatten(2, (config.side, config.patch)).unflatten(4, (config.side, config.patch))
     return cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
 def turns_of_places(config: VisionConfig, device: torch.device) -> Rope:
     """(cos, sin), each (tokens, rotary_dim / 2) in fp32: half of the pairs turn with the row of a patch, half with its
     column, both from 1; the token in front stands at 0, 0."""
-    c = config
-    places = torch.arange(1, c.side + 1, device=device)
-    rows, columns = places.repeat_interleave(c.side), places.repeat(c.side)
-    if c.pool == "token":
+    places = torch.arange(1, config.side + 1, device=device)
+    rows, columns = places.repeat_interleave(config.side), places.repeat(config.side)
+    if config.pool == "token":
         rows, columns = (torch.cat((each.new_zeros(1), each)) for each in (rows, columns))
-    turns = [rope(each, c.rotary_dim // 2, c.rope_theta) for each in (rows, columns)]
+    turns = [rope(each, config.rotary_dim // 2, config.rope_theta) for each in (rows, columns)]
     cos, sin = (torch.cat(parts, dim=-1) for parts in zip(*turns, strict=True))
     return cos, sin

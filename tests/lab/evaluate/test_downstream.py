@@ -143,7 +143,7 @@ NONE = ":3: not a set of questions"
         *((ONE, ONE | change, NONE) for change in ({"context": ["a"]}, {"choices": ["b", 2]}, {"choices": "bc"})),
         *((ONE, row, NONE) for row in ({"context": "a", "choices": ["b", "c"]}, 3)),
         *((ONE, CONTEXTS | {"contexts": contexts}, NONE) for contexts in (["a"], "ab")),
-        (CONTEXTS, CONTEXTS | {"choices": ["c", "d"]}, ":3: with contexts the choices are one continuation"),
+        (CONTEXTS, CONTEXTS | {"choices": ["c", "d"]}, NONE),
         (ONE, CONTEXTS, "some lines have context and some contexts"),
     ],
 )

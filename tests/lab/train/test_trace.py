@@ -11,7 +11,7 @@ import torch
 
 from geonorm import sphere
 from geonorm.lab.train import trace as lab
-from geonorm.measure.observe import watch
+from geonorm.measure.observe import gradient_norms, sites_of, watch
 from geonorm.models import Decoder, DecoderConfig
 from geonorm.schemes import names, read_at, write_at
 
@@ -57,7 +57,7 @@ def test_every_scheme_has_a_trace_that_joins_up(scheme: str, block: str) -> None
     seen = []
     with watch(decoder, lambda place, x, u, after: seen.append((place.site, x, u, after))):
         logits = decoder(IDS)
-    assert [site for site, *_ in seen] == [site for site, _ in decoder.residuals()]
+    assert [site for site, *_ in seen] == [place.site for place in sites_of(decoder)]
     for (_, _, _, after), (_, x, _, _) in pairwise(seen):
         assert torch.equal(after, x)
     rows, norms = lab.trace(decoder, IDS, 5, {})
@@ -70,10 +70,11 @@ def test_every_scheme_has_a_trace_that_joins_up(scheme: str, block: str) -> None
         assert row["update_norm"] == pytest.approx(u.norm(dim=-1).mean().item(), rel=1e-5)
         assert row["step"] == 5 and (row["clamped"] is None) == ("geonorm" not in row["scheme"])
         json.dumps(row, allow_nan=False)
-    for row, (_, residual) in zip(rows, decoder.residuals(), strict=True):
+    residuals = [place.residual for place in sites_of(decoder)]
+    for row, residual in zip(rows, residuals, strict=True):
         assert not residual.scheme.planar or row["off_plane"] < 1e-6
         assert (row["speed"] is None) == (not residual.scheme.planar or row["scheme"] == "rezero")  # it turns nothing
-    own = [decoder.entry.own, *(residual.own for _, residual in decoder.residuals()), decoder.exit.own]
+    own = [decoder.entry.own, *(residual.own for residual in residuals), decoder.exit.own]
     assert len(norms) == sum(type(module) in lab.NORMS for part in own for module in part.modules())
     for row in norms:
         assert row["step"] == 5 and row["kind"] in ("entry", "attn", "mlp", "parallel", "exit")
@@ -135,7 +136,8 @@ def test_speed_is_the_scheme_s() -> None:
 def test_gradient_norms_add_up() -> None:
     decoder = model("geonorm")
     decoder.loss(IDS, IDS).backward()
-    norms = {(site.layer, site.kind): row for (_, site), row in lab.read_gradients(decoder).items()}
+    gradients = gradient_norms(sites_of(decoder), lab.gradient_length)
+    norms = {(site.layer, site.kind): row for (_, site), row in gradients.items()}
     assert list(norms) == [(0, "attn"), (0, "mlp"), (1, "attn"), (1, "mlp")]
     total = math.sqrt(sum(p.grad.double().square().sum().item() for p in decoder.blocks.parameters()))
     assert math.sqrt(sum(row["grad_norm"] ** 2 for row in norms.values())) == pytest.approx(total, rel=1e-12)
@@ -144,8 +146,7 @@ def test_gradient_norms_add_up() -> None:
         for name, matrices in (("grad_w1", (mlp.up, mlp.gate)), ("grad_w2", (mlp.down,))):
             wanted = torch.stack([matrix.weight.grad.norm() for matrix in matrices]).norm().item()
             assert norms[layer, "mlp"][name] == pytest.approx(wanted, rel=1e-6)
-    rows = lab.trace(decoder, IDS, 1, lab.read_gradients(decoder)).sites
-    for row in rows:
+    for row in lab.trace(decoder, IDS, 1, gradients).sites:
         assert [row[name] for name in lab.GRADIENTS] == [norms[row["layer"], row["kind"]].get(n) for n in lab.GRADIENTS]
 
 

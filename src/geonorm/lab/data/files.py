@@ -70,17 +70,13 @@ def format_of(path: Path) -> str:
 
 
 def is_in_folder(path: Path, suffixes: Container[str]) -> bool:
-    """True for a file with one of these suffixes that is read when it is in a folder: no metadata."""
-    return suffix_of(path) in suffixes and not is_metadata(path)
-
-
-def is_metadata(path: Path) -> bool:
-    """True for a .json file of one object: the settings of something, the index or the description of a dataset."""
-    if path.suffix.lower() != ".json":
-        return False
+    """True for a file with one of these suffixes that is read when it is in a folder: no .json file of one object, the
+    settings of something, the index or the description of a dataset."""
+    if suffix_of(path) not in suffixes or path.suffix.lower() != ".json":
+        return suffix_of(path) in suffixes
     with one_line_errors(path), open_regular(path) as file:
         first, second = file.readline(WHOLE_BYTES).strip(), file.readline(WHOLE_BYTES).strip()
-    return not first.startswith(b"[") and not (first.endswith(b"}") and second)
+    return first.startswith(b"[") or (first.endswith(b"}") and bool(second))
 
 
 def suffix_of(path: Path) -> str:

@@ -61,10 +61,6 @@ class Tokenizer:
         """The smallest type that holds every id."""
         return np.uint16 if self.vocab_size <= 1 << 16 else np.uint32
 
-    def save(self, path: Path) -> None:
-        """Write a ``tokenizer.json`` that `load_tokenizer` and the tokenizers library read."""
-        path.write_text(self.json, encoding="utf-8")
-
     def encode(self, texts: list[str]) -> list[TokenIds]:
         """The ids (1-d, `dtype`) of each text, without special tokens."""
         raise DataError(NO_TOKENIZER)

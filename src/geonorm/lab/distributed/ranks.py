@@ -77,13 +77,13 @@ class World:
         unpickled."""
         if self.size == 1:
             return [value]
-        text = to_bytes(value)
+        text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         dist.all_gather(sizes, torch.tensor([len(text)]))
         room = max(int(size) for size in sizes)
         texts = [torch.empty(room, dtype=torch.uint8) for _ in sizes]
         dist.all_gather(texts, torch.nn.functional.pad(text, (0, room - len(text))))
-        return [from_bytes(padded[: int(size)]) for padded, size in zip(texts, sizes, strict=True)]
+        return [json.loads(bytes(padded[: int(size)].tolist())) for padded, size in zip(texts, sizes, strict=True)]
 
     def on_all_ranks(self, work: Callable[[], T]) -> T:
         """Runs `work` on every rank; if it fails on one, all raise that error, which says the rank if it is not the
@@ -109,14 +109,6 @@ KEPT_GROUPS: list[Any] = []
 """Groups of ranks that live as long as the process. A group's end waits for its threads with the interpreter's lock
 held, and a thread that has just finished a collective may need that lock to let go of its tensors: both would wait for
 ever."""
-
-
-def to_bytes(value: Any) -> Tensor:
-    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-
-
-def from_bytes(text: Tensor) -> Any:
-    return json.loads(bytes(text.tolist()))
 
 
 def raised_by_all_ranks(error: GeonormError) -> GeonormError:

@@ -18,10 +18,8 @@ from ..data.files import JSON_SUFFIXES, read_json_records
 def local_sets() -> dict[str, Path]:
     """Question files of `$GEONORM_DATA/eval` by name."""
     root = os.environ.get("GEONORM_DATA")
-    folder = Path(root) / "eval" if root else None
-    if folder is None or not folder.is_dir():
-        return {}
-    return {name: path for path in sorted(folder.iterdir()) if (name := set_name(path)) is not None}
+    paths = sorted(Path(root, "eval").glob("*")) if root else []
+    return {name: path for path in paths if (name := set_name(path)) is not None}
 
 
 def set_name(path: Path) -> str | None:
@@ -66,18 +64,14 @@ def check_questions(path: Path) -> bool:
             contexts = question["contexts"] if shared else [question["context"]]
             sound = isinstance(contexts, list) and isinstance(choices, list) and type(gold) is int
             sound = sound and len(contexts) == (len(choices) if shared else 1) and 0 <= gold < len(choices)
-            if not sound or not all(isinstance(text, str) for text in contexts + choices):
+            texts = all(isinstance(text, str) for text in contexts + choices)
+            if not sound or not texts or (shared and len(set(choices)) > 1):
                 raise ValueError
         except (ValueError, KeyError, TypeError):
             raise DataError(
-                f"{place}: not a set of questions: each line needs context (or contexts), choices and "
-                "gold, the index of the right one"
+                f"{place}: not a set of questions: each line needs context, choices and gold, the index of the right "
+                "one; or contexts, as many choices that are all one text, and gold"
             ) from None
-        if shared and len(set(choices)) > 1:
-            raise DataError(
-                f"{place}: with contexts the choices are one continuation, which stands behind each of "
-                "them: give the same text every time"
-            )
         forms.add(shared)
     if len(forms) != 1:
         raise DataError(f"{path}: {'no questions' if not forms else 'some lines have context and some contexts'}")

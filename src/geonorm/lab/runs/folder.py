@@ -115,18 +115,9 @@ def read_text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
-def read_json(path: Path) -> Any:
-    """What a JSON file holds, None if there is none that can be read."""
-    try:
-        return from_json(read_text(path))
-    except (OSError, ValueError):
-        return None
-
-
 def read_object(path: Path) -> dict[str, Any]:
     """The object in a JSON file, empty if there is none that can be read."""
-    content = read_json(path)
-    return content if isinstance(content, dict) else {}
+    return next(iter(read_objects(path)), {})
 
 
 def read_summary(folder: Path) -> Summary | None:
@@ -144,7 +135,10 @@ def digest_of(row: Mapping[str, Any]) -> str:
 def read_objects(path: Path) -> list[dict[str, Any]]:
     """The objects of the list in a JSON file, or the one of a file that is an object, as runs of version 0.1 wrote
     it."""
-    content = read_json(path)
+    try:
+        content = from_json(read_text(path))
+    except (OSError, ValueError):
+        return []
     return [part for part in (content if isinstance(content, list) else [content]) if isinstance(part, dict)]
 
 

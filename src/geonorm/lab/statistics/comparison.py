@@ -118,11 +118,6 @@ def ending(run: Summary) -> str:
     return "diverged" if run.status == "finished" and not usable(run) else run.status
 
 
-def losses_of(runs: Sequence[Summary]) -> list[float]:
-    """Validation losses of usable runs."""
-    return [run.val_loss for run in runs if run.val_loss is not None]
-
-
 class Choice(NamedTuple):
     """The best learning rate of a scheme, the grid it was chosen from, and the runs that count."""
 
@@ -156,12 +151,8 @@ def choose(summaries: Sequence[Summary]) -> Choice:
     candidates = [lr for lr in grid if lr in ended]
     if not candidates:
         return Choice(None, lrs, None, [], tried)
-
-    def merit(lr: float | None) -> tuple[bool, float]:
-        diverged = any(ending(run) == "diverged" and run.lr == lr for run in summaries)
-        return diverged, ranked.get(lr, math.inf)
-
-    best = min(candidates, key=merit)
+    diverged = {run.lr for run in summaries if ending(run) == "diverged"}
+    best = min(candidates, key=lambda lr: (lr in diverged, ranked.get(lr, math.inf)))
     interior = None if len(grid) < 2 else best not in (grid[0], grid[-1])
     return Choice(best, lrs, interior, [run for run in final if usable(run) and run.lr == best], tried)
 
@@ -180,7 +171,8 @@ def _longest(runs: list[Summary]) -> list[Summary]:
 
 
 def _mean_loss(runs: Sequence[Summary], lr: float | None) -> float | None:
-    return float(np.mean(ends)) if (ends := losses_of([run for run in runs if usable(run) and run.lr == lr])) else None
+    ends = _finite([run for run in runs if usable(run) and run.lr == lr], "val_loss")
+    return float(np.mean(ends)) if ends else None
 
 
 def _level_losses(summaries: Sequence[Summary]) -> dict[float | None, float]:
@@ -190,12 +182,12 @@ def _level_losses(summaries: Sequence[Summary]) -> dict[float | None, float]:
     seeds: dict[float | None, list[int | None]] = {}
     for run in ends:
         seeds.setdefault(run.lr, []).append(run.seed)
-    means = {lr: float(np.mean(losses_of([run for run in ends if run.lr == lr]))) for lr in seeds}
+    means = {lr: float(np.mean(_finite([run for run in ends if run.lr == lr], "val_loss"))) for lr in seeds}
     if len(set(map(frozenset, seeds.values()))) < 2:
         return means
     every = list(dict.fromkeys(run.seed for run in ends))
     design = [[*(run.lr == lr for lr in seeds), *(run.seed == seed for seed in every)] for run in ends]
-    solution, _, rank, _ = np.linalg.lstsq(np.array(design, float), losses_of(ends), rcond=None)
+    solution, _, rank, _ = np.linalg.lstsq(np.array(design, float), _finite(ends, "val_loss"), rcond=None)
     connected = rank == len(seeds) + len(every) - 1
     return dict(zip(seeds, map(float, solution), strict=False)) if connected else means
 
@@ -326,7 +318,7 @@ def find_scattered(rows: Sequence[ComparisonRow]) -> list[tuple[str, float, floa
 def _by_seed(runs: Sequence[Summary]) -> dict[int | None, float]:
     """Validation loss of each seed; a seed that was run twice counts once, with its mean."""
     return {
-        seed: float(np.mean(losses_of([run for run in runs if run.seed == seed])))
+        seed: float(np.mean(_finite([run for run in runs if run.seed == seed], "val_loss")))
         for seed in dict.fromkeys(run.seed for run in runs)
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from math import exp, isfinite, log
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
@@ -15,9 +15,6 @@ from ...models.decoder import IGNORED, Decoder
 from ...modes import evaluating
 from ...parsing import finite_or_none
 from ..distributed.ranks import ALONE, World
-
-A = TypeVar("A")
-B = TypeVar("B")
 
 
 @torch.no_grad()
@@ -45,8 +42,9 @@ def evaluate_held_out(
             inputs = ids.to(device), targets.to(device)
             met = torch.zeros_like(hits)
             if accuracy:
-                losses, right = token_losses(model, *inputs)
-                loss, met = losses.double().sum(), right.sum()
+                logits, expected = model(inputs[0]).flatten(0, 1), inputs[1].flatten()
+                loss = Decoder.cross_entropy(logits, expected, "none").double().sum()
+                met = (logits.argmax(-1) == expected).sum()
             else:
                 loss = model.loss(*inputs, reduction="sum").double()
             if counts:
@@ -63,14 +61,7 @@ def evaluate_held_out(
     return result | ({"val_accuracy": correct / tokens} if accuracy else {})
 
 
-def token_losses(model: Any, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Nats of every target, and True where the model finds it the likeliest token: (batch * tokens,), 0 and False
-    where it is IGNORED."""
-    logits = model(ids).flatten(0, 1)
-    return Decoder.cross_entropy(logits, targets.flatten(), "none"), logits.argmax(-1) == targets.flatten()
-
-
-def share_batches(batches: Iterable[tuple[A, B]], world: World) -> Iterator[tuple[A, B, bool]]:
+def share_batches(batches: Iterable[tuple[Tensor, Tensor]], world: World) -> Iterator[tuple[Tensor, Tensor, bool]]:
     """This rank's batches, the last one repeated without counting where others have one more: all ranks of a sharded
     model must make the same number of forward passes."""
     waiting = iter(batches)

@@ -48,7 +48,7 @@ class TrainingText:
     def save(self, run: RunFolder) -> None:
         """Put the tokenizer into the folder of a run."""
         if not (path := run.path / "tokenizer.json").exists():
-            self.tokenizer.save(path)
+            path.write_text(self.tokenizer.json, encoding="utf-8")
 
 
 def load_text(part: TextPart) -> TrainingText:

@@ -47,7 +47,7 @@ class TraceHook(Hook):
 
     def after_backward(self, state: TrainState, evaluating: bool) -> None:
         if evaluating:
-            self.gradients = read_gradients(state.model)
+            self.gradients = gradient_norms(sites_of(state.model), gradient_length)
 
     def on_evaluation(self, state: TrainState, row: Row) -> None:
         sites, norms = trace(state.model, state.validation.trace_ids(), state.step, self.gradients)
@@ -60,7 +60,7 @@ def trace(model: Transformer, ids: Tensor, step: int, gradients: Gradients) -> T
     """One row per site and one per norm for ids (batch, tokens), in the columns of `probes` but for its quantiles.
 
     Of a site also: what the definition predicts (`predict_step`), which tokens are clamped, the rotation by the site's
-    own norm, and the gradient norms of the branch's weights at this step (as `read_gradients`). Norms are those of
+    own norm, and the gradient norms of the branch's weights at this step, before clipping. Norms are those of
     sites and of both ends, each as it is first called for these tokens; `norm` is its name at its place.
     """
     sites: list[dict[str, Any]] = []
@@ -165,11 +165,6 @@ def predict_step(residual: Residual, x: Tensor, u: Tensor) -> dict[str, float | 
         "law_start": mean(sphere.angle(scheme.seen(x).double(), start)),
         "speed": mean(1 / rate) if scheme.planar and rate != 0 else None,
     }
-
-
-def read_gradients(model: Transformer) -> Gradients:
-    """Gradient norms of each site's branch weights, before clipping; of an MLP also of W1 and W2 apart."""
-    return gradient_norms(sites_of(model), gradient_length)
 
 
 def gradient_length(parameters: Iterable[Tensor]) -> float:
