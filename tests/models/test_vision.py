@@ -74,7 +74,6 @@ def test_rotary_turns_are_of_rows_and_columns() -> None:
 @each(
     "changes, message",
     [
-        ({"patch": 3}, "model.image_size 8 must be a multiple of model.patch 3"),
         ({"causal": True}, "patches of an image have no order"),
         ({"values": "token"}, "needs tokens of a vocabulary"),
         ({"positions": "rope", "width": 12}, "must be a multiple of 4"),

@@ -224,8 +224,7 @@ def run_folder(path: Path) -> Path:
 def read_finished(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Summary and environment (of the part that reached the end) of the finished run in a folder. CheckpointError if
     it has not come to its end, or has lost rows since."""
-    run = RunFolder(path)
-    summary = run.summary()
+    summary = read_summary(path)
     if summary is None or summary.status != "finished":
         status = summary.status if summary else "running or interrupted"
         raise CheckpointError(f"{path} is not finished ({status}): the command that began it goes on with it")

@@ -58,8 +58,10 @@ def read_interrupted(out: Path, environment: Mapping[str, Any]) -> dict[str, Any
         if differs := first_difference(*hashes):
             raise CheckpointError(f"{out} was made with {differs}: put it back, or choose another --out")
     sides = {name: read_object(out / f"{name}.json") for name in ("theory", "particles")}
-    rows = list(read_rows(out / "trace.jsonl"))
-    return {"summary": summary, "trace": rows, **sides, "trajectories": read_trajectories(out)}
+    return {
+        "summary": summary, "trace": list(read_rows(out / "trace.jsonl")), **sides,
+        "trajectories": read_trajectories(out),
+    }  # fmt: skip
 
 
 def read_trajectories(out: Path) -> dict[str, dict[str, Any]]:

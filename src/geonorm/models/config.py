@@ -171,7 +171,7 @@ class VisionConfig(TransformerConfig):
     causal: bool = False
     """Off: patches have no order."""
     image_size: Count = 32
-    """Height and width of an image in pixels."""
+    """Height and width of an image in pixels, a multiple of `patch`."""
     patch: Count = 4
     """Height and width of a patch in pixels."""
     channels: Count = 3
@@ -185,8 +185,6 @@ class VisionConfig(TransformerConfig):
         super().__post_init__()
         if self.causal:
             raise ConfigError("model.causal is for tokens: patches of an image have no order")
-        if self.image_size % self.patch:
-            raise ConfigError(f"model.image_size {self.image_size} must be a multiple of model.patch {self.patch}")
         if self.values == "token":
             raise ConfigError("model.values token needs tokens of a vocabulary; for images choose own or first")
         if self.positions == "rope" and self.rotary_dim % 4:

@@ -76,10 +76,7 @@ class Lambdas(Copied):
         after = carry + u if isinstance(h, float) and h == 1.0 else last + h * (carry + u - last)
         if self.backout != "none":
             behind = site.layer < site.depth // 2 + 1  # it follows the stream, and stays where the middle block ends
-            if isinstance(behind, Tensor):
-                others[1] = torch.where(behind, after, others[1])
-            elif behind:
-                others[1] = after
+            others[1] = torch.where(torch.as_tensor(behind, device=x.device), after, others[1])
         return torch.stack((after, *others), dim=-2)
 
 

@@ -127,10 +127,8 @@ class Parts(nn.ModuleDict):
 
     def forward(self) -> Named:
         p = Named()
-        for name, module in self._modules.items():
-            setattr(p, name, module)
-        for name, parameter in self._parameters.items():
-            setattr(p, name, parameter)
+        for name, part in (*self._modules.items(), *self._parameters.items()):
+            setattr(p, name, part)
         return p
 
     def reset_parameters(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
@@ -12,13 +12,13 @@ from ..norms import NormSpec, upcast
 from ..ops import WeightedSum
 from ..settings import Positive
 from .base import About, Number, Placement, Site, require
-from .decayed import Decayed
+from .pre import Pre
 from .registry import register
 
 
 @register("orthogonal")
 @dataclass(frozen=True)
-class Orthogonal(Decayed):
+class Orthogonal(Pre):
     """Orthogonal residual update: Pre-Norm without the part of the update that lies along the stream.
 
     The projection is per token over the features ("Orthogonal-F", the default of the official code), with eps in its
@@ -40,11 +40,6 @@ class Orthogonal(Decayed):
     )
     eps: Positive = field(default=1e-6, kw_only=True)
     """Added to |x|^2 in the projection."""
-    input: Literal["norm", "raw"] = field(default="norm", kw_only=True)
-    """norm: the sub-layer reads N of the stream; raw: the stream itself."""
-
-    def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
-        return {"input": "norm"} if self.input == "norm" else {}
 
     def terms(self, p: Any, site: Site, h: Number = 1.0) -> None:
         """None: what is added depends on x."""

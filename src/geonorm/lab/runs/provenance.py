@@ -80,10 +80,10 @@ def record_part(
             path.parent.mkdir(exist_ok=True)
             write_atomic(path, about["source"])
         schemes[place] = {key: value for key, value in about.items() if key != "source"}
-    hashes = {name: identity[name] for name in ("data_sha256", "tokenizer_sha256")}
     part = {
         **versions,
-        **hashes,
+        "data_sha256": identity["data_sha256"],
+        "tokenizer_sha256": identity["tokenizer_sha256"],
         "schemes": schemes,
         "step": step,
         "identity": identity_sha256(identity),

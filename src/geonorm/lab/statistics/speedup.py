@@ -230,8 +230,9 @@ def read_seeds(pairs: Sequence[tuple[Course, Course]], at: float) -> SeedReading
     if not readings:
         return SeedReadings(problem="no seed has the runs that it needs")
     if len(bounds) > 1:
-        problem = "outside the curves, above them for some seeds and below for others"
-        return SeedReadings(n=len(readings), problem=problem)
+        return SeedReadings(
+            n=len(readings), problem="outside the curves, above them for some seeds and below for others"
+        )
     if bounds:
         (bound,) = bounds
         limit = math.exp(min(values) if bound == ">" else max(values))

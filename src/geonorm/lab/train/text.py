@@ -30,8 +30,7 @@ class TrainingText:
     objective: Objective
 
     def batches(self) -> Batches:
-        part = self.part
-        return Batches(self.tokens.train, part.batch_size, part.context, part.seed, self.objective)
+        return Batches(self.tokens.train, self.part.batch_size, self.part.context, self.part.seed, self.objective)
 
     def validation(
         self, evaluation: Evaluation, steps: int, device: torch.device, world: World = ALONE, every: int | None = None
