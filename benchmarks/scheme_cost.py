@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from geonorm.bench.config import TrainBench
 from geonorm.bench.timing import Clock, ratio, take_turns
-from geonorm.bench.train import Program, make_program, warm_up
+from geonorm.bench.train import Program, make_program
 from geonorm.lab.config import Model, TrainConfig
 from geonorm.lab.plan import plan
 from geonorm.lab.runs import environment
@@ -80,8 +80,7 @@ def measure(rounds: int, out: Path) -> None:
         random = torch.Generator().manual_seed(1)
         tokens = torch.randint(0, shape.vocab_size, (BATCH, shape.context + 1), generator=random)
         ids, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        make = partial(make_program, config.scheme, "eager", shape, bench, ids, targets, device)
-        programs[label] = warm_up(make, device)
+        programs[label] = make_program(config.scheme, "eager", shape, bench, ids, targets, device)
         rows.append({"row": label, **count(config)})
     times = take_turns({label: partial(clock.seconds, p.step) for label, p in programs.items()}, rounds)
     for row in rows:

@@ -33,11 +33,9 @@ LR = 1e-3
 class Program:
     """One model with its optimizer, ready to make steps. `peak`: bytes that a step takes on a GPU."""
 
-    scheme: str
-    mode: str
     parameters: int
     step: Callable[[], Tensor]
-    peak: int | None = None
+    peak: int | None
 
 
 def bench_train(config: TrainBench, say: show.Say = print) -> dict[str, Any]:
@@ -57,7 +55,7 @@ def bench_train(config: TrainBench, say: show.Say = print) -> dict[str, Any]:
         f"{shape.vocab_size}, {config.dtype}, {config.threads} threads"
     )
     programs = {
-        (scheme, mode): warm_up(partial(make_program, scheme, mode, shape, config, ids, targets, device), device)
+        (scheme, mode): make_program(scheme, mode, shape, config, ids, targets, device)
         for mode in config.modes
         for scheme in schemes
     }
@@ -100,7 +98,10 @@ def bench_train(config: TrainBench, say: show.Say = print) -> dict[str, Any]:
 def make_program(
     scheme: str, mode: str, shape: DecoderConfig, config: TrainBench, ids: Tensor, targets: Tensor, device: torch.device
 ) -> Program:
-    """A training step of our decoder as `geonorm train` makes it in a long run."""
+    """A training step of our decoder as `geonorm train` makes it in a long run, past compilation and its first steps.
+    GeonormError for one that cannot be compiled here, and for a loss that is not finite."""
+    cuda = device.type == "cuda"
+    others = torch.cuda.memory_allocated(device) if cuda else 0
     torch.manual_seed(0)
     runtime = Runtime(dtype=config.dtype, threads=config.threads, compile=mode == "compiled")
     with device:
@@ -120,24 +121,14 @@ def make_program(
         model.constrain()
         return loss
 
-    return Program(scheme, mode, model.parameter_count(), step)
-
-
-def warm_up(make: Callable[[], Program], device: torch.device) -> Program:
-    """A program past compilation and its first steps, with the peak memory of one on a GPU. GeonormError for one that
-    cannot be compiled here, and for a loss that is not finite."""
-    cuda = device.type == "cuda"
-    others = torch.cuda.memory_allocated(device) if cuda else 0
-    program = make()
     for _ in range(WARM_UP):
         if cuda:
             torch.cuda.reset_peak_memory_stats(device)
         try:
-            loss = program.step()
+            loss = step()
         except TorchDynamoException as error:  # no compiler, say
-            raise GeonormError(f"{program.scheme} cannot be compiled here: {cause(error)[:160]}") from error
+            raise GeonormError(f"{scheme} cannot be compiled here: {cause(error)[:160]}") from error
     if not torch.isfinite(loss):
-        raise GeonormError(f"the loss of {program.scheme}, {program.mode}, is {loss.item()}: nothing to time")
-    if cuda:
-        program.peak = torch.cuda.max_memory_allocated(device) - others
-    return program
+        raise GeonormError(f"the loss of {scheme}, {mode}, is {loss.item()}: nothing to time")
+    peak = torch.cuda.max_memory_allocated(device) - others if cuda else None
+    return Program(model.parameter_count(), step, peak)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..lab.runs.folder import check_writable, slug
+from ..lab.runs.folder import slug
 from ..norms import NormSpec
 from ..report.charts import Figure, Spec
 from ..report.paths import draw_paths
@@ -26,9 +26,8 @@ DIM, DEPTH, POINTS = 64, 12, 17
 
 def draw_schemes(name: str | None, folder: Path) -> list[Path]:
     """Writes a picture of the scheme, or of each, into the folder: the paths of a token in blocks 1 and 4. Returns the
-    files. Raises ConfigError for a scheme that there is not, CheckpointError if nothing can be written."""
+    files. Raises ConfigError for a scheme that there is not, OSError if nothing can be written."""
     drawn = {slug(each): draw_scheme(each) for each in ([name] if name else names())}
-    check_writable(folder)
     folder.mkdir(parents=True, exist_ok=True)
     return [Figure(spec).save(folder / f"{stem}.svg") for stem, spec in drawn.items()]
 

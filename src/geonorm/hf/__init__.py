@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
+from ..lazy import load_on_use
 
 try:
     import transformers
@@ -53,12 +54,5 @@ transformers.AutoConfig.register("geonorm", GeoNormConfig, exist_ok=True)
 transformers.AutoModel.register(GeoNormConfig, GeoNormModel, exist_ok=True)
 transformers.AutoModelForCausalLM.register(GeoNormConfig, GeoNormForCausalLM, exist_ok=True)
 transformers.AutoModelForMaskedLM.register(GeoNormConfig, GeoNormForMaskedLM, exist_ok=True)
-
-
-def __getattr__(name: str) -> Any:
-    """What builds on transformers.Trainer, which takes a second to import, when it is asked for."""
-    if name in ("ConstrainCallback", "Trainer"):
-        from . import trainer
-
-        return getattr(trainer, name)
-    raise AttributeError(f"module {__name__} has no attribute {name}")
+# what builds on transformers.Trainer takes a second to import
+__getattr__ = load_on_use(__name__, {"ConstrainCallback": "trainer", "Trainer": "trainer"})

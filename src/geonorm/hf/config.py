@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import fields
-from types import new_class
 from typing import Any, ClassVar, get_type_hints
 
 from transformers import GenerationConfig, PreTrainedConfig
@@ -48,19 +47,19 @@ def from_folder(config_dict: dict[str, Any], settings: dict[str, Any]) -> dict[s
     return {**config_dict, "scheme": stored(scheme, source, str(where))}
 
 
-def add_fields(namespace: dict[str, Any]) -> None:
-    """Those of DecoderConfig under the names of transformers, with their types and defaults."""
-    types = get_type_hints(DecoderConfig)
-    namespace["__annotations__"] = {theirs: types[ours] for ours, theirs in NAMES.items()}
-    namespace.update({NAMES[f.name]: f.default for f in fields(DecoderConfig)})
-
-
 SLIDING = "sliding_attention"
 FULL = "full_attention"
 """Kinds of blocks: with a window, and without."""
 
 
-ShapeFields: Any = new_class("ShapeFields", (PreTrainedConfig,), exec_body=add_fields)
+TYPES = get_type_hints(DecoderConfig)
+ShapeFields: Any = type(
+    "ShapeFields",
+    (PreTrainedConfig,),
+    {"__annotations__": {theirs: TYPES[ours] for ours, theirs in NAMES.items()}}
+    | {NAMES[f.name]: f.default for f in fields(DecoderConfig)},
+)
+"""Those of DecoderConfig under the names of transformers, with their types and defaults."""
 
 
 def layer_types(shape: DecoderConfig) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any, ClassVar, Self
 
-from ..errors import GeonormError
+from ..errors import GeonormError, cause
 from ..parsing import from_json
 from .charts import Chart, Spec, figure
 from .style import Look, looks
@@ -62,13 +62,10 @@ class Study(ABC):
         try:
             study = cls.read(path)
             study.text_lines()
-        except KeyError as error:
-            why = f"{error.args[0]} is missing"
-        except (ValueError, TypeError, AttributeError, IndexError) as error:
-            why = str(error)
-        else:
-            return study
-        raise GeonormError(f"{path} is damaged: {why}; the same geonorm {cls.maker} writes it anew")
+        except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
+            why = f"{path} is damaged: {cause(error)}; the same geonorm {cls.maker} writes it anew"
+            raise GeonormError(why) from None
+        return study
 
     @classmethod
     def read(cls, path: Path) -> Self:
