@@ -22,24 +22,16 @@ TURNED = [name for name in SCHEMES if name not in ("nag", "gated_streams")]
 SPHERES = ["post", "deepnorm", "sqrt", "ngpt", "geonorm", "geonorm(decay=sqrt, retraction=cayley)"]
 
 
-class Branch(nn.Module):
-    def __init__(self, field: Attention) -> None:
-        super().__init__()
-        self.field = field
-
-    def forward(self, y: Tensor) -> Tensor:
-        return self.field(y)
-
-
 @each("scheme", [*SCHEMES, "pre(entry=embedding, decay=sqrt)", "post(entry=embedding)"])
 def test_layers_are_a_stack_of_residual_modules(scheme: str) -> None:
     """h = 1 is the network: the same numbers as the module that trains, norms of radius 1, identity attention."""
     field = Attention(beta=2.0)
     flow = Flow(scheme, field, DEPTH)
     x = flow.enter(3.0 * uniform(5, 6, seeds=(4, 5)))
-    expected = x
+    expected, branch = x, nn.Identity()
+    branch.forward = field  # type: ignore[method-assign]
     for layer in range(DEPTH):
-        residual = Residual(Branch(field), scheme, Site(layer, "attn", DEPTH), 6, norm="unit", gains=False, eps=0.0)
+        residual = Residual(branch, scheme, Site(layer, "attn", DEPTH), 6, norm="unit", gains=False, eps=0.0)
         residual.double().reset_parameters()
         with torch.no_grad():
             expected = residual(expected)

@@ -103,10 +103,7 @@ def test_predictions_are_of_this_system_or_none() -> None:
     (row,) = small(schemes=["geonorm(entry=embedding)"], time=1e5, **settings).summary["schemes"]
     assert isclose(row["terminal_exponent"], row["terminal_exponent_predicted"], rel_tol=0.05)
     assert abs(row["terminal_exponent_predicted"] - 2) > 1e-3  # what equal radii have
-    for wrong, why in (
-        ({"weights": "kaiming"}, "these weights are random"),
-        ({"schemes": ["residual_dual"]}, ""),
-    ):
+    for wrong, why in (({"weights": "kaiming"}, "these weights are random"), ({"schemes": ["residual_dual"]}, "")):
         simulation = small(**wrong)
         row = simulation.summary["schemes"][0]
         assert row["terminal_law_predicted"] is None and row["terminal_exponent_predicted"] is None

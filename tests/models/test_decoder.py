@@ -141,22 +141,15 @@ def test_more_tokens_than_learned_positions() -> None:
 def test_parallel_blocks_are_one_residual_around_both() -> None:
     model, twin = decoder(scheme="pre", block="parallel"), decoder(scheme="pre")
     assert [block.both.place() for block in model.blocks] == [Site(layer, "parallel", 2) for layer in range(2)]
-    roles = [role for role, *_ in model.weights()]
-    assert (
-        roles == [role for role, *_ in twin.weights()]
-        and model.matmul_parameter_count() == twin.matmul_parameter_count()
-    )
-    for (_, ours, _, _), (_, theirs, _, _) in zip(model.weights(), twin.weights(), strict=True):
-        assert torch.equal(ours, theirs), "one seed draws the same matrices for both layouts"
+    for (role, ours, *_), (known, theirs, *_) in zip(model.weights(), twin.weights(), strict=True):
+        assert role == known and torch.equal(ours, theirs), "one seed draws the same matrices for both layouts"
     x = torch.randn(2, 12, 32)
     turns = rope(torch.arange(12), 8, 10000.0)
     for ours, theirs in zip(model.blocks, twin.blocks, strict=True):
         y = F.rms_norm(x, (32,), eps=1e-6)
         expected = x + theirs.attn.branch(y, positions=turns) + theirs.mlp.branch(y)
         torch.testing.assert_close(ours(x, positions=turns), expected, rtol=1e-5, atol=1e-5)
-        assert not torch.allclose(theirs(x, positions=turns), expected, atol=1e-2), (
-            "one after the other is another model"
-        )
+        assert not torch.allclose(theirs(x, positions=turns), expected, atol=1e-2), "one by one is another model"
 
 
 def test_loss_is_cross_entropy_in_fp32() -> None:

@@ -103,13 +103,10 @@ def test_hessians_of_residuals(scheme: str, monkeypatch: pytest.MonkeyPatch) -> 
     def f(x: Tensor) -> Tensor:
         return module(x).pow(3).sum()
 
-    true = by_the_textbook(lambda: torch.autograd.functional.hessian(f, x), monkeypatch)
+    hessian = torch.autograd.functional.hessian
+    true = by_the_textbook(lambda: hessian(f, x), monkeypatch)
     assert true.norm() > 1e-3
-    for found in (
-        torch.autograd.functional.hessian(f, x),
-        torch.autograd.functional.hessian(f, x, vectorize=True),
-        torch.func.hessian(f)(x),
-    ):
+    for found in (hessian(f, x), hessian(f, x, vectorize=True), torch.func.hessian(f)(x)):
         torch.testing.assert_close(found, true, rtol=1e-9, atol=1e-9)
     assert torch.autograd.gradgradcheck(module, (x.requires_grad_(),))
 

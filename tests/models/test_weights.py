@@ -89,10 +89,6 @@ def test_output_matrices_may_be_drawn_as_for_another_depth() -> None:
             deep = base_std(role, 64, DecoderConfig(layers=12, init=init), PRE, Site(0, "attn", 12))
             assert base_std(role, 64, as_for_12, PRE, SITE) == deep
     assert base_std("o", 64, as_for_12, PRE, SITE) != base_std("o", 64, DecoderConfig(init="gpt2"), PRE, SITE)
-    with pytest.raises(ConfigError, match=r"model.init_depth must be at least 1"):
-        DecoderConfig(init_depth=0)
-    with pytest.raises(ConfigError, match=r"unknown model.init 'neo': did you mean 'neox'"):
-        DecoderConfig(init="neo")  # type: ignore[arg-type]
 
 
 @each("scheme", names())
@@ -159,9 +155,8 @@ def test_outputs_that_begin_at_zero_learn_or_are_refused(scheme: str) -> None:
 def test_constrain_leaves_other_schemes_of_a_mix_alone() -> None:
     model = decoder(scheme="mix(a=ngpt, b=pre, share=0.5)")
     norms = {(s.layer, role): w.norm(dim=0 if role in ("o", "down") else 1) for role, w, _, s in model.weights()}
-    assert torch.allclose(norms[0, "q"], torch.ones(32)) and not torch.allclose(
-        norms[1, "q"], torch.ones(32), atol=0.02
-    )
+    assert torch.allclose(norms[0, "q"], torch.ones(32))
+    assert not torch.allclose(norms[1, "q"], torch.ones(32), atol=0.02)
     assert torch.allclose(norms[0, "embed"], torch.ones(61))
     grown = [(site.layer, weight, 2 * weight.detach()) for _, weight, _, site in model.weights()]
     with torch.no_grad():

@@ -50,11 +50,9 @@ def test_round_trip(tmp_path: Path, suffix: str) -> None:
     assert source.name == "corpus" and source.files == (path,)
     text = "".join(DOCUMENTS) * 5
     half = len(text) // 2
-    (path := tmp_path / "novel").write_bytes(
-        (bytes(8) if suffix in (".gz", ".xz") else b"").join(
-            compress(part.encode(), suffix) for part in (text[:half], text[half:])
-        )
-    )
+    padding = bytes(8) if suffix in (".gz", ".xz") else b""
+    streams = [compress(part.encode(), suffix) for part in (text[:half], text[half:])]
+    (path := tmp_path / "novel").write_bytes(padding.join(streams))
     (train,), (validation,) = map(open_source(str(path)).documents, ("train", "validation"))
     assert train + validation == text and train.endswith("\n")
     assert 0.04 < len(validation) / len(text) < 0.08

@@ -106,9 +106,8 @@ def test_independent_decay_is_the_schedules_alone(name: Any, lr: float) -> None:
     before = weight.detach().clone()
     for parameter in decoder.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    for optimizer in optim.build_optimizers(
-        decoder, Optim(name=name, weight_decay=0.02, independent=True, rates=["down=4"]), lr
-    ):
+    settings = Optim(name=name, weight_decay=0.02, independent=True, rates=["down=4"])
+    for optimizer in optim.build_optimizers(decoder, settings, lr):
         for group in optimizer.param_groups:
             group["lr"] = lr * group["lr_multiplier"] * 0.25
         optimizer.step()

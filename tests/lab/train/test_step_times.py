@@ -53,11 +53,8 @@ def test_events_and_mfu(monkeypatch: pytest.MonkeyPatch, name: str, bf16: float,
     for row in map(MetricRow.read, rows):
         assert (row.batch_seconds, row.model_seconds, row.optimizer_seconds) == pytest.approx((1e-3, 1e-3, 1e-3))
         assert row.peak_memory_bytes == 5 and row.more == {}
-        assert (
-            (row.mfu is None)
-            if not bf16
-            else row.mfu == pytest.approx(flops_per_token(model) * row.tokens_per_second / (2 * bf16))
-        )
+        reached = flops_per_token(model) * row.tokens_per_second / (2 * bf16) if bf16 else None
+        assert row.mfu == (reached and pytest.approx(reached))
     assert peak_flops(torch.device("cpu"), "fp32") == 0
 
 

@@ -126,9 +126,7 @@ def test_averaged_weights_are_evaluated(train: Any, tmp_path: Path, scheme: str)
     whole = summary(tmp_path / "whole")
     assert whole["val_loss_average"] != whole["val_loss"] and whole["val_bpb_average"] > 0
     last = open_run(tmp_path / "whole").model
-    assert all(torch.equal(p.double(), weights[-1][name]) for name, p in last.named_parameters()), (
-        "weights are put back"
-    )
+    assert all(torch.equal(p.double(), weights[-1][name]) for name, p in last.named_parameters()), "as before"
 
 
 def test_ranks_take_turns_and_count_each_batch_once() -> None:
