@@ -94,7 +94,12 @@ SITUATIONS: list[tuple[str, str, Mapping[str, Content], Mapping[str, str]]] = [
     ("generate model", "tokenizer", {"model/tokenizer.json": cut}, {}),
     ("generate model", "tokenizer", {"model/tokenizer.json": Path.unlink}, {}),
     (f"{PROBE} --out new", "nor a config.json", {"model/config.json": Path.unlink}, {}),
-    (f"{PROBE} --out new", "no safetensors weights", {"model/model.safetensors": Path.unlink, "model/a.bin": ""}, {}),
+    (
+        f"{PROBE} --out new",
+        "no file named model.safetensors",
+        {"model/model.safetensors": Path.unlink, "model/a.bin": ""},
+        {},
+    ),
     (f"{PROBE} --out new", "quantised weights (bitsandbytes)", {"model/config.json": replaced(SCHEME, QUANTISED)}, {}),
     (f"{PROBE} --out out", "holds no probe", {"out/precious": "mine"}, {}),
     ("probe model --data empty.txt --out new", "text", {"empty.txt": ""}, {}),

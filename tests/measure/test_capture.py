@@ -237,21 +237,11 @@ class Recurrent(nn.Module):
 
 
 def test_norms_of_any_model() -> None:
-    transformers = pytest.importorskip("transformers")
-    mamba = transformers.MambaModel(
-        transformers.MambaConfig(vocab_size=31, hidden_size=16, num_hidden_layers=2, state_size=4)
-    )
-    for model, inputs, count, tokens in (
-        (Recurrent(), torch.randn(2, 5, 8), 1, 10),
-        (mamba, torch.randint(0, 31, (2, 5)), 3, 10),
-    ):
-        if model is not mamba:  # which is recognised
-            with pytest.raises(ConfigError):
-                Capture(model)
-        capture = watched(Capture(model.eval(), sites=False), inputs)
-        rows = capture.norm_rows()
-        assert not capture.rows() and len(rows) == count, type(model).__name__
-        assert capture.tokens() == tokens
+    model = Recurrent().eval()
+    with pytest.raises(ConfigError):
+        Capture(model)
+    capture = watched(Capture(model, sites=False), torch.randn(2, 5, 8))
+    assert not capture.rows() and len(capture.norm_rows()) == 1 and capture.tokens() == 10
     with pytest.raises(ConfigError, match="no LayerNorm or RMSNorm in Linear"):
         Capture(nn.Linear(2, 2), sites=False)
 

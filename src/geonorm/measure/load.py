@@ -41,8 +41,7 @@ def load_config(
 ) -> Any:
     """Configuration of a local directory or hub model. ConfigError where there is none that can be read, or where it is
     quantised and may not be. causal: for a model that predicts tokens."""
-    path = Path(name)
-    if not path.exists():
+    if not Path(name).exists():
         check_name(name, revision)
     with one_line(no_model(name, causal)):
         config = hugging_face().AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
@@ -106,13 +105,8 @@ def load_model(
     leave out; dtype auto: as stored. causal: one that predicts tokens, masked ones if its weights do. ConfigError where
     its weights are not safetensors, CheckpointError where they are of another model than config.json describes:
     transformers would draw what is missing at random."""
-    path = Path(name)
-    if path.is_dir() and not any(path.glob("*.safetensors")):
-        raise ConfigError(
-            f"{no_model(name, causal)}: there are no safetensors weights; pickled ones are not read: convert them first"
-        )
     with one_line(no_model(name, causal)):
-        for index in path.glob("*.index.json"):
+        for index in Path(name).glob("*.index.json"):
             weights = from_json(index.read_text(encoding="utf-8"))["weight_map"]
             if not all(re.fullmatch(r"[\w.-]+\.safetensors", file) for file in weights.values()):
                 raise CheckpointError(f"{index} names other files than safetensors of its own folder")
