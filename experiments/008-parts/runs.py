@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import product
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from programme import Grid, Summaries, settings
 
 from geonorm.lab.runs.folder import slug

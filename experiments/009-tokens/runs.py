@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from programme import EQUAL_SHARES, Grid, Summaries, settings
 from rates import extend, plan_rows, read_losses
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from math import sqrt
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from programme import Grid, Summaries, settings
 from rates import extend, name_run, plan_rows, read_row, refine, tidy
 

@@ -3,10 +3,6 @@ it stands here by name, those that try it."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from programme import EQUAL_SHARES, Grid, Summaries, settings
 from rates import find_best, name_run, plan_rows
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from programme import EQUAL_SHARES, Grid, Summaries, settings
 from rates import Losses, extend, read_losses, refine
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from programme import Grid, Summaries, settings
 
 from geonorm.lab.runs.folder import slug

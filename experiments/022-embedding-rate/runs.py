@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from math import sqrt
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from programme import Grid, Summaries, settings
 from rates import Losses, extend, name_run, read_row, tidy
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import runpy
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from programme import Grid, Summaries, settings
 from rates import name_run
 

@@ -1,6 +1,7 @@
 """Plans of experiments: every run that one asks for is a command that `geonorm train` takes."""
 
 import runpy
+import sys
 from collections.abc import Callable, Mapping
 from math import inf, log2
 from pathlib import Path
@@ -14,6 +15,7 @@ from geonorm.lab.runs.records import Summary
 from geonorm.schemes import parse
 
 ROOT = Path(__file__).parents[2] / "experiments"
+sys.path.insert(0, str(ROOT))  # where programme.py finds what plans import
 
 
 def summary(**values: Any) -> Summary:
