@@ -101,6 +101,7 @@ SITUATIONS: list[tuple[str, str, Mapping[str, Content], Mapping[str, str]]] = [
         {},
     ),
     (f"{PROBE} --out new", "quantised weights (bitsandbytes)", {"model/config.json": replaced(SCHEME, QUANTISED)}, {}),
+    ("probe --out new --config c.yaml", "MODELS is missing", {"c.yaml": "models: []"}, {}),
     (f"{PROBE} --out out", "holds no probe", {"out/precious": "mine"}, {}),
     ("probe model --data empty.txt --out new", "text", {"empty.txt": ""}, {}),
     ("report run --out text.txt/page.html", "text.txt", {}, {}),

@@ -77,7 +77,7 @@ def read(kind: type[C], program: str, arguments: list[str]) -> C:
         group = settings.get(name)
         settings[name] = {**group, **value} if isinstance(group, dict) and isinstance(value, dict) else value
     for option in options(kind).values():
-        if option.default is MISSING and option.name not in settings:
+        if option.default is MISSING and settings.get(option.name, []) == []:
             name = option.name.upper() if option.name in kind.words else option.flag
             raise ConfigError(f"{name} is missing: {option.text} (see --help)")
     for name in PATHS:

@@ -52,14 +52,14 @@ FULL = "full_attention"
 """Kinds of blocks: with a window, and without."""
 
 
-TYPES = get_type_hints(DecoderConfig)
+FIELD_TYPES = get_type_hints(DecoderConfig)
 ShapeFields: Any = type(
     "ShapeFields",
     (PreTrainedConfig,),
-    {"__annotations__": {theirs: TYPES[ours] for ours, theirs in NAMES.items()}}
+    {"__annotations__": {theirs: FIELD_TYPES[ours] for ours, theirs in NAMES.items()}}
     | {NAMES[f.name]: f.default for f in fields(DecoderConfig)},
 )
-"""Those of DecoderConfig under the names of transformers, with their types and defaults."""
+"""The fields of DecoderConfig under the names of transformers, with their types and defaults."""
 
 
 def layer_types(shape: DecoderConfig) -> list[str]:
