@@ -4,6 +4,7 @@ half octaves about it, seeds at the best rate, octaves up to the first that is n
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from math import inf, sqrt
 
 from programme import settings
@@ -72,8 +73,18 @@ def name_run(row: str, rate: float, seed: int = 0) -> str:
     return f"{row}-lr{rate:g}-seed{seed}"
 
 
-def read_row(known: Mapping[str, Summary], row: str) -> Losses:
-    return read_losses([run for name, run in known.items() if name.startswith(f"{row}-lr")])
+def read_row(known: Mapping[str, Summary], row: str, seed: int | None = None) -> Losses:
+    """Mean validation loss of a row by learning rate, of all its seeds or of one."""
+    end = "" if seed is None else f"-seed{seed}"
+    return read_losses([run for name, run in known.items() if name.startswith(f"{row}-lr") and name.endswith(end)])
+
+
+def add_runs(
+    grid: dict[str, list[str]], row: str, words: Sequence[str], rates: Iterable[float], seeds: Iterable[int] = (0,)
+) -> None:
+    """Asks for a row, whose words say all but rate and seed, at these rates with these seeds."""
+    for seed, rate in product(seeds, rates):
+        grid[name_run(row, rate, seed)] = [*words, *settings(lr=f"{rate:g}", seed=seed)]
 
 
 def find_best(
@@ -102,20 +113,15 @@ def plan_rows(
     `start`, then octaves, or another factor, until its best is interior, then seeds at that, then octaves beyond all
     until one is not stable, `climb` at most."""
     grid: dict[str, list[str]] = {}
-
-    def add(row: str, rate: float, seed: int = 0) -> None:
-        grid[name_run(row, rate, seed)] = [*rows[row], *settings(lr=f"{rate:g}", seed=seed)]
-
     for rate in start:
-        for row in rows:
-            add(row, rate)
-    for row in rows:
-        for rate in extend(read_row(known, row), start, factor=factor):
-            add(row, rate)
+        for row, words in rows.items():
+            add_runs(grid, row, words, [rate])
+    for row, words in rows.items():
+        add_runs(grid, row, words, extend(read_row(known, row), start, factor=factor))
     best = find_best(known, rows, start, factor)
     for seed in range(1, seeds):
         for row, rate in best.items():
-            add(row, rate, seed)
+            add_runs(grid, row, rows[row], [rate], [seed])
     for row in best:
         losses = read_row(known, row)
         highest = max(extend(losses, start, factor=factor))
@@ -123,7 +129,7 @@ def plan_rows(
             rate = tidy(highest * 2**octave)
             if largest_stable({lower: loss for lower, loss in losses.items() if lower < rate}, guessing)[1]:
                 break
-            add(row, rate)
+            add_runs(grid, row, rows[row], [rate])
             if rate not in losses:
                 break
     return grid

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 from programme import Grid, Summaries, settings
+from rates import add_runs
 
 from geonorm.lab.runs.folder import slug
 
@@ -23,14 +24,13 @@ WRITES = {
 """Cells that differ in the write alone: all read through a norm, none has gains, all end in a norm. On the sphere that
 norm changes nothing; off it, without one, twelve blocks overflow in their first step."""
 CEILINGS = {"ceiling": {"step": "pi/4", "angle": "pi/4"}, "free": {"step": "none", "angle": "pi"}}
-DECAYS = ("constant", "sqrt", "harmonic", "linear")
 SUMS = {
     "constant": float(LAYERS),
     "sqrt": sum(t**-0.5 for t in range(1, LAYERS + 1)),
     "harmonic": sum(1 / t for t in range(1, LAYERS + 1)),
     "linear": sum((LAYERS - t + 1) / LAYERS for t in range(1, LAYERS + 1)),
 }
-"""Of the steps of all blocks at alpha = 1."""
+"""By decay, of the steps of all blocks at alpha = 1."""
 RATES = (3e-3, 6e-3)
 """All cells at the higher; at the lower every second one, which tells all effects of one and two factors apart, and of
 the decays that all writes learn with the others, too, for the resolution."""
@@ -48,10 +48,9 @@ def plan(known: Summaries) -> Grid:
     grid: dict[str, list[str]] = {}
 
     def add(scheme: str, rate: float, seed: int = 0) -> None:
-        name = f"{slug(scheme)}-lr{rate:g}-seed{seed}"
-        grid[name] = [*COMMON, *settings(scheme=scheme, lr=f"{rate:g}", seed=seed)]
+        add_runs(grid, slug(scheme), [*COMMON, *settings(scheme=scheme)], [rate], [seed])
 
-    cells = list(product(WRITES, DECAYS, CEILINGS))
+    cells = list(product(WRITES, SUMS, CEILINGS))
     half = [
         cell for cell, places in zip(cells, product(range(4), range(4), range(2)), strict=True) if not sum(places) % 2
     ]
@@ -60,7 +59,7 @@ def plan(known: Summaries) -> Grid:
             add(name_cell(*cell), rate)
         for scheme in CONTROLS:
             add(scheme, rate)
-    for write, decay in product(WRITES, DECAYS):  # at the harmonic's summed step, with the ceiling
+    for write, decay in product(WRITES, SUMS):  # at the harmonic's summed step, with the ceiling
         if decay != "harmonic":
             add(name_cell(write, decay, "ceiling", equal=True), RATES[1])
     for write, decay in product(("add", "geodesic"), ("constant", "harmonic")):  # the noise

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from programme import EQUAL_SHARES, Grid, Summaries, settings
-from rates import extend, plan_rows, read_losses
+from rates import extend, name_run, plan_rows, read_row
 
 from geonorm.lab.runs.folder import slug
 
@@ -39,13 +39,11 @@ def plan_budgets(
     grid: dict[str, list[str]] = {}
 
     def add(row: str, rate: float, budget: int, seed: int = 0) -> None:
-        def name(budget: int) -> str:
-            return f"{row}-{budget}M-lr{rate:g}-seed{seed}"
-
         steps = STEPS[budget]
+        names = {length: name_run(f"{row}-{length}M", rate, seed) for length in budgets}
         words = [*rows[row], *settings(steps=steps, evaluation__every=steps, lr=f"{rate:g}", seed=seed)]
-        shorter = [other for other in budgets if other < budget and name(other) in grid]
-        grid[name(budget)] = [*words, *(settings(branch=name(shorter[-1])) if shorter else ())]
+        shorter = [name for length, name in names.items() if length < budget and name in grid]
+        grid[names[budget]] = [*words, *(settings(branch=shorter[-1]) if shorter else ())]
 
     for rate in RATES:
         for row in rows:
@@ -60,9 +58,7 @@ def plan_budgets(
                     found[budget] = found[before]
                     add(row, found[budget], budget)
                 continue
-            start = f"{row}-{budget}M-lr"
-            own = [run for name, run in known.items() if name.startswith(start) and name.endswith("-seed0")]
-            losses = read_losses(own)  # more seeds, which few rates have, would move the best
+            losses = read_row(known, f"{row}-{budget}M", 0)  # more seeds, which few rates have, would move the best
             rates = extend(losses, RATES)
             for rate in rates:
                 add(row, rate, budget)
@@ -84,9 +80,9 @@ def plan(known: Summaries) -> Grid:
         return {f"{arm}-{slug(scheme)}": [*COMMON, *words, *settings(scheme=scheme)] for scheme in schemes}
 
     budgets = tuple(STEPS)
-    grid = plan_budgets(known, rows("books", BOOKS, FOUR[:2]), budgets, seeds=3, tuned=8)
-    grid |= plan_budgets(known, rows("books", BOOKS, FOUR[2:]), budgets, seeds=3, tuned=8)
-    grid |= plan_budgets(known, rows("books", BOOKS, OTHERS), budgets, seeds=1, tuned=8)
+    grid: dict[str, list[str]] = {}
+    for schemes, seeds in ((FOUR[:2], 3), (FOUR[2:], 3), (OTHERS, 1)):
+        grid |= plan_budgets(known, rows("books", BOOKS, schemes), budgets, seeds, tuned=8)
     grid |= plan_budgets(known, rows("latex", LATEX, FOUR), budgets[:3], seeds=3)
     for length, batch in LENGTHS.items():
         own = settings(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import sqrt
 
 from programme import Grid, Summaries, settings
-from rates import extend, name_run, plan_rows, read_row, refine, tidy
+from rates import add_runs, extend, plan_rows, read_row, refine, tidy
 
 from geonorm.lab.runs.folder import slug
 
@@ -42,12 +42,11 @@ def plan(known: Summaries) -> Grid:
             grid |= plan_rows(known, rows, start, seeds, factor=sqrt(2))
             continue
         wanted = plan_rows(known, rows, start, seeds)
-        first = {name: run for name, run in known.items() if name.endswith("-seed0")}
         for row in list(rows)[:2]:
-            losses = read_row(first, row)
+            losses = read_row(known, row, 0)
             halves = refine(losses, extend(losses, start))
             if not set(halves) <= set(losses):  # seeds wait for them
                 wanted = {name: run for name, run in wanted.items() if name in known or name.endswith("-seed0")}
-            wanted |= {name_run(row, rate): [*rows[row], *settings(lr=f"{rate:g}", seed=0)] for rate in halves}
+            add_runs(wanted, row, rows[row], halves)
         grid |= wanted
     return grid

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 from programme import Grid, Summaries, settings
-from rates import read_losses, tidy
+from rates import add_runs, read_row, tidy
 
 from geonorm.lab.runs.folder import slug
 
@@ -34,8 +34,8 @@ def plan(known: Summaries) -> Grid:
 
     def add(scheme: str, warmup: str, rate: float, seed: int = 0, width: int = 64) -> None:
         shape = settings(model__width=width, model__hidden=WIDTHS[width], model__heads=width // 16)
-        own = settings(scheme=scheme, optim__warmup=WARMUP[warmup], lr=f"{rate:g}", seed=seed)
-        grid[f"{width}-{warmup}-{slug(scheme)}-lr{rate:g}-seed{seed}"] = [*COMMON, *shape, *own]
+        words = [*COMMON, *shape, *settings(scheme=scheme, optim__warmup=WARMUP[warmup])]
+        add_runs(grid, f"{width}-{warmup}-{slug(scheme)}", words, [rate], [seed])
 
     for warmup in WARMUP:
         for rate in RATES:
@@ -43,10 +43,9 @@ def plan(known: Summaries) -> Grid:
                 add(scheme, warmup, rate)
     best = {}
     for warmup, scheme in product(WARMUP, SCHEMES):
-        start = f"64-{warmup}-{slug(scheme)}-lr"
-        found = read_losses([r for name, r in known.items() if name.startswith(start) and name.endswith("-seed0")])
-        if set(RATES) <= set(found):
-            best[warmup, scheme] = min(RATES, key=found.__getitem__)
+        losses = read_row(known, f"64-{warmup}-{slug(scheme)}", 0)
+        if set(RATES) <= set(losses):
+            best[warmup, scheme] = min(RATES, key=losses.__getitem__)
     for scheme in WIDE:
         if found_best := best.get(("warm", scheme)):
             for width, times in product(WIDTHS, BEYOND):

@@ -3,8 +3,10 @@ it stands here by name, those that try it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from programme import EQUAL_SHARES, Grid, Summaries, settings
-from rates import find_best, name_run, plan_rows
+from rates import add_runs, find_best, plan_rows
 
 from geonorm.lab.runs.folder import slug
 
@@ -55,30 +57,31 @@ def with_fields(variant: str) -> str:
 
 
 def plan(known: Summaries) -> Grid:
-    rows = {
-        f"select-{slug(scheme)}": [*BOOKS, *settings(scheme=scheme)]
-        for scheme in (*map(with_fields, VARIANTS.values()), *RIVALS)
-    }
-    left = {row: rows.pop(row) for row in [f"select-{slug(with_fields(VARIANTS[name]))}" for name in LEFT]}
-    grid = {name_run(row, RATES[0]): [*words, *settings(lr=f"{RATES[0]:g}", seed=0)] for row, words in left.items()}
-    rivals = {row: rows.pop(row) for row in map("select-{}".format, map(slug, RIVALS))}
-    grid |= plan_rows(known, rows, RATES, SEEDS) | plan_rows(known, rivals, RATES, 1)
-    return {**grid, **plan_confirmation(known, CANDIDATE, SLOWER)} if CANDIDATE else grid
+    grid: dict[str, list[str]] = {}
+    for row, words in select(with_fields(VARIANTS[name]) for name in LEFT).items():
+        add_runs(grid, row, words, RATES[:1])
+    tried = select(with_fields(fields) for name, fields in VARIANTS.items() if name not in LEFT)
+    grid |= plan_rows(known, tried, RATES, SEEDS) | plan_rows(known, select(RIVALS), RATES, 1)
+    return grid | plan_confirmation(known)
 
 
-def plan_confirmation(known: Summaries, candidate: str, slower: float) -> Grid:
+def select(schemes: Iterable[str]) -> dict[str, list[str]]:
+    return {f"select-{slug(scheme)}": [*BOOKS, *settings(scheme=scheme)] for scheme in schemes}
+
+
+def plan_confirmation(known: Summaries) -> dict[str, list[str]]:
     """Rates by octaves with seed 0, then the fresh seeds at the best; those of the candidate also with as many steps as
     take the time of Pre-Norm's."""
-    schemes = {f"confirm-{slug(scheme)}": settings(scheme=scheme) for scheme in (candidate, *AGAINST)}
+    schemes = {f"confirm-{slug(scheme)}": settings(scheme=scheme) for scheme in (CANDIDATE, *AGAINST)}
     rows = {row: [*LATEX, *settings(steps=STEPS), *scheme] for row, scheme in schemes.items()}
     first = {name: run for name, run in known.items() if name.endswith("-seed0")}
     grid = plan_rows(first, rows, RATES, 1)
     best = find_best(first, rows, RATES)
     own = next(iter(rows))
     if own in best:
-        rows[f"equal-{own}"] = [*LATEX, *settings(steps=round(STEPS / slower)), *schemes[own]]
+        rows[f"equal-{own}"] = [*LATEX, *settings(steps=round(STEPS / SLOWER)), *schemes[own]]
         best[f"equal-{own}"] = best[own]
     for seed in FRESH:
         for row, rate in best.items():
-            grid[name_run(row, rate, seed)] = [*rows[row], *settings(lr=f"{rate:g}", seed=seed)]
+            add_runs(grid, row, rows[row], [rate], [seed])
     return grid

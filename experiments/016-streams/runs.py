@@ -7,12 +7,12 @@ from rates import plan_rows
 
 from geonorm.lab.runs.folder import slug
 
-COMMON = settings(
-    model__width=64, model__hidden=172, data="books", batch_size=4, steps=4000,
-    evaluation__every=2000, evaluation__whole="false", evaluation__tokens=262144, evaluation__average=0.1,
-    evaluation__trace_tokens=2048, checkpoint__keep=1, runtime__compile="true",
-    runtime__tensorboard="false",
-)  # fmt: skip
+COMMON: dict[str, object] = {
+    "model__width": 64, "model__hidden": 172, "data": "books", "batch_size": 4, "steps": 4000,
+    "evaluation__every": 2000, "evaluation__whole": "false", "evaluation__tokens": 262144, "evaluation__average": 0.1,
+    "evaluation__trace_tokens": 2048, "checkpoint__keep": 1, "runtime__compile": "true",
+    "runtime__tensorboard": "false",
+}  # fmt: skip
 """Validation on a quarter of the held-out text, spread over all of it: the whole, with the averaged weights once more,
 would take a fifth of a run."""
 SPHERE = ("geonorm", "geonorm(update=unit)", "nag", "ngpt")
@@ -40,9 +40,7 @@ SEEDS = 3
 def plan(known: Summaries) -> Grid:
     rows = {}
     for cell, (own, schemes) in CELLS.items():
+        common = {key: value for key, value in COMMON.items() if key not in own}
         for scheme in schemes:
-            words = settings(**own, scheme=scheme)
-            given = {word for word in words if word.startswith("--")}
-            pairs = zip(COMMON[::2], COMMON[1::2], strict=True)
-            rows[f"{cell}-{slug(scheme)}"] = [w for pair in pairs if pair[0] not in given for w in pair] + words
+            rows[f"{cell}-{slug(scheme)}"] = settings(**common, **own, scheme=scheme)
     return plan_rows(known, rows, RATES, SEEDS)

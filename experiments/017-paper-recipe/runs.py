@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from programme import EQUAL_SHARES, Grid, Summaries, settings
-from rates import Losses, extend, read_losses, refine
+from rates import Losses, add_runs, extend, read_row, refine
 
 from geonorm.lab.runs.folder import slug
 
@@ -31,13 +31,10 @@ OTHERS = (UNIT, EQUAL, SMOOTH, *(f"{name}(entry=embedding)" for name in ("peri",
 READ = "geonorm(entry=embedding, input=norm)"
 """Reads as Pre-Norm does."""
 PARTS = {
-    "no gains": ("pre(entry=embedding)", "geonorm(entry=embedding)", READ),
-    "gains": ("pre(entry=embedding, input=raw)", READ),
+    False: ("pre(entry=embedding)", "geonorm(entry=embedding)", READ),
+    True: ("pre(entry=embedding, input=raw)", READ),
 }
-"""What of a gain is the step, and what the absence of norms: with equal reads, with and without gains."""
-
-
-Rates = Iterator[float]
+"""Without and with gains, schemes with equal reads: what of a gain is the step, and what the absence of norms."""
 
 
 class Wanted:
@@ -48,22 +45,22 @@ class Wanted:
         self.grid: dict[str, list[str]] = {}
 
     def add(self, scheme: str, rate: float, seed: int = 0, data: str = "books", gains: bool = True) -> None:
-        name = f"{label(scheme, data, gains)}-lr{rate:g}-seed{seed}"
         extra = [] if gains else settings(model__gains="false")
-        self.grid[name] = [*RECIPE, *extra, *settings(scheme=scheme, data=data, lr=f"{rate:g}", seed=seed)]
+        words = [*RECIPE, *extra, *settings(scheme=scheme, data=data)]
+        add_runs(self.grid, label(scheme, data, gains), words, [rate], [seed])
 
     def losses(self, scheme: str, data: str = "books", gains: bool = True) -> Losses:
         """By rate, of seed 0: the other seeds run at few rates, and beside one run a mean over three is no peer."""
-        start = f"{label(scheme, data, gains)}-lr"
-        found = [run for name, run in self.known.items() if name.startswith(start) and name.endswith("-seed0")]
-        return read_losses(found)
+        return read_row(self.known, label(scheme, data, gains), 0)
 
 
 def label(scheme: str, data: str, gains: bool) -> str:
     return f"{data}-{slug(scheme)}" + ("" if gains else "-nogains")
 
 
-def tune(wanted: Wanted, scheme: str, start: tuple[float, ...] = OCTAVES, half: bool = False, **where: Any) -> Rates:
+def tune(
+    wanted: Wanted, scheme: str, start: Sequence[float] = OCTAVES, half: bool = False, **where: Any
+) -> Iterator[float]:
     """Asks for the rates of a scheme; yields the best of them when they are all there. half: half octaves about the
     best too. (Not the minimum of a parabola: losses of 017 lie on none, and GeoNorm's fell between rates that are both
     worse than its best.)"""
@@ -96,7 +93,10 @@ def plan(known: Summaries) -> Grid:
         for rate in tune(wanted, scheme, OCTAVES[:2]):
             for seed in range(3):
                 wanted.add(scheme, rate, seed)
-    add_parts(wanted)
+    for gains, schemes in PARTS.items():  # what is compared has one rate
+        for scheme in schemes:
+            for rate in OCTAVES[:2]:
+                wanted.add(scheme, rate, gains=gains)
     latex = {scheme: rate for scheme in CELLS[:2] for rate in tune(wanted, scheme, OCTAVES[:2], data="latex")}
     for rate in tune(wanted, READ, OCTAVES[:2]):
         for seed in range(3):
@@ -108,11 +108,3 @@ def plan(known: Summaries) -> Grid:
         for rate in OCTAVES[:2]:
             wanted.add(READ, rate, seed)
     return wanted.grid
-
-
-def add_parts(wanted: Wanted) -> None:
-    """At the two rates between which the sign turns: what is compared has one rate."""
-    for gains, schemes in ((False, PARTS["no gains"]), (True, PARTS["gains"])):
-        for scheme in schemes:
-            for rate in OCTAVES[:2]:
-                wanted.add(scheme, rate, gains=gains)

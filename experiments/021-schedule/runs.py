@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import product
 from math import sqrt
 
 from programme import Grid, Summaries, settings
-from rates import Losses, extend, name_run, read_losses, read_row, tidy
+from rates import Losses, add_runs, extend, name_run, read_losses, read_row, tidy
 
 from geonorm.lab.runs.folder import slug
 
@@ -45,18 +45,9 @@ def plan(known: Summaries) -> Grid:
     for schemes, seeds in SEEDS.items():
         rows = {f"{name}-{slug(scheme)}": [*COMMON, *settings(scheme=scheme, optim__schedule=schedule)]
                 for (name, schedule), scheme in product(SCHEDULES.items(), schemes)}  # fmt: skip
-        first = {name: run for name, run in known.items() if name.endswith(f"-seed{seeds[0]}")}
-        found = {row: read_row(first, row) for row in rows}
-        for row, losses in found.items():
-            add(grid, rows, row, extend(losses, RATES, EXTENSIONS, sqrt(2)), seeds[:1])
-        for row, losses in found.items():
-            add(grid, rows, row, find_shared(known, row, losses, seeds), seeds)
+        first = {row: read_row(known, row, seeds[0]) for row in rows}
+        for row, losses in first.items():
+            add_runs(grid, row, rows[row], extend(losses, RATES, EXTENSIONS, sqrt(2)), seeds[:1])
+        for row, losses in first.items():
+            add_runs(grid, row, rows[row], find_shared(known, row, losses, seeds), seeds)
     return grid
-
-
-def add(
-    grid: dict[str, list[str]], rows: Mapping[str, Sequence[str]], row: str, rates: Sequence[float],
-    seeds: Sequence[int],
-) -> None:  # fmt: skip
-    for seed, rate in product(seeds, rates):
-        grid[name_run(row, rate, seed)] = [*rows[row], *settings(lr=f"{rate:g}", seed=seed)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import sqrt
 
 from programme import Grid, Summaries, settings
-from rates import Losses, extend, name_run, read_row, tidy
+from rates import add_runs, extend, read_row, tidy
 
 from geonorm.lab.config import TUNING_SEED
 from geonorm.lab.runs.folder import slug
@@ -48,22 +48,21 @@ def plan(known: Summaries) -> Grid:
     and with the embedding at the matrices' rate; then every other row, which tries the other multipliers only beside
     its best matrix rate at 16; then the head's rate."""
     grid: dict[str, list[str]] = {}
-    tuning = {name: run for name, run in known.items() if name.endswith(f"-seed{TUNING_SEED}")}
 
     def add(scheme: str, embedding: float, rates: Sequence[float], seeds: Sequence[int], head: float = 1) -> None:
         roles = (f"embed={embedding:g}", *([f"head={head:g}"] if head != 1 else []))
-        for seed in seeds:
-            for rate in rates:
-                grid[name_run(label(scheme, embedding, head), rate, seed)] = [
-                    *COMMON, *settings(scheme=scheme, optim__rates=roles, lr=f"{rate:g}", seed=seed)
-                ]  # fmt: skip
+        words = [*COMMON, *settings(scheme=scheme, optim__rates=roles)]
+        add_runs(grid, label(scheme, embedding, head), words, rates, seeds)
 
     def tune(scheme: str, embedding: float, start: Sequence[float] = RATES) -> Tuned:
         """The best rate and its loss once it is interior; asks for what is missing."""
-        losses = read_row(tuning, label(scheme, embedding))
+        losses = read_row(known, label(scheme, embedding), TUNING_SEED)
         wanted = extend(losses, start, EXTENSIONS, FACTOR)
         add(scheme, embedding, wanted, [TUNING_SEED])
-        return best_of(losses) if set(wanted) <= set(losses) else None
+        if not set(wanted) <= set(losses):
+            return None
+        best = min(losses, key=losses.__getitem__)
+        return best, losses[best]
 
     def finish(scheme: str, tuned: dict[float, Tuned], also: Sequence[float] = ()) -> None:
         """Fresh seeds at the best multiplier and rate, and at the best rate of other multipliers."""
@@ -88,8 +87,3 @@ def plan(known: Summaries) -> Grid:
             for head in HEADS:
                 add(scheme, MAIN, [ended[0]], [TUNING_SEED], head)
     return grid
-
-
-def best_of(losses: Losses) -> tuple[float, float]:
-    rate = min(losses, key=losses.__getitem__)
-    return rate, losses[rate]
