@@ -30,9 +30,9 @@ def trained() -> tuple[Decoder, list[Any]]:
     return model, optimizers
 
 
-def save(folder: Path, step: int, model: Decoder, optimizers: list[Any], progress: dict[str, Any], keep: int) -> Path:
-    with closing(checkpoint.Saver(folder, keep)) as saver:
-        saver.save(step, model, optimizers, progress)
+def save(folder: Path, step: int) -> Path:
+    with closing(checkpoint.Saver(folder, keep=1)) as saver:
+        saver.save(step, *trained(), {})
         saver.wait()
     return folder / f"step-{step}"
 
@@ -46,7 +46,9 @@ def weights(path: Path, kinds: str = "model") -> dict[str, torch.Tensor]:
 
 
 def test_another_model_is_named_and_nothing_changes(tmp_path: Path) -> None:
-    save(tmp_path, 2, *trained(), {}, keep=1)
+    for step in (4, 1, 2):
+        save(tmp_path, step)
+    assert checkpoint.saved_steps(tmp_path) == [2], "older ones go, and later ones, of steps that were taken back"
     other = Decoder(DecoderConfig(**{**vars(SMALL), "hidden": 8}))
     before = {name: value.clone() for name, value in other.state_dict().items()}
     with pytest.raises(CheckpointError, match=r"of another model: blocks\.0\.mlp\.branch\.down\.weight does not fit"):
@@ -55,7 +57,7 @@ def test_another_model_is_named_and_nothing_changes(tmp_path: Path) -> None:
 
 
 def test_what_a_checkpoint_lacks_is_said(tmp_path: Path) -> None:
-    model, path = Decoder(SMALL), save(tmp_path, 2, *trained(), {}, keep=1)
+    model, path = Decoder(SMALL), save(tmp_path, 2)
     os.mkfifo(path / "pipe")
     with pytest.raises(DataError, match="not a regular file"):
         storage.checksum(path / "pipe")

@@ -31,11 +31,11 @@ def test_folder_reads_all_text_below_sorted(tmp_path):
     (tmp_path / ".git" / "hidden.txt").write_text("hidden")
     (tmp_path / "b" / "two.md").write_text("two")
     (tmp_path / "a.txt").write_text("one")
-    (tmp_path / "c.jsonl").write_bytes(jsonl(["three", "four"]))
+    (tmp_path / "c.json").write_text(json.dumps([{"text": "three"}, {"text": "four"}]))
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\0\xff")
     source = open_source(str(tmp_path))
-    assert [path.name for path in source.files] == ["a.txt", "two.md", "c.jsonl", "empty.txt"]
+    assert [path.name for path in source.files] == ["a.txt", "two.md", "c.json", "empty.txt"]
     assert sorted(both(source)) == ["four", "one", "three", "two"]
 
 
