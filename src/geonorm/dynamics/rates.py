@@ -90,17 +90,19 @@ def motion(rule: Scheme, parts: Parts, x: Tensor, u: Tensor, site: Site) -> tupl
     return torch.addcmul(drho * x, dtau, v), dtau
 
 
-def rates(scheme: str | Scheme, x: Tensor, u: Tensor, site: Site) -> tuple[Tensor, Tensor]:
-    """(drho/dh, dtau/dh) at h = 0 for tokens x and updates u, both (..., dim); each of shape (...), without a graph.
+@torch.no_grad()
+def rates(scheme: str | Scheme, x: Tensor, u: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
+    """(drho/dh, dtau/dh) at h = 0 for tokens x and updates u, both (..., dim), and |x| after a step of size 0; each of
+    shape (...), without a graph.
 
     Raises ConfigError for a scheme without such a law (several streams, or a step that leaves span{x, u}).
     """
     rule = parse(scheme).resolve(site)
     if not rule.planar:
         raise ConfigError(f"{rule} has no (rho, tau) law: its step does not stay in the plane of x and u")
-    with torch.no_grad():
-        drho, dtau, _ = in_plane(rule, unit_parts(rule, site, 2, x), x, u, site)
-    return drho.squeeze(-1), dtau.squeeze(-1)
+    parts = unit_parts(rule, site, 2, x)
+    drho, dtau, _ = in_plane(rule, parts, x, u, site)
+    return drho.squeeze(-1), dtau.squeeze(-1), settled_radius(rule, parts, x, site).squeeze(-1)
 
 
 def speed(scheme: str | Scheme, x: Tensor, u: Tensor, site: Site) -> Tensor:
@@ -113,10 +115,8 @@ def speed(scheme: str | Scheme, x: Tensor, u: Tensor, site: Site) -> Tensor:
     >>> geonorm.dynamics.speed("pre", x, u, geonorm.Site(0, "attn", 12))  # Pre-Norm: s = r
     tensor(2.)
     """
-    _, dtau = rates(scheme, x, u, site)
-    rule = parse(scheme).resolve(site)
-    length = settled_radius(rule, unit_parts(rule, site, 2, x), x.detach(), site)
-    return torch.where(dtau == 0, torch.inf, length.squeeze(-1) / dtau)
+    _, dtau, length = rates(scheme, x, u, site)
+    return torch.where(dtau == 0, torch.inf, length / dtau)
 
 
 @torch.no_grad()
@@ -137,7 +137,7 @@ def radial_rate(scheme: str | Scheme, x: Tensor, u: Tensor, site: Site) -> Tenso
     >>> geonorm.dynamics.radial_rate("pre", x, u, geonorm.Site(0, "attn", 12))  # r' = <theta, u>
     tensor(1.)
     """
-    drho, _ = rates(scheme, x, u, site)
+    drho, _, _ = rates(scheme, x, u, site)
     return sphere.radius(x.detach()).squeeze(-1) * drho
 
 

@@ -8,14 +8,13 @@ from fractions import Fraction
 from functools import cache
 from importlib.metadata import entry_points
 from math import pi
-from typing import Any, TypeVar
+from typing import Any
 
 from .. import elsewhere
 from ..errors import ConfigError
 
 REGISTRY: dict[str, type[Any]] = {}
 RESERVED = ("pi", "inf", "true", "false")
-S = TypeVar("S", bound=type[Any])
 
 
 def register(name: str) -> Any:
@@ -29,7 +28,7 @@ def register(name: str) -> Any:
     >>> del geonorm.schemes.registry.REGISTRY["plain_sum"]
     """
 
-    def add(cls: S) -> S:
+    def add(cls: type[Any]) -> type[Any]:
         if name in REGISTRY:
             raise ConfigError(f"two schemes want the name {name!r}")
         REGISTRY[name] = cls

@@ -16,15 +16,13 @@ from ...parsing import finite_row
 from ..data import Tokenizer
 from .cloze import definition, local_sets, set_name
 
-MISSING = "tasks need lm-evaluation-harness: pip install geonorm[eval]"
-
 
 def harness(name: str) -> Any:
     """A module of lm-evaluation-harness. ConfigError if it is not installed."""
     try:
         module = import_module(f"lm_eval.{name}")
     except ImportError as error:
-        raise ConfigError(f"{MISSING} ({error})") from None
+        raise ConfigError(f"tasks need lm-evaluation-harness: pip install geonorm[eval] ({error})") from None
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     return module
 

@@ -81,8 +81,7 @@ def trackio(library: Any, start: Start) -> Iterator[Logger]:
         run.finish()
 
 
-Opener = Callable[[Any, Start], AbstractContextManager[Logger]]
-LOGGERS: dict[str, tuple[str, Opener, str]] = {
+LOGGERS: dict[str, tuple[str, Callable[[Any, Start], AbstractContextManager[Logger]], str]] = {
     "TensorBoard": ("torch.utils.tensorboard", tensorboard, "'geonorm[train]', or --runtime.tensorboard false"),
     "wandb": ("wandb", wandb, "'geonorm[wandb]', or leave wandb out of --log.to"),
     "trackio": ("trackio", trackio, "'geonorm[trackio]', or leave trackio out of --log.to"),

@@ -11,7 +11,6 @@ from typing import Any, Literal
 from ...errors import GeonormError
 from ..statistics.spikes import SpikeWatch
 
-Action = Literal["stop", "rewind"]
 LIMIT = 10
 """Most rewinds of a run."""
 
@@ -22,7 +21,7 @@ class Anomaly:
 
     step: int
     what: str
-    action: Action
+    action: Literal["stop", "rewind"]
     loss: float | None
 
     def __str__(self) -> str:
@@ -52,8 +51,12 @@ class AnomalyGuard:
             for key, what in (("loss", "loss"), ("grad_norm", "gradient norm"), ("val_loss", "validation loss")):
                 value = row.get(key, 0.0)
                 if value is None or not isfinite(value):
-                    action: Action = "stop" if self.setting == "stop" else "rewind"
-                    return Anomaly(row["step"], f"{what} is not finite", action, row["loss"])
+                    return Anomaly(
+                        row["step"],
+                        f"{what} is not finite",
+                        "stop" if self.setting == "stop" else "rewind",
+                        row["loss"],
+                    )
         return None
 
     def first_spike(self, rows: Iterable[Mapping[str, Any]]) -> Anomaly | None:
