@@ -3,7 +3,7 @@
     python benchmarks/decode.py [--shapes 125m nano] [--rounds 41] [--tokens 32] [--out benchmarks/results/decode.json]
 
 All models of a shape have the same sizes and fp32 weights; Llama and pre(entry=embedding) have the same weights and
-give the same tokens. Programs take turns in one process: in each round, in an order that rotates, each decodes
+give the same tokens. Programs take turns in one process: in each round, in an order drawn anew, each decodes
 `tokens` tokens after a prompt of 32 with a DynamicCache, one forward pass at a time, and the time per token of the
 round is kept. Time is CPU time of the one thread, which other programs on the machine disturb least; what is reported
 is the median over rounds of the ratio within the round, with the 95 % interval of that median.
@@ -14,17 +14,17 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 import transformers
 from transformers import DynamicCache
 
+from geonorm.bench.timing import ratio, take_turns
 from geonorm.hf import GeoNormConfig, GeoNormForCausalLM, to_stock
 from geonorm.lab.runs import environment
-from geonorm.lab.statistics.comparison import ratio_interval
 from geonorm.models import preset
 
 PROMPT = 32
@@ -60,25 +60,19 @@ def decode(model: Any, prompt: torch.Tensor, tokens: int) -> tuple[float, list[i
     return (time.process_time() - begin) / tokens, torch.cat(found, 1)[0].tolist()
 
 
-def measure(shape: str, rounds: int, tokens: int, say: Callable[[str], None] = print) -> dict[str, Any]:
+def measure(shape: str, rounds: int, tokens: int) -> dict[str, Any]:
     found = models(shape)
     prompt = torch.randint(1000, (1, PROMPT), generator=torch.Generator().manual_seed(0))
     said = {name: decode(model, prompt, tokens)[1] for name, model in found.items()}
     assert said["llama"] == said["pre(entry=embedding)"], "Llama and pre are not one function"
-    seconds: dict[str, list[float]] = {name: [] for name in found}
-    names = list(found)
-    for turn in range(rounds):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            seconds[name].append(decode(found[name], prompt, tokens)[0])
-    result: dict[str, Any] = {"milliseconds_per_token": {}, "ratios": []}
-    for name, values in seconds.items():
-        result["milliseconds_per_token"][name] = 1e3 * sorted(values)[len(values) // 2]
+    samplers = {name: lambda model=model: decode(model, prompt, tokens)[0] for name, model in found.items()}
+    seconds = take_turns(samplers, rounds)
+    ratios = []
     for over, under, aim in PAIRS:
-        ratios = [a / b for a, b in zip(seconds[over], seconds[under], strict=True)]
-        middle, low, high = ratio_interval(ratios)
-        result["ratios"].append({"over": over, "under": under, "median": middle, "low": low, "high": high, "aim": aim})
-        say(f"{shape}: {over} / {under} {middle:.3f} ({low:.3f} to {high:.3f}), aim {aim}")
-    return result
+        middle, low, high = ratio(seconds[over], seconds[under])
+        ratios.append({"over": over, "under": under, "median": middle, "low": low, "high": high, "aim": aim})
+        print(f"{shape}: {over} / {under} {middle:.3f} ({low:.3f} to {high:.3f}), aim {aim}")
+    return {"milliseconds_per_token": {name: 1e3 * median(times) for name, times in seconds.items()}, "ratios": ratios}
 
 
 def main() -> None:

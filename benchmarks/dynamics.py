@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import re
 import subprocess
 import sys
@@ -28,8 +27,8 @@ import numpy as np
 import torch
 
 from geonorm import dynamics
+from geonorm.bench.timing import Clock, ratio, take_turns
 from geonorm.lab.runs import environment
-from geonorm.lab.statistics.comparison import ratio_interval
 
 WORDS = {torch.float32: "fp32", torch.float64: "fp64"}
 
@@ -48,27 +47,15 @@ def double_loop(theta: np.ndarray, beta: float) -> np.ndarray:
     return out
 
 
-def turns(programs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """CPU time of this process for each program, in an order drawn anew every round."""
-    spent: dict[str, list[float]] = {name: [] for name in programs}
-    order, names = random.Random(0), list(programs)
-    for program in programs.values():
-        program()
-    for _ in range(rounds):
-        order.shuffle(names)
-        for name in names:
-            begun = time.process_time()
-            programs[name]()
-            spent[name].append(time.process_time() - begun)
-    return spent
-
-
-def ratio(a: list[float], b: list[float]) -> dict[str, float | None]:
-    """time(a) / time(b) of runs in the same rounds: median, its 95 % interval, and the median times."""
-    middle, low, high = ratio_interval([x / y for x, y in zip(a, b, strict=True)])
-    return {
-        "ratio": middle, "low": low, "high": high, "pairs": len(a), "a_ms": 1e3 * median(a), "b_ms": 1e3 * median(b)
-    }  # fmt: skip
+def compare(a: Callable[[], Any], b: Callable[[], Any], rounds: int) -> dict[str, float | None]:
+    """time(a) / time(b) within rounds, after one to warm up: median, its 95 % interval, and the median times."""
+    clock = Clock(torch.device("cpu"))
+    samplers = {"a": partial(clock.seconds, a), "b": partial(clock.seconds, b)}
+    take_turns(samplers, 1)
+    times = take_turns(samplers, rounds)
+    middle, low, high = ratio(times["a"], times["b"])
+    a_ms, b_ms = (1e3 * median(times[name]) for name in "ab")
+    return {"ratio": middle, "low": low, "high": high, "pairs": rounds, "a_ms": a_ms, "b_ms": b_ms}
 
 
 def against_loop(dtype: torch.dtype, rounds: int) -> dict[str, Any]:
@@ -76,15 +63,15 @@ def against_loop(dtype: torch.dtype, rounds: int) -> dict[str, Any]:
     x = flow.start(dynamics.uniform(256, 512, dtype=dtype))
     theta = x[0].numpy()
     np.testing.assert_allclose(flow.velocity(x, 0.0)[0].numpy(), double_loop(theta, 1.0), rtol=0, atol=1e-6)
-    spent = turns({"loop": lambda: double_loop(theta, 1.0), "velocity": partial(flow.velocity, x, 0.0)}, rounds)
-    return {f"loop / post, n 256 d 512 {WORDS[dtype]}": ratio(spent["loop"], spent["velocity"])}
+    row = compare(partial(double_loop, theta, 1.0), partial(flow.velocity, x, 0.0), rounds)
+    return {f"loop / post, n 256 d 512 {WORDS[dtype]}": row}
 
 
 def against_products(n: int, dim: int, scheme: str, dtype: torch.dtype, rounds: int) -> dict[str, Any]:
     flow = dynamics.Flow(scheme, dynamics.Attention(beta=1.0))
     x = flow.start(dynamics.uniform(n, dim, dtype=dtype))[0]
-    spent = turns({"products": lambda: (x @ x.mT) @ x, "velocity": partial(flow.velocity, x, 0.0)}, rounds)
-    return {f"{scheme} / products, n {n} d {dim} {WORDS[dtype]}": ratio(spent["velocity"], spent["products"])}
+    row = compare(partial(flow.velocity, x, 0.0), lambda: (x @ x.mT) @ x, rounds)
+    return {f"{scheme} / products, n {n} d {dim} {WORDS[dtype]}": row}
 
 
 def peak() -> int:

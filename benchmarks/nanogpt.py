@@ -23,9 +23,8 @@ import torch
 from torch import Tensor, nn
 
 import geonorm
-from geonorm.bench.timing import Clock, take_turns
+from geonorm.bench.timing import Clock, ratio, take_turns
 from geonorm.lab.runs.environment import processor
-from geonorm.lab.statistics.comparison import ratio_interval
 from geonorm.models import preset
 
 BATCH, WARM_UP, PROFILES = 8, 3, 15
@@ -91,9 +90,9 @@ def main() -> None:
     times = turns({name: partial(clock.seconds, step) for name, step in steps.items()}, args.rounds)
     rows: list[dict[str, Any]] = []
     for name, taken in times.items():
-        ratio = ratio_interval([a / b for a, b in zip(taken, times["nanoGPT"], strict=True)])
-        rows.append({"scheme": name, "seconds": median(taken), "ratio": ratio})
-        print(name, f"{1e3 * median(taken):.1f} ms a step,", "{:.2f} ({:.2f} to {:.2f}) of nanoGPT's".format(*ratio))
+        within = ratio(taken, times["nanoGPT"])
+        rows.append({"scheme": name, "seconds": median(taken), "ratio": within})
+        print(name, f"{1e3 * median(taken):.1f} ms a step,", "{:.2f} ({:.2f} to {:.2f}) of nanoGPT's".format(*within))
     profiles = turns({name: partial(profile_step, step) for name, step in steps.items()}, PROFILES)
     fastest = {
         name: {key: sum(map(min, zip(*(one[key] for one in every), strict=True))) for key in every[0]}

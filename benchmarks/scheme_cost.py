@@ -99,7 +99,7 @@ def table(file: Path) -> str:
     for row in rows:
         middle, low, high = row["ratio"]
         name, *rest = row["row"].split(", ")
-        label = ", ".join([f"`{name}`", *rest]) if "(" not in name or ")" in name else f"`{row['row']}`"
+        label = ", ".join([f"`{name}`", *rest])
         lines.append(
             f"| {label} | {row['parameters']:,} | {row['flops_per_token'] / base['flops_per_token']:.3f} | "
             f"{row['kept_bytes_per_token'] / 1000:.1f} | "
