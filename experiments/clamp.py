@@ -17,8 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
-sys.path.insert(0, str(Path(__file__).parent))
-from programme import folder_with, read_runs, shorten
+from programme import folder_with, read_kept, shorten
 
 from geonorm.lab.runs.folder import slug
 from geonorm.lab.runs.records import Summary
@@ -100,14 +99,13 @@ def draw_ratio(rows: Sequence[Mapping[str, str]], run: Summary, y: Axis) -> Char
 
 
 def main(experiment: Path, chosen: Sequence[str]) -> int:
-    runs = {run.run: run for run in read_runs(experiment) if not chosen or run.run in chosen}
+    runs = {name: run for name, run in read_kept(experiment).items() if not chosen or name in chosen}
     traces = {name: rows for name, rows in read_traces(experiment).items() if name in runs}
     if not traces or not runs.keys() >= set(chosen):
         print(f"{experiment} has no such runs, or none with a clamp: name runs as traces.csv does", file=sys.stderr)
         return 2
-    y = Axis.around(
-        [float(row["proposal_p50"]) for rows in traces.values() for row in rows], log=True, title="|v| / |x|"
-    )
+    values = [float(row["proposal_p50"]) for rows in traces.values() for row in rows]
+    y = Axis.around(values, log=True, title="|v| / |x|")
     first: dict[tuple[str, float], str] = {}
     for name in sorted(traces, key=lambda name: runs[name].seed):
         first.setdefault((name_row(runs[name]), runs[name].lr), name)

@@ -35,6 +35,7 @@ from typing import Any
 
 import geonorm
 from geonorm.lab.load import Comparison
+from geonorm.lab.runs.folder import read_objects, read_text
 from geonorm.lab.runs.records import MetricRow, Summary
 from geonorm.lab.statistics.spikes import find_spikes
 
@@ -72,15 +73,11 @@ def read_lines(file: Path) -> Iterator[dict[str, Any]]:
         yield from (json.loads(line) for line in file.read_text(encoding="utf-8").splitlines())
 
 
-def read_runs(experiment: Path) -> list[Summary]:
-    """What the experiment has on record, in its order."""
-    saved = geonorm.load(experiment) if (experiment / "results.jsonl").is_file() else None
-    return [run.summary for run in saved.runs] if isinstance(saved, Comparison) else []
-
-
 def read_kept(experiment: Path) -> Summaries:
-    """The same by name of run."""
-    return {str(run.run): run for run in read_runs(experiment)}
+    """What the experiment has on record, by name of run, in its order."""
+    saved = geonorm.load(experiment) if (experiment / "results.jsonl").is_file() else None
+    runs = saved.runs if isinstance(saved, Comparison) else []
+    return {str(run.summary.run): run.summary for run in runs}
 
 
 def read_finished(out: Path) -> Summaries:
@@ -156,9 +153,8 @@ def keep(experiment: Path, out: Path) -> None:
     for name in fresh:
         row = json.loads((out / name / "summary.json").read_text(encoding="utf-8"))
         metrics = {row["step"]: row for row in read_lines(out / name / "metrics.jsonl")}  # of a repeated step the last
-        course = [
-            [step, row.get("val_loss_part", row["val_loss"])] for step, row in metrics.items() if "val_loss" in row
-        ]
+        evaluated = {step: row for step, row in metrics.items() if "val_loss" in row}
+        course = [[step, row.get("val_loss_part", row["val_loss"])] for step, row in evaluated.items()]
         losses: list[Any] = [row.get("loss") for _, row in sorted(metrics.items())]
         parts = [(end, losses[end - MEAN : end]) for end in range(MEAN, len(losses) + 1, MEAN)]
         train = [[end, round(mean(part), 5)] for end, part in parts if None not in part]
@@ -180,8 +176,7 @@ def keep(experiment: Path, out: Path) -> None:
         csv.writer(table, lineterminator="\n").writerows([rows[0], *sorted(rows[1:], key=lambda row: row[0])])
     seen: list[dict[str, Any]] = []
     for file in (experiment / "environment.json", *(out / name / "environment.json" for name in fresh)):
-        found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
-        for each in found if isinstance(found, list) else [found]:  # an object before a run could change machines
+        for each in read_objects(file):
             where = {key: value for key, value in each.items() if key not in ("step", "identity")}
             seen += [where] if where not in seen else []
     (experiment / "environment.json").write_text(json.dumps(seen, indent=1) + "\n", encoding="utf-8")
@@ -190,11 +185,8 @@ def keep(experiment: Path, out: Path) -> None:
 
 def read_origin(run: Path) -> dict[str, Any]:
     """Where a run's numbers come from: the commit and the machine of its last part, and a digest of its settings."""
-    file = run / "environment.json"
-    parts = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    last = parts[-1] if isinstance(parts, list) else parts
-    config = run / "config.yaml"
-    lines = config.read_text(encoding="utf-8").splitlines() if config.exists() else []
+    last = (read_objects(run / "environment.json") or [{}])[-1]
+    lines = read_text(run / "config.yaml").splitlines()
     settings = "\n".join(line for line in lines if not line.startswith("out:"))
     return {
         "commit": last.get("commit"),
@@ -215,9 +207,8 @@ def print_table(experiment: Path, out: Path | None) -> None:
         ends = [run for run in rows if run.status == "finished"]
         cells = [average([getattr(run, key) for run in ends]) for key in ("val_loss", "val_loss_average")]
         lost = f" ({len(rows) - len(ends)} diverged)" if len(ends) < len(rows) else ""
-        print(
-            f"| {label} | {rate:g} | {len(ends)}{lost} | {' | '.join(cells)} | {sum(run.spikes or 0 for run in ends)} |"
-        )
+        spikes = sum(run.spikes or 0 for run in ends)
+        print(f"| {label} | {rate:g} | {len(ends)}{lost} | {' | '.join(cells)} | {spikes} |")
 
 
 def average(losses: Sequence[float | None]) -> str:
@@ -231,12 +222,14 @@ def show(value: Any) -> str:
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def folder_with(*files: str, of: str = "an experiment") -> Callable[[str], Path]:
+def folder_with(*files: str) -> Callable[[str], Path]:
     """Reads a word of the command line as a folder that has all of these files, or refuses it in a line."""
 
     def read(word: str) -> Path:
         if missing := [name for name in files if not (Path(word) / name).is_file()]:
-            raise argparse.ArgumentTypeError(f"{word} has no {' and no '.join(missing)}: name the folder of {of}")
+            raise argparse.ArgumentTypeError(
+                f"{word} has no {' and no '.join(missing)}: name an experiment's folder"
+            )
         return Path(word)
 
     return read
