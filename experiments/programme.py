@@ -227,9 +227,7 @@ def folder_with(*files: str) -> Callable[[str], Path]:
 
     def read(word: str) -> Path:
         if missing := [name for name in files if not (Path(word) / name).is_file()]:
-            raise argparse.ArgumentTypeError(
-                f"{word} has no {' and no '.join(missing)}: name an experiment's folder"
-            )
+            raise argparse.ArgumentTypeError(f"{word} has no {' and no '.join(missing)}: name an experiment's folder")
         return Path(word)
 
     return read
