@@ -50,8 +50,6 @@ def sum_factors(target: Tensor, atoms: Sequence[Tensor]) -> list[float] | None:
     factors = torch.linalg.lstsq(matrix, wide[:, None], driver="gelsd").solution[:, 0]
     noise = (matrix @ factors - wide).norm() / wide.numel() ** 0.5  # in one number: what a factor cannot be told from
     used = factors.abs() * matrix.norm(dim=0) > 20 * noise + 1e-7 * wide.norm()
-    if not used.any():
-        return None
     solved = torch.zeros_like(factors)
     solved[used] = torch.linalg.lstsq(matrix[:, used], wide[:, None], driver="gelsd").solution[:, 0]
     return solved.tolist() if close(matrix @ solved, target) else None
