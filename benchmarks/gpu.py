@@ -5,6 +5,7 @@
     python benchmarks/gpu.py train --out DIR    125m, 350m, 1.3b: geonorm and pre, bf16, compiled     (under 10)
     python benchmarks/gpu.py wide --out DIR     two layers as wide as 7b: 20 steps of training, peak memory beside the
                                                 plan's; 20 GiB; needs the train extra                 (under 5)
+    python benchmarks/gpu.py stacked --out DIR  32 runs of 0.33M: one stack, then 16 processes at a time; the same extra
 
 Writes DIR/PART/summary.json as it goes, so that a session cut short keeps what it measured, and DIR/PART/verdict.json:
 every target with its measured value. Exit status 1 if a test fails or a result is wrong, else 0: a missed target is a
@@ -41,6 +42,7 @@ TARGETS: dict[tuple[int, int], tuple[float, float, float | None, float | None]] 
 }
 # preset: sequences of a step, least tokens per second (None: no target)
 MODELS: dict[str, tuple[int, float | None]] = {"125m": (32, 450e3), "350m": (16, None), "1.3b": (8, 50e3)}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
 STEP_COST, MEMORY_COST = 1.01, 1.02
 THROUGH = "geonorm, read through a norm"
 Verdict = dict[str, Any]
@@ -56,9 +58,8 @@ def tests() -> None:
     """tests/ops on this machine's GPU, without this project's pytest settings, which name plug-ins. SystemExit if one
     fails."""
     command = [sys.executable, *f"-m pytest -q -x -c {os.devnull} --rootdir {ROOT} -p no:cacheprovider".split()]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     begun = time.monotonic()
-    done = subprocess.run([*command, "--import-mode=importlib", str(ROOT / "tests" / "ops")], env=environment)
+    done = subprocess.run([*command, "--import-mode=importlib", str(ROOT / "tests" / "ops")], env=ENVIRONMENT)
     print(f"tests/ops: {time.monotonic() - begun:.0f} s")
     if done.returncode:
         raise SystemExit(1)
@@ -85,20 +86,16 @@ def ops(out: Path) -> list[Verdict]:
             found.append(verdict(f"{place}: forward of {THROUGH}, share of a copy", share, forward, False))
             fused.append(THROUGH)
         for name in fused:
-            found.append(
-                verdict(
-                    f"{place}: backward of {name}, share of a copy", row("bwd", name)["of_copy"][0], backward, False
-                )
-            )
+            share = row("bwd", name)["of_copy"][0]
+            found.append(verdict(f"{place}: backward of {name}, share of a copy", share, backward, False))
         for name, limit in (("geonorm", once), ("geonorm, read twice", twice)):
             if limit is not None:
                 found.append(verdict(f"{place}: {name}, microseconds", 1e6 * row("both", name)["seconds"], limit, True))
         if dim >= 768:
             found.append(verdict(f"{place}: time to the best peer", row("both")["to_peer"][0], 1.15, True))
-        gain = row("both", "geonorm textbook compiled")["seconds"] / row("both")["seconds"]
-        found.append(
-            verdict(f"{place}: speed-up over the compiled textbook", gain, 1.2 if dim >= 2048 else 0.97, False)
-        )
+        gain, least = row("both", "geonorm textbook compiled")["seconds"], 1.2 if dim >= 2048 else 0.97
+        gain /= row("both")["seconds"]
+        found.append(verdict(f"{place}: speed-up over the compiled textbook", gain, least, False))
         if (count, dim) == (32768, 1024):
             gain = row("both", "geonorm textbook")["seconds"] / row("both")["seconds"]
             found.append(verdict(f"{place}: speed-up over the eager textbook", gain, 8.0, False))
@@ -108,9 +105,8 @@ def ops(out: Path) -> list[Verdict]:
 def dtypes(out: Path) -> list[Verdict]:
     from geonorm.bench.ops import bench_ops
 
-    bench_ops(
-        OpsBench(shapes=["32768x1024", "4096x768"], dtypes=["fp32", "mixed", "fp16"], device="cuda", out=str(out))
-    )
+    shapes = ["32768x1024", "4096x768"]
+    bench_ops(OpsBench(shapes=shapes, dtypes=["fp32", "mixed", "fp16"], device="cuda", out=str(out)))
     return []
 
 
@@ -163,7 +159,22 @@ def wide(out: Path) -> list[Verdict]:
     return found
 
 
-PARTS = {"ops": ops, "dtypes": dtypes, "train": train, "wide": wide}
+def stacked(out: Path) -> list[Verdict]:
+    """Seconds of `compare` with each launcher, from start to page: 300 steps of 4 x 128 tokens at width 64."""
+    words = (
+        "compare --schemes geonorm --seeds 32 --steps 300 --preset nano --model.width 64 --batch-size 4 --data stdlib "
+        "--evaluation.every 300 --evaluation.tokens 4096 --evaluation.whole false --runtime.tensorboard false"
+    )
+    seconds = []
+    for launcher in ("--launcher stacked --jobs 32", "--launcher local --jobs 16"):
+        begun = time.monotonic()
+        command = [sys.executable, "-m", "geonorm", *words.split(), *launcher.split(), "--out"]
+        subprocess.run([*command, str(out / launcher.split()[1])], env=ENVIRONMENT, check=True)
+        seconds.append(time.monotonic() - begun)
+    return [verdict("seconds of a stack to those of processes", seconds[0] / seconds[1], 1.0, True)]
+
+
+PARTS = {"ops": ops, "dtypes": dtypes, "train": train, "wide": wide, "stacked": stacked}
 
 
 def main() -> int:

@@ -61,6 +61,8 @@ def test_what_is_transformed_takes_the_textbook_whatever_was_asked(monkeypatch: 
     x, u = (t.detach() for t in pair(count=3))
     expected = geodesic_update(x, u, decay=0.5, backend="reference")
     torch.testing.assert_close(torch.func.vmap(lambda a, b: geodesic_update(a, b, decay=0.5))(x, u), expected)
+    expected = geodesic_update(x, u[:1].expand_as(u), decay=0.5, backend="reference")
+    torch.testing.assert_close(torch.func.vmap(lambda a: geodesic_update(a, u[0], decay=0.5), in_dims=1)(x.T), expected)
 
 
 @pytest.mark.parametrize("ratio", [0.3, 4.0, 0.0])

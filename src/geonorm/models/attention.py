@@ -43,7 +43,10 @@ def rotate(x: Tensor, positions: Rope) -> Tensor:
         return torch.cat((rotate(x[..., :dim], positions), x[..., dim:]), dim=-1)
     if cos.dtype != x.dtype:
         cos, sin = cos.to(x.dtype), sin.to(x.dtype)
-    if not torch.is_grad_enabled() or is_transformed():  # the detour over autograd costs as much as two operations
+    if is_transformed():  # a compiler of vmap knows no writing in place
+        a, b = x.chunk(2, dim=-1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    if not torch.is_grad_enabled():  # the detour over autograd costs as much as two operations
         return turn_halves(x, cos, sin, 1)
     return Rotation.apply(x, cos, sin)
 

@@ -10,7 +10,9 @@ stays, too; NaN and Inf give NaN on their own row only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf, pi
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from . import fused
 from .angle import AngleMap
-from .available import choose_backend, read_backend, why_not_triton
+from .available import choose_backend, fusible, read_backend, why_not_triton
 from .closed_form import closed_form
 from .launch import DTYPES
 from .reference import reference
@@ -68,11 +70,42 @@ def geodesic_step(x: Tensor, u: Tensor, angles: AngleMap, h: float | Tensor = 1.
     tensor([0.9950, 0.0998])
     """
     path = choose_backend(backend, x, u, angles)
-    if path == "reference" or not isinstance(h, float) or h != 1.0:
+    whole = isinstance(h, float) and h == 1.0
+    if path == "reference" and whole and backend == "auto" and fusible(angles) and mapped(x, u) > mapped(angles.post):
+        (post, *_), _, numbers = fused.plan_step(angles)
+        out: Tensor = torch.ops.geonorm.step(x, u, post, numbers)
+        return out
+    if path == "reference" or not whole:
         return reference(x, u, angles, h)
     if path == "triton":
         return fused.write(x, u, *fused.plan_step(angles))
     return closed_form(x, u, angles)
+
+
+def mapped(*values: Any) -> bool:
+    """Whether the innermost `torch.func.vmap` maps any of these."""
+    return any(isinstance(value, Tensor) and torch._C._functorch.is_batchedtensor(value) for value in values)
+
+
+def step_of_rows(x: Tensor, u: Tensor, post: Tensor | None, numbers: list[float]) -> Tensor:
+    """`geodesic_step` as an operator, so that vmap can have a rule for it; its arguments are those of the kernels."""
+    return geodesic_step(x, u, fused.angle_map(post, numbers))
+
+
+def step_of_mapped_rows(info: Any, dims: Sequence[Any], x: Tensor, u: Tensor, *rest: Any) -> tuple[Tensor, int]:
+    """Under vmap: the mapped axis stands in front of the others, and outside of the transform every path can run."""
+    x, u = (
+        t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
+        for t, d in zip((x, u), dims[:2], strict=True)
+    )
+    return step_of_rows(x, u, *rest), 0
+
+
+fused.LIBRARY.define(
+    "step(Tensor x, Tensor u, Tensor? post, float[] numbers) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
+)
+fused.LIBRARY.impl("step", step_of_rows, "CompositeImplicitAutograd")
+torch.library.register_vmap("geonorm::step", step_of_mapped_rows, lib=fused.LIBRARY)
 
 
 def geodesic_step_read(

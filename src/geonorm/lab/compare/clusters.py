@@ -11,18 +11,16 @@ import os
 import shlex
 import signal
 import socket
-import traceback
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from ...elsewhere import SETTINGS, allow_within, set_within
-from ...errors import ConfigError, GeonormError, cause
+from ...errors import ConfigError, cause
 from ...settings import from_dict
 from ..config import Runtime, TrainConfig
-from ..train.loop import Interrupted, train
 from .config import Ray, Slurm
-from .executors import Executor, Job, Say, done, last_line, steps_made
+from .executors import Executor, Job, Say, done, last_line, steps_made, train_and_tell
 
 CARRIED = ("GEONORM_DATA", "GEONORM_CACHE", "GEONORM_BACKEND", "HOME", "XDG_CACHE_HOME")
 """Variables that a worker takes over: where text and caches are, and which kernels run."""
@@ -151,12 +149,7 @@ def train_one(folder: str, settings: str, log: str, environment: dict[str, str])
     typed_here = set_within(SETTINGS, (settings, ""))  # sources of schemes stand beside the settings
     with open(log, "a", buffering=1) as file, redirect_stdout(file), redirect_stderr(file), allow_within(), typed_here:
         print(f"worker {os.getpid()} on {socket.gethostname()}")
-        try:
-            train(config)
-        except (GeonormError, Interrupted) as end:
-            print(end)
-        except Exception:
-            traceback.print_exc()
+        train_and_tell(config, print)
     if not done(config):
         raise RunFailed(last_line(Path(log)))
 

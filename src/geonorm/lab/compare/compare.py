@@ -45,7 +45,7 @@ from ..runs.records import Summary
 from ..statistics.comparison import aggregate
 from ..train.text import load_text
 from .config import CompareConfig, Grid, Ray, Slurm
-from .executors import Executor, LocalExecutor, Say, outcome
+from .executors import Executor, LocalExecutor, Say, StackedExecutor, outcome
 from .tune import Rates, run_config, tune
 
 GRID = {
@@ -199,11 +199,20 @@ def begin_study(config: Grid, samples: list[TrainConfig], say: Say, live: bool) 
 
 def resolve_samples(samples: Sequence[TrainConfig], launcher: str, device: str) -> list[Resolved]:
     """GeonormError where a run could not begin: its device is not there, its memory too small, its settings wrong."""
-    on_cpu, here = False, launcher == "local"
+    on_cpu, here = False, launcher in ("local", "stacked")
     if here or not device.startswith("cuda"):  # elsewhere there may be GPUs
         on_cpu = pick_device(device).type == "cpu" and here
     world = None if launcher == "submitit" else ALONE  # a job of Slurm may have several ranks
-    return [resolve(sample, world, on_cpu) for sample in samples]
+    setups = [resolve(sample, world, on_cpu) for sample in samples]
+    if launcher == "stacked" and any(cannot_stack(setup) for setup in setups):
+        raise ConfigError("--launcher stacked is without dropout, recomputation and --model.norm taper: take local")
+    return setups
+
+
+def cannot_stack(setup: Resolved) -> bool:
+    """Whether a model draws, counts or computes again in its forward pass, which a transformed function may not."""
+    shape = setup.shape
+    return bool(getattr(shape, "attn_dropout", 0) or shape.norm == "taper" or setup.runtime.recompute)
 
 
 def device_of_runs(config: Grid) -> str:
@@ -217,8 +226,8 @@ def device_of_runs(config: Grid) -> str:
 def make_executor(config: Grid, say: Say, live: bool) -> Executor:
     """The executor of `config.launcher`. ConfigError if what it needs is not here; nothing is written yet."""
     shared = Path(config.out), config.runtime, config.jobs, say, live
-    if config.launcher == "local":
-        return LocalExecutor(*shared)
+    if config.launcher in ("local", "stacked"):
+        return (LocalExecutor if config.launcher == "local" else StackedExecutor)(*shared)
     from .clusters import RayExecutor, SubmititExecutor
 
     return RayExecutor(*shared, config.ray) if config.launcher == "ray" else SubmititExecutor(*shared, config.slurm)

@@ -62,8 +62,9 @@ class Grid(Shared):
     """Directory of the comparison."""
     jobs: Count | None = None
     """Runs at a time; as many as the machine has cores for (CPU) or devices (GPU) when not given."""
-    launcher: Literal["local", "submitit", "ray"] = "local"
-    """Where runs are started: as processes on this machine, as jobs of SLURM, as tasks of a Ray cluster."""
+    launcher: Literal["local", "stacked", "submitit", "ray"] = "local"
+    """Where runs are started: as processes on this machine, as one stacked model for each scheme (small models on a
+    GPU), as jobs of SLURM, as tasks of a Ray cluster."""
     ray: Ray = field(default_factory=Ray)
     slurm: Slurm = field(default_factory=Slurm)
 

@@ -13,14 +13,19 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from threading import Condition, Thread
 from typing import Any
 
 import torch
 
+from ...errors import GeonormError
 from ...output import columns
 from ...progress import NAME, Pace, Unwatched, shorten, show_progress, span
 from ...schemes import parse, sources_of
@@ -28,12 +33,15 @@ from ...settings import to_dict
 from ..config import Runtime, TrainConfig, phase_of
 from ..runs.folder import LOCK, RunFolder, lock_folder, rows_of, write_settings
 from ..runs.records import Summary
-from ..train.loop import Interrupted
+from ..train.loop import Interrupted, train
 from ..train.signals import PARENT, handle_signals, stop_unheard
+from ..train.stack import StackedModels
 
 Say = Callable[[str], None]
 LONGEST = 1000
 """Characters of a line where nobody watches: names of runs are whole."""
+STACKED = 64
+"""Runs of a stack, when not given."""
 QUIET = 60.0
 """Seconds after which a line says how far the runs are, where nobody watches bars."""
 
@@ -249,6 +257,54 @@ class LocalExecutor(Executor):
 
     def cancel(self, job: Job, kill: bool) -> None:
         job.handle.send_signal(signal.SIGKILL if kill else signal.SIGINT)
+
+
+class StackedExecutor(Executor):
+    """Threads of this process: runs that differ in seed and rates alone are trained as one stacked model."""
+
+    wait = 0.2
+
+    def __init__(self, out: Path, runtime: Runtime, jobs: int | None, say: Say, live: bool) -> None:
+        super().__init__(out, runtime, jobs, say, live)
+        self.jobs = jobs or STACKED
+        self.turn = Condition()
+        self.stacks: dict[str, StackedModels] = {}
+
+    def start(self, config: TrainConfig, place: int) -> Thread:
+        self.settings(config)
+        shape = repr(
+            {key: value for key, value in to_dict(config).items() if key not in ("seed", "lr", "optim", "out")}
+        )
+        stack = self.stacks.get(shape)
+        if stack is None or not stack.members:  # one for each phase
+            stack = self.stacks[shape] = StackedModels(self.turn, bool(config.runtime.compile))
+        thread = Thread(target=copy_context().run, args=(self.train, config, stack))
+        stack.members.add(thread)
+        thread.start()
+        return thread
+
+    def train(self, config: TrainConfig, stack: StackedModels) -> None:
+        with stack.take_part(), open(self.log(config), "a", buffering=1) as log:
+            train_and_tell(config, partial(print, file=log), stack)
+
+    def ended(self, job: Job) -> bool:
+        return not job.handle.is_alive()
+
+    def cancel(self, job: Job, kill: bool) -> None:
+        if kill:
+            os._exit(130)
+        for stack in self.stacks.values():
+            stack.stopped.append(time.monotonic())
+
+
+def train_and_tell(config: TrainConfig, say: Say, stack: StackedModels | None = None) -> None:
+    """A run whose end, whichever it is, is the last line of its log."""
+    try:
+        train(config, say, stack=stack)
+    except (GeonormError, Interrupted) as end:
+        say(str(end))
+    except Exception:
+        say(traceback.format_exc())
 
 
 def done(config: TrainConfig) -> bool:

@@ -45,6 +45,7 @@ from .hooks import Hook, ProgressReport, Row
 from .profile import ProfileHook
 from .resume import Say, resume, rewind, save_state
 from .signals import stop_signals, stop_unheard
+from .stack import StackedModels
 from .state import TrainState, build_state, fetch_batch
 from .step_times import StepTimes
 from .summary import describe, summarise
@@ -69,10 +70,11 @@ def train(
     loggers: Sequence[Logger] = (),
     progress: Unwatched | None = None,
     profiled: int = 0,
+    stack: StackedModels | None = None,
 ) -> dict[str, Any]:
     """Run, resume or extend one run in config.out and return its summary; under torchrun, this rank's part of it.
     `loggers` get its numbers besides those of --log.to, `progress` how far it is, both on the first rank, of which as
-    many steps are profiled.
+    many steps are profiled. In a stack it computes its losses with those of other threads.
 
     Raises GeonormError for bad input, Diverged for a loss that is not finite (summary written, last good checkpoint
     kept) and Interrupted after a signal (all saved): on every rank alike."""
@@ -84,9 +86,11 @@ def train(
         return fit_to_device(resolve(config.on_device(device.type), world, device.type == "cpu"), world, device)
 
     joined = join_world(device, lambda world: load_text(set_up(world).text))
-    with joined as world, lost_peers_in_one_line(world), subnormals_as_zero(device), ExitStack() as stack:
+    with joined as world, lost_peers_in_one_line(world), subnormals_as_zero(device), ExitStack() as end:
         setup = set_up(world)
-        return train_on_rank(setup, world, device, say, loggers, progress or Unwatched(tell=False), profiled, stack)
+        return train_on_rank(
+            setup, world, device, say, loggers, progress or Unwatched(tell=False), profiled, stack, end
+        )
 
 
 def train_on_rank(
@@ -97,11 +101,12 @@ def train_on_rank(
     loggers: Sequence[Logger],
     progress: Unwatched,
     profiled: int,
-    stack: ExitStack,
+    stack: StackedModels | None,
+    end: ExitStack,
 ) -> dict[str, Any]:
-    """The whole of `train`, in its order, on one rank of a world. stack: closes what is opened here."""
+    """The whole of `train`, in its order, on one rank of a world. end: closes what is opened here."""
     schedule, folder, size = setup.schedule, setup.folder, setup.micro_batch
-    stop_times: list[float] = []  # of signals to stop
+    stop_times: list[float] = [] if stack is None else stack.stopped  # of signals to stop
     # a line that nobody can hear any more (a closed pipe) is a signal to stop
     say = stop_unheard(say, stop_times) if world.first else lambda line: None
 
@@ -111,6 +116,8 @@ def train_on_rank(
     prefix = find_shared_prefix(folder, schedule)
     state = build_state(setup, text, device, world)
     model, parallel_model, guard = state.model, state.parallel_model, state.guard
+    if stack is not None:
+        parallel_model.loss = partial(stack.loss, model, parallel_model.parameters)
     names = [*["TensorBoard"] * setup.runtime.tensorboard, *setup.log.to]
     libraries = find_loggers(names) if world.first else {}
     check_ranks(world, {**state.identity, "GEONORM_BACKEND": read_backend("auto"), "sequences of a pass": size})
@@ -120,7 +127,7 @@ def train_on_rank(
     may_differ = {*(VOLATILE if shared is None else LONGER), *folder.accepted}
     unwritten = RunFolder(folder.path, writes=False)  # for the other ranks
     opened = RunFolder.open(folder.path, folder.settings, folder.resume, may_differ)
-    run = world.on_all_ranks(lambda: stack.enter_context(opened) if world.first else unwritten)
+    run = world.on_all_ranks(lambda: end.enter_context(opened) if world.first else unwritten)
     for source in [run.path, *([prefix.folder.path] if prefix else [])]:
         world.on_all_ranks(partial(check_made_from, source, state.due))
     summary = run.summary()
@@ -165,7 +172,7 @@ def train_on_rank(
     report = ProgressReport(state, run.path.name, say, progress)
     hooks = build_hooks(run, setup.evaluation.trace_tokens > 0, averaging, report)
     if profiled and world.first:
-        hooks.append(ProfileHook(run.path, profiled, stack.callback))
+        hooks.append(ProfileHook(run.path, profiled, end.callback))
     trackers = world.on_all_ranks(lambda: open_loggers(setup, state, run, libraries, loggers, say))
     # behind the branch step wsd cools down: its checkpoint is kept, since a longer run begins there
     saver = checkpoint.Saver(run.checkpoints, setup.checkpoint.keep, world, schedule.branch_step)

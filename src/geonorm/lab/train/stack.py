@@ -1,0 +1,109 @@
+"""Small models that are trained as one, where a device would wait between the kernels of one of them.
+
+Runs are threads that take turns, and each does what it does alone. But at a loss it waits until all have come to
+theirs. Then the losses and their gradients are computed together, by `torch.func.vmap` over the models' weights. So
+checkpoints, metrics and traces are those of runs alone; losses equal theirs to rounding.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Condition, Thread, current_thread
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from ...models.decoder import Transformer
+from ..distributed.parallel import Losses
+
+
+class StackedModels:
+    """Models of one shape. turn: which only one thread at a time has, of all stacks: seeds and compilers belong to the
+    process. A thread that will come is among the members before it starts."""
+
+    def __init__(self, turn: Condition, compiled: bool) -> None:
+        self.turn, self.compiled = turn, compiled
+        self.members: set[Thread] = set()
+        self.stopped: list[float] = []
+        """When all runs were told to stop."""
+        self.waiting: dict[Thread, tuple[Transformer, Sequence[Tensor], Tensor, Tensor]] = {}
+        self.results: dict[Thread, tuple[Tensor, Sequence[Tensor]]] = {}
+        self.size = 0
+        self.losses: Callable[..., Tensor] | None = None
+
+    @contextmanager
+    def take_part(self) -> Iterator[None]:
+        """Around the whole run of a thread."""
+        with self.turn:
+            try:
+                yield
+            finally:
+                self.members.discard(current_thread())
+                self.waiting.pop(current_thread(), None)
+                self.turn.notify_all()
+
+    def loss(self, model: Transformer, parameters: Sequence[Tensor], ids: Tensor, targets: Tensor) -> Tensor:
+        """`model.loss` with the gradients of its parameters, as soon as all members have come to theirs."""
+        me = current_thread()
+        self.waiting[me] = model, parameters, ids, targets
+        while me in self.waiting:
+            if len(self.waiting) == len(self.members):
+                self.compute()
+                self.turn.notify_all()
+            else:
+                self.turn.wait()
+        loss: Tensor = LossOfStack.apply(*self.results.pop(me), *parameters)
+        return loss
+
+    def compute(self) -> None:
+        """The losses of all that wait. Where members have left, the first stands in their places: another size would
+        be another graph."""
+        requests = list(self.waiting.values())
+        self.size = max(self.size, len(requests))
+        models, parameters, ids, targets = zip(*requests, *requests[:1] * (self.size - len(requests)), strict=True)
+        self.losses = self.losses or together(models[0], self.compiled)
+        weights = [torch.stack([t.detach() for t in row]).requires_grad_() for row in zip(*parameters, strict=True)]
+        counts = [torch.stack([model.get_buffer(name) for model in models]) for name in counted(models[0])]
+        losses = self.losses(weights, counts, torch.stack(ids), torch.stack(targets))
+        with torch.autocast(ids[0].device.type, enabled=False):  # on around the forward pass of whoever came last
+            gradients = torch.autograd.grad(losses.sum(), weights, materialize_grads=True)
+        each = zip(losses.detach(), zip(*gradients, strict=True), strict=True)
+        self.results = dict(zip(self.waiting, each, strict=False))
+        self.waiting.clear()
+
+
+def counted(model: Transformer) -> list[str]:
+    """Buffers that may differ between models of one shape: the layer of a site is the same in all."""
+    return [name for name, _ in model.named_buffers() if not name.endswith("layer")]
+
+
+def together(model: Transformer, compiled: bool) -> Callable[..., Tensor]:
+    """From weights, counts, ids and targets with an axis of models in front to a loss for each model."""
+    module, counts = Losses(model), counted(model)
+    names = [f"model.{name}" for name in [*dict(model.named_parameters()), *counts]]
+
+    def loss(weights: Sequence[Tensor], counts: Sequence[Tensor], ids: Tensor, targets: Tensor) -> Tensor:
+        result: Tensor = functional_call(module, dict(zip(names, [*weights, *counts], strict=True)), (ids, targets))
+        return result
+
+    # attention on a CPU has no rule for vmap: it is called for each model
+    warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+    losses: Callable[..., Tensor] = vmap(loss)
+    return torch.compile(losses, dynamic=False) if compiled else losses
+
+
+class LossOfStack(torch.autograd.Function):
+    """A loss whose gradients are known already."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, gradients: Sequence[Tensor], *parameters: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return None, None, *torch._foreach_mul(ctx.gradients, grad)

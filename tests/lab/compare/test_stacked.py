@@ -1,0 +1,105 @@
+"""Runs of one scheme as one stacked model: what they would be alone."""
+
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from geonorm import report
+from geonorm.lab.compare.executors import StackedExecutor, steps_made
+
+from ...rows import each
+
+STACKED = "--launcher stacked --lrs 3e-2 1e-1 --seeds 1 --steps 4".split()
+BF16 = "--schemes geonorm --runtime.dtype bf16 --model.positions learned"
+
+
+@pytest.fixture(autouse=True)
+def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "build", lambda dirs, out, figures: out)
+
+
+@pytest.fixture
+def same_alone(call: Any, losses: Any) -> Any:
+    """Whether the first and the last run of a comparison have the losses and gradients that their settings give
+    alone."""
+
+    def check(out: Path, tolerance: float) -> None:
+        for folder in sorted((out / "runs").iterdir())[:: len(list((out / "runs").iterdir())) - 1]:
+            alone = out.parent / "alone" / folder.name
+            words = ["--config", out / "configs" / f"{folder.name}.yaml", "--runtime.compile", "false"]
+            assert call("train", *words, "--out", alone).status == 0
+            for row, single in zip(losses(folder), losses(alone), strict=True):
+                assert row[2:5] == pytest.approx(single[2:5], rel=tolerance), row[0]
+
+    return check
+
+
+@each(
+    "words, tolerance",
+    [
+        ("--schemes geonorm prores", 1e-4),
+        ("--schemes polar --optim.rates embed=4 --micro-batch 2 --batch-size 4", 1e-4),
+        (BF16, 2e-2),
+    ],
+)
+def test_losses_are_those_of_runs_alone(
+    call: Any, tiny: list[str], same_alone: Any, tmp_path: Path, words: str, tolerance: float
+) -> None:
+    out = tmp_path / "stacked"
+    assert call("compare", *tiny, *STACKED, "--out", out, *words.split()).status == 0
+    same_alone(out, tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # the compiler loads mkldnn.py
+def test_a_compiled_stack(call: Any, tiny: list[str], same_alone: Any, tmp_path: Path) -> None:
+    words = ["--schemes", "geonorm", "--runtime.compile", "true", "--out", tmp_path / "stacked"]
+    assert call("compare", *tiny, *STACKED, *words).status == 0
+    same_alone(tmp_path / "stacked", 1e-4)
+
+
+def test_it_stops_and_goes_on(
+    call: Any, tiny: list[str], same_alone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C saves every run, and the same command goes on; also where one begins anew, whose scheme counts steps."""
+    out, ended = tmp_path / "stacked", StackedExecutor.ended
+
+    def interrupt(executor: StackedExecutor, job: Any) -> bool:
+        if steps_made(job.config) > 5 and not executor.stopped:
+            signal.raise_signal(signal.SIGINT)
+        return ended(executor, job)
+
+    words = [
+        "compare",
+        *tiny,
+        "--launcher",
+        "stacked",
+        "--schemes",
+        "prores",
+        "--seeds",
+        2,
+        "--steps",
+        60,
+        "--out",
+        out,
+    ]
+    with monkeypatch.context() as patched:
+        patched.setattr(StackedExecutor, "wait", 0.01)
+        patched.setattr(StackedExecutor, "ended", interrupt)
+        stopped = call(*words)
+    assert stopped.status == 130 and "every run is saved" in stopped.err, stopped
+    shutil.rmtree(out / "runs" / "prores-lr0.005-seed0")
+    assert call(*words).status == 0
+    assert "resuming" in (out / "configs" / "prores-lr0.005-seed1.log").read_text()
+    same_alone(out, 1e-3)
+
+
+def test_what_cannot_be_stacked_is_one_line(call: Any, tiny: list[str], tmp_path: Path) -> None:
+    words = ["--launcher", "stacked", "--model.norm", "taper", "--out", tmp_path / "stacked"]
+    refused = call("compare", *tiny, *words)
+    assert (
+        refused.status == 2 and "--launcher stacked is without" in refused.err and not (tmp_path / "stacked").exists()
+    )
