@@ -5,7 +5,6 @@
     python benchmarks/gpu.py train --out DIR    125m, 350m, 1.3b: geonorm and pre, bf16, compiled     (under 10)
     python benchmarks/gpu.py wide --out DIR     two layers as wide as 7b: 20 steps of training, peak memory beside the
                                                 plan's; 20 GiB; needs the train extra                 (under 5)
-    python benchmarks/gpu.py stacked --out DIR  32 runs of 0.33M: one stack, then 16 processes at a time; the same extra
 
 Writes DIR/PART/summary.json as it goes, so that a session cut short keeps what it measured, and DIR/PART/verdict.json:
 every target with its measured value. Exit status 1 if a test fails or a result is wrong, else 0: a missed target is a
@@ -159,22 +158,7 @@ def wide(out: Path) -> list[Verdict]:
     return found
 
 
-def stacked(out: Path) -> list[Verdict]:
-    """Seconds of `compare` with each launcher, from start to page: 300 steps of 4 x 128 tokens at width 64."""
-    words = (
-        "compare --schemes geonorm --seeds 32 --steps 300 --preset nano --model.width 64 --batch-size 4 --data stdlib "
-        "--evaluation.every 300 --evaluation.tokens 4096 --evaluation.whole false --runtime.tensorboard false"
-    )
-    seconds = []
-    for launcher in ("--launcher stacked --jobs 32", "--launcher local --jobs 16"):
-        begun = time.monotonic()
-        command = [sys.executable, "-m", "geonorm", *words.split(), *launcher.split(), "--out"]
-        subprocess.run([*command, str(out / launcher.split()[1])], env=ENVIRONMENT, check=True)
-        seconds.append(time.monotonic() - begun)
-    return [verdict("seconds of a stack to those of processes", seconds[0] / seconds[1], 1.0, True)]
-
-
-PARTS = {"ops": ops, "dtypes": dtypes, "train": train, "wide": wide, "stacked": stacked}
+PARTS = {"ops": ops, "dtypes": dtypes, "train": train, "wide": wide}
 
 
 def main() -> int:
