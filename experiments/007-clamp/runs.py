@@ -53,10 +53,8 @@ def plan(known: Summaries) -> Grid:
 
     def add(place: str, scheme: str, rate: float, seed: int = 0, mark: str = "", **extra: object) -> str:
         start = f"{place}-{slug(scheme)}{mark}-lr"
-        grid[f"{start}{rate:g}-seed{seed}"] = [
-            *COMMON,
-            *settings(model__init=SETTINGS[place][0], scheme=scheme, lr=f"{rate:g}", seed=seed, **extra),
-        ]
+        own = settings(model__init=SETTINGS[place][0], scheme=scheme, lr=f"{rate:g}", seed=seed, **extra)
+        grid[f"{start}{rate:g}-seed{seed}"] = [*COMMON, *own]
         return start
 
     def tune(place: str, scheme: str, seeds: int = 1, rates: Sequence[float] = RATES, **extra: Any) -> None:
@@ -84,11 +82,6 @@ def plan(known: Summaries) -> Grid:
             tune(place, f"geonorm({SETTINGS[place][1]}, {CEILINGS[ceiling]})", rates=(RATES[0], RATES[2]))
     for place in TELLING:
         for ceiling in FEWER:
-            tune(
-                place,
-                f"geonorm({SETTINGS[place][1]}, {CEILINGS[ceiling]})",
-                rates=RATES[:2],
-                mark="-layers",
-                model__layers=12,
-            )
+            scheme = f"geonorm({SETTINGS[place][1]}, {CEILINGS[ceiling]})"
+            tune(place, scheme, rates=RATES[:2], mark="-layers", model__layers=12)
     return grid

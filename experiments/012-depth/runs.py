@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from math import pi, sqrt
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from programme import EQUAL_SHARES, Grid, Summaries, settings
@@ -27,7 +28,7 @@ DECAYS = ("geonorm(decay=sqrt)", "geonorm(decay=0.75)")
 OTHERS = ("lns", "keel", "deepnorm", "pre(entry=embedding)", "geonorm(entry=embedding)")
 RATES = (4e-3, 2e-3, 8e-3)
 SEEDS = 2
-DEEPEST, BEST = LAYERS[0], 8e-3
+BEST = 8e-3
 """Of the first group, at every depth, with seed 0."""
 WARMED = 10
 """Optimizer steps for each block until it makes whole ones: the last of 36 from step 360 on."""
@@ -61,33 +62,22 @@ def plan(known: Summaries) -> Grid:
     """Every group whole, its rates and seeds, before the next; equal shares, which learn nothing at 36 blocks, once. Of
     the first group three seeds with 36 blocks, and there too what warms its steps up."""
 
-    def rows_of(*schemes: str | Callable[[int], str]) -> dict[str, list[str]]:
-        named = [
-            (layers, scheme if isinstance(scheme, str) else scheme(layers)) for layers in LAYERS for scheme in schemes
+    def rows_of(*schemes: str | Callable[[int], str], depths: tuple[int, ...] = LAYERS) -> dict[str, list[str]]:
+        pairs = [
+            (depth, scheme if isinstance(scheme, str) else scheme(depth)) for depth in depths for scheme in schemes
         ]
-        return {
-            f"{layers}-{slug(scheme)}": [*RECIPE, *settings(model__layers=layers, scheme=scheme)]
-            for layers, scheme in named
-        }
+        return {f"{at}-{slug(scheme)}": [*RECIPE, *settings(model__layers=at, scheme=scheme)] for at, scheme in pairs}
 
-    deepest = {
-        name: words
-        for name, words in rows_of(
-            *FIRST, even_angles, warmed_up, *(f"prores({scheme}, steps={WARMED})" for scheme in FIRST[::-1])
-        ).items()
-        if name.startswith(f"{DEEPEST}-")
-    }
-    return {
-        **{
-            name_run(row, BEST, seed): [*words, *settings(lr=f"{BEST:g}", seed=seed)]
-            for seed in range(3)
-            for row, words in deepest.items()
-        },
-        **plan_rows(known, rows_of(*FIRST, even_angles), RATES, SEEDS),
-        **{
-            name_run(row, RATES[0]): [*words, *settings(lr=f"{RATES[0]:g}", seed=0)]
-            for row, words in rows_of(EQUAL).items()
-        },
-        **plan_rows(known, rows_of(*DECAYS, equal_angles), RATES, SEEDS),
-        **plan_rows(known, rows_of(*OTHERS), RATES, 1),
-    }
+    grid: dict[str, list[str]] = {}
+
+    def add(rate: float, seed: int, *rows: str | Callable[[int], str], **depths: Any) -> None:
+        for row, words in rows_of(*rows, **depths).items():
+            grid[name_run(row, rate, seed)] = [*words, *settings(lr=f"{rate:g}", seed=seed)]
+
+    warmed = [f"prores({scheme}, steps={WARMED})" for scheme in FIRST[::-1]]
+    for seed in range(3):
+        add(BEST, seed, *FIRST, even_angles, warmed_up, *warmed, depths=LAYERS[:1])
+    grid |= plan_rows(known, rows_of(*FIRST, even_angles), RATES, SEEDS)
+    add(RATES[0], 0, EQUAL)
+    grid |= plan_rows(known, rows_of(*DECAYS, equal_angles), RATES, SEEDS)
+    return grid | plan_rows(known, rows_of(*OTHERS), RATES, 1)

@@ -7,7 +7,7 @@ from math import pi, sqrt
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from programme import Grid, Summaries, settings
+from programme import Grid, Summaries, read_kept as read_kept, settings
 from rates import extend, name_run, read_row
 
 from geonorm.lab.config import TUNING_SEED
@@ -41,6 +41,8 @@ ARMS = {
     "muse": lambda layers: "muse",
 }
 """Both unit tangents turn by the same angle at 4 blocks. `beam` is the function of `peri`: no runs of its own."""
+TURNS = dict(zip(ARMS, (1.95, 0.49, 4.07, 3.31, 7.76, 305), strict=True))
+"""The turn of a step at 36 blocks over that at 4, as registered."""
 
 
 def plan(known: Summaries) -> Grid:
