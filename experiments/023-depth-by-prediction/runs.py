@@ -46,18 +46,25 @@ TURNS = dict(zip(ARMS, (1.95, 0.49, 4.07, 3.31, 7.76, 305), strict=True))
 
 
 def plan(known: Summaries) -> Grid:
-    """Each arm is tuned at each depth, and then has three fresh seeds at its best rate."""
+    """Each arm is tuned at each depth; then each has three fresh seeds at its best rate."""
     grid: dict[str, list[str]] = {}
     tuning = {name: run for name, run in known.items() if name.endswith(f"-seed{TUNING_SEED}")}
+    best: dict[tuple[int, str], float] = {}
+
+    def add(layers: int, arm: str, rate: float, seed: int) -> None:
+        roles = tuple(f"{role}={OUTSIDE / rate:.4g}" for role in ("embed", "head", "gain"))
+        own = settings(scheme=ARMS[arm](layers), lr=f"{rate:g}", optim__rates=roles, seed=seed)
+        grid[name_run(f"{layers}-{arm}", rate, seed)] = [*RECIPE, *settings(model__layers=layers), *own]
+
     for layers in LAYERS:
-        for arm, scheme in ARMS.items():
+        for arm in ARMS:
             losses = read_row(tuning, f"{layers}-{arm}")
             wanted = extend(losses, START[layers], EXTENSIONS, FACTOR)
-            rates = [(rate, TUNING_SEED) for rate in wanted]
+            for rate in wanted:
+                add(layers, arm, rate, TUNING_SEED)
             if set(wanted) <= set(losses):
-                rates += [(min(losses, key=losses.__getitem__), seed) for seed in SEEDS]
-            for rate, seed in rates:
-                roles = tuple(f"{role}={OUTSIDE / rate:.4g}" for role in ("embed", "head", "gain"))
-                own = settings(scheme=scheme(layers), lr=f"{rate:g}", optim__rates=roles, seed=seed)
-                grid[name_run(f"{layers}-{arm}", rate, seed)] = [*RECIPE, *settings(model__layers=layers), *own]
+                best[layers, arm] = min(losses, key=losses.__getitem__)
+    for (layers, arm), rate in best.items():
+        for seed in SEEDS:
+            add(layers, arm, rate, seed)
     return grid

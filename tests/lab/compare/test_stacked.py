@@ -12,8 +12,7 @@ from geonorm.lab.compare.executors import StackedExecutor, steps_made
 
 from ...rows import each
 
-STACKED = "--launcher stacked --lrs 3e-2 1e-1 --seeds 1 --steps 4".split()
-BF16 = "--schemes geonorm --runtime.dtype bf16 --model.positions learned"
+STACKED = "--launcher stacked --lrs 3e-3 1e-2 --seeds 1 --steps 4".split()
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +41,7 @@ def same_alone(call: Any, losses: Any) -> Any:
     [
         ("--schemes geonorm prores", 1e-4),
         ("--schemes polar --optim.rates embed=4 --micro-batch 2 --batch-size 4", 1e-4),
-        (BF16, 2e-2),
+        ("--schemes geonorm --runtime.dtype bf16", 2e-2),
     ],
 )
 def test_losses_are_those_of_runs_alone(
@@ -72,34 +71,19 @@ def test_it_stops_and_goes_on(
             signal.raise_signal(signal.SIGINT)
         return ended(executor, job)
 
-    words = [
-        "compare",
-        *tiny,
-        "--launcher",
-        "stacked",
-        "--schemes",
-        "prores",
-        "--seeds",
-        2,
-        "--steps",
-        60,
-        "--out",
-        out,
-    ]
+    words = "--launcher stacked --schemes prores --seeds 2 --steps 60 --out".split()
     with monkeypatch.context() as patched:
         patched.setattr(StackedExecutor, "wait", 0.01)
         patched.setattr(StackedExecutor, "ended", interrupt)
-        stopped = call(*words)
+        stopped = call("compare", *tiny, *words, out)
     assert stopped.status == 130 and "every run is saved" in stopped.err, stopped
     shutil.rmtree(out / "runs" / "prores-lr0.005-seed0")
-    assert call(*words).status == 0
+    assert call("compare", *tiny, *words, out).status == 0
     assert "resuming" in (out / "configs" / "prores-lr0.005-seed1.log").read_text()
     same_alone(out, 1e-3)
 
 
 def test_what_cannot_be_stacked_is_one_line(call: Any, tiny: list[str], tmp_path: Path) -> None:
-    words = ["--launcher", "stacked", "--model.norm", "taper", "--out", tmp_path / "stacked"]
-    refused = call("compare", *tiny, *words)
-    assert (
-        refused.status == 2 and "--launcher stacked is without" in refused.err and not (tmp_path / "stacked").exists()
-    )
+    out = tmp_path / "stacked"
+    refused = call("compare", *tiny, *STACKED, "--model.norm", "taper", "--out", out)
+    assert refused.status == 2 and "--launcher stacked is without" in refused.err and not out.exists()
