@@ -142,12 +142,6 @@ def answer() -> Spec:
     return figure([strip_chart(title, "nats per token; below 0 GeoNorm is better", rows, look, note, 0.0, width=420)])
 
 
-FIGURES = {
-    "step": step,
-    "clamp": clamp,
-    "ratio": ratio,
-    "shares": shares,
-    "random-weights": random_weights,
-    "collapse": collapse,
-    "answer": answer,
-}
+ALL = (step, clamp, ratio, shares, random_weights, collapse, answer)
+FIGURES = {draw.__name__.replace("_", "-"): draw for draw in ALL}
+"""By name of the file."""

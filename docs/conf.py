@@ -26,13 +26,7 @@ import pages  # noqa: E402
 REPOSITORY = tomllib.loads((HERE.parent / "pyproject.toml").read_text("utf-8"))["project"]["urls"]["Repository"]
 project, author, copyright = "geonorm", "The geonorm developers", "The geonorm developers"
 version = release = geonorm.__version__
-extensions = [
-    "myst_parser",
-    "sphinx.ext.autodoc",
-    "sphinx_gallery.gen_gallery",
-    "sphinx_design",
-    "sphinx_copybutton",
-]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_gallery.gen_gallery", "sphinx_design", "sphinx_copybutton"]
 exclude_patterns = ["design", "playground", "results/figures", "tutorials"]
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 myst_heading_anchors = 4
@@ -155,9 +149,8 @@ def shrink(text: str) -> str:
 def finish(app: Sphinx, error: Exception | None) -> None:
     if not error and app.builder.name == "html":
         there = Path(app.outdir) / "playground"
-        shutil.copytree(
-            HERE / "playground", there, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.py", "__pycache__")
-        )
+        ignore = shutil.ignore_patterns("*.py", "__pycache__")
+        shutil.copytree(HERE / "playground", there, dirs_exist_ok=True, ignore=ignore)
         (there / "laws.js").write_text(laws.script(), encoding="utf-8")
         for image in (Path(app.outdir) / "_images").glob("*.svg"):
             if image.stat().st_size > LIMIT:

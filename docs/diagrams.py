@@ -92,13 +92,9 @@ def diagram(scheme: Scheme) -> str:
     block, count = look(scheme), 4
     count = min(block.streams, count) or count
     lanes = [60 - 9 * (count - 1) + 18 * lane for lane in range(count)]
-    right, top, bottom = 170, 80, 200
+    left, right, top, bottom = lanes[-1], 170, 80, 200
     shapes = [line(lane, 230, lane, 12) + arrow(lane, 8) for lane in lanes]
-    shapes += [
-        line(lanes[-1], bottom, right, bottom),
-        line(right, bottom, right, top),
-        line(right, top, lanes[-1], top),
-    ]
+    shapes += [line(left, bottom, right, bottom), line(right, bottom, right, top), line(right, top, left, top)]
     shapes += [box(right, 140, "sub-layer", 84), text(60, 248, "x")]
     shapes += [box(right, 178, "N", 28)] * block.before + [box(right, 102, "N", 28)] * block.update
     shapes += [box(right, 102, "⊥", 28)] * block.tangential + [box(60, 42, "N", 28)] * block.after

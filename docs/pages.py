@@ -203,9 +203,8 @@ def code(kind: type) -> str:
 
 def bibtex(source: str) -> Iterator[str]:
     """An entry for each paper or repository of a source."""
-    for author, year, arxiv, place in re.findall(
-        r"(\w[\w.-]*(?: [\w.-]+){0,3}?),? (20\d\d)[^,;]*, (arXiv:)?([\w./-]+)", source
-    ):
+    entry = r"(\w[\w.-]*(?: [\w.-]+){0,3}?),? (20\d\d)[^,;]*, (arXiv:)?([\w./-]+)"
+    for author, year, arxiv, place in re.findall(entry, source):
         where = f"eprint = {{{place}}}, archiveprefix = {{arXiv}}" if arxiv else f"url = {{https://{place}}}"
         who = author.replace("et al.", "and others")
         yield f"@misc{{{author.split()[0].lower()}{year},\n  author = {{{who}}}, year = {{{year}}},\n  {where}\n}}"

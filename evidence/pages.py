@@ -80,6 +80,11 @@ class Book:
         row = self.values[name]
         return with_interval(row["mean"], row["low"], row["high"])
 
+    def pairs(self, name: str) -> str:
+        """How many, with a mark where the seed that chose the rates is among them."""
+        row = self.values[name]
+        return f"{row['n']}{'†' if row['tuning_seed_counts'] else ''}"
+
     def form(self, name: str, form: str = "") -> str:
         """A claim as a template asks: in full, or a part of it."""
         row = self.values[name]
@@ -109,21 +114,6 @@ class Book:
 
     # tables
 
-    def table(self, names: Sequence[str], first: str, name_of: Callable[[Claim], str]) -> Iterator[Line]:
-        yield from table_head((first, *HEAD))
-        for name in names:
-            row, size = self.values[name], self.size(name)
-            claim = self.evidence.claims[name]
-            cells = [
-                name_of(claim) + (f" (claimed: {claim.claimed})" if claim.claimed else ""),
-                row["verdict"],
-                self.difference(name),
-                "–" if row["p_holm"] is None else f"{row['p_holm']:.2g}",
-                f"{row['n']}{'†' if row['tuning_seed_counts'] else ''}",
-                short(size),
-            ]
-            yield Line(f"| {' | '.join(cells)} |", (name,))
-
     def groups(self, names: Iterable[str], by: str) -> dict[str, list[str]]:
         """Claims that share what is compared, or where; ordered by tokens per parameter."""
         shared = self.what if by == "what" else self.where
@@ -133,27 +123,29 @@ class Book:
         return groups
 
     def tables(self, names: Iterable[str], by: str) -> Iterator[Line]:
+        first, name_of = ("where", self.where) if by == "what" else ("difference of", self.what)
         for title, members in self.groups(names, by).items():
-            yield from (Line(""), Line(f"**{title}**"), Line(""))
-            yield from self.table(members, *(("where", self.where) if by == "what" else ("difference of", self.what)))
+            yield from (Line(""), Line(f"**{title}**"), Line(""), *table_head((first, *HEAD)))
+            for name in members:
+                row, claim = self.values[name], self.evidence.claims[name]
+                label = name_of(claim) + (f" (claimed: {claim.claimed})" if claim.claimed else "")
+                cells = [label, row["verdict"], self.difference(name), p_value(row["p_holm"]), self.pairs(name)]
+                yield table_row([*cells, short(self.size(name))], name)
 
     def readme_table(self) -> Iterator[Line]:
         yield from table_head(("setting", "embedding norm in", "verdict", "GeoNorm − Pre-Norm", "p, Holm", "from"))
         for name, (setting, norm) in self.words["readme"].items():
             row = self.values[name]
             of = "settings" if name in self.evidence.pools else "seeds" if row["n"] > 1 else "seed"
-            p = row.get("p_holm")
-            cells = [setting, norm, row["verdict"], self.difference(name), "–" if p is None else f"{p:.2g}"]
-            cells.append(f"{row['n']} {of}{'†' if row.get('tuning_seed_counts') else ''}")
-            yield Line(f"| {' | '.join(cells)} |", (name,))
+            cells = [setting, norm, row["verdict"], self.difference(name), p_value(row.get("p_holm"))]
+            yield table_row([*cells, f"{row['n']} {of}{'†' if row.get('tuning_seed_counts') else ''}"], name)
 
     def pooled_table(self, names: Iterable[str]) -> Iterator[Line]:
         yield from table_head(("pooled", "verdict", "difference (95 %)", "one more setting", "settings", "certainty"))
         for name in names:
             row, words = self.values[name], self.words["pools"][name]
             cells = [words["what"], row["verdict"], self.difference(name), self.form(name, "expected"), str(row["n"])]
-            grade = self.certainty({"pools": [name]}).partition(" (")[0]
-            yield Line(f"| {' | '.join(cells)} | {grade} |", (name,))
+            yield table_row([*cells, self.certainty({"pools": [name]}).partition(" (")[0]], name)
         for name in names:
             if note := self.words["pools"][name].get("note"):
                 yield from (Line(""), Line(f"{self.words['pools'][name]['what']}: {note}.", (name,)))
@@ -163,7 +155,7 @@ class Book:
         yield from table_head(("you want", "try", "evidence"))
         for words in self.words["which"]:
             evidence = self.fill(words["evidence"])
-            yield Line(f"| {words['want']} | {words['try']} | {evidence.text} |", (*words["claims"], *evidence.claims))
+            yield table_row([words["want"], words["try"], evidence.text], *words["claims"], *evidence.claims)
 
     def experiment(self, folder: str) -> Iterator[Line]:
         """What an experiment decides: its predictions, then its claims."""
@@ -175,33 +167,29 @@ class Book:
         claims = self.evidence.claims.values()
         names = [claim.name for claim in claims if self.evidence.place(claim).experiment == folder]
         several = len({self.evidence.place(self.evidence.claims[name]).where for name in names}) > 1
-        yield from table_head(
-            ("difference of", *(["where"] if several else []), "verdict", "difference (95 %)", "pairs")
-        )
+        where = ["where"] if several else []
+        yield from table_head(("difference of", *where, "verdict", "difference (95 %)", "pairs"))
         for name in names:
             row, claim = self.values[name], self.evidence.claims[name]
             cells = [self.what(claim), *([self.evidence.place(claim).where] if several else []), row["verdict"]]
-            pairs = f"{row['n']}{'†' if row['tuning_seed_counts'] else ''}"
-            yield Line(f"| {' | '.join([*cells, self.difference(name), pairs])} |", (name,))
+            yield table_row([*cells, self.difference(name), self.pairs(name)], name)
 
     def scheme(self, scheme: str) -> Iterator[Line]:
         """Where a scheme of this name was compared, each at its best rate: pools, then the better Pre-Norm."""
-        every = [claim for claim in self.evidence.claims.values() if claim.first]
+        every = self.evidence.claims.values()
         claims = [claim for claim in every if claim.first and claim.first.scheme.partition("(")[0] == scheme]
         pools = dict.fromkeys(claim.pool for claim in claims if claim.pool)
-        ranked = [claim for claim in claims if claim.ranks]
+        ranked = {claim.name: claim for claim in claims if claim.ranks}
         if not pools and not ranked:
             return
         yield Line("**Here**, in [very small models](results/other-schemes.md), at best rates (°: no embedding norm):")
         yield from (Line(""), *table_head(("difference of", "where", "verdict", "difference (95 %)")))
         for name in pools:
-            where = f"{self.form(name, 'n')} settings"
-            cells = [self.words["pools"][name]["what"], where, self.form(name, "word"), self.difference(name)]
-            yield Line(f"| {' | '.join(cells)} |", (name,))
-        for claim in ranked:
-            where = self.evidence.place(claim).where + tokens(self.size(claim.name))
-            cells = [self.what(claim), where, self.form(claim.name, "word"), self.difference(claim.name)]
-            yield Line(f"| {' | '.join(cells)} |", (claim.name,))
+            what, where = self.words["pools"][name]["what"], f"{self.form(name, 'n')} settings"
+            yield table_row([what, where, self.form(name, "word"), self.difference(name)], name)
+        for name, claim in ranked.items():
+            where = self.evidence.place(claim).where + tokens(self.size(name))
+            yield table_row([self.what(claim), where, self.form(name, "word"), self.difference(name)], name)
 
     # pages
 
@@ -285,7 +273,7 @@ class Book:
             if not resolved(row):
                 continue
             parts = [f"{self.form(row[s], 'mean')} {self.form(row[s], 'word')}" if s in row else "–" for s in columns]
-            yield Line(f"| {scheme} | {' | '.join(parts)} |", tuple(row.values()))
+            yield table_row([scheme, *parts], *row.values())
 
     def outcomes(self) -> Iterator[Line]:
         """Each registered prediction: a verdict, or a range of the mean."""
@@ -297,8 +285,7 @@ class Book:
             outcome = "open" if row["n"] == 1 else "kept" if holds else "missed"
             link = f"[{words['experiment'][:3]}](../../experiments/{words['experiment']})"
             predicted = self.fill(words["text"])
-            text = f"| {link} | {predicted.text} | {outcome} | {self.form(name)} |"
-            yield Line(text, (name, *predicted.claims))
+            yield table_row([link, predicted.text, outcome, self.form(name)], name, *predicted.claims)
 
     def predictions(self) -> Iterator[Line]:
         yield from (Line("# Predictions, kept and missed"), Line(""), Line(BUILT), Line(""))
@@ -320,7 +307,7 @@ class Book:
             for name in (name for name in self.members(key) if self.values[name]["verdict"] == "worse"):
                 claim = self.evidence.claims[name]
                 where = self.evidence.place(claim).where + tokens(self.size(name))
-                yield Line(f"| {self.what(claim)} | {where} | {self.difference(name)} |", (name,))
+                yield table_row([self.what(claim), where, self.difference(name)], name)
         yield from (Line(""), Line(MARK), Line(""), Line("[All questions](../results.md)"))
 
     def pages(self) -> dict[str, list[Line]]:
@@ -369,5 +356,13 @@ def tokens(size: float | None) -> str:
     return f", {short(size)} tokens per parameter" if size else ""
 
 
+def p_value(p: float | None) -> str:
+    return "–" if p is None else f"{p:.2g}"
+
+
 def table_head(titles: Sequence[str]) -> tuple[Line, Line]:
-    return Line(f"| {' | '.join(titles)} |"), Line("|" + " --- |" * len(titles))
+    return table_row(titles), Line("|" + " --- |" * len(titles))
+
+
+def table_row(cells: Sequence[str], *claims: str) -> Line:
+    return Line(f"| {' | '.join(cells)} |", claims)

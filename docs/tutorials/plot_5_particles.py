@@ -9,13 +9,7 @@ trains.
 
 import geonorm
 
-simulation = geonorm.simulate(
-    ["post", "pre", "peri", "geonorm"],
-    tokens=16,
-    dim=32,
-    time=2000.0,
-    seeds=1,
-)
+simulation = geonorm.simulate(["post", "pre", "peri", "geonorm"], tokens=16, dim=32, time=2000.0, seeds=1)
 simulation.frame()[["scheme", "terminal_law", "terminal_exponent"]].round(2)
 
 # %%
