@@ -3,6 +3,7 @@
 import json
 import time
 from functools import partial
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -30,9 +31,9 @@ def test_what_is_measured_is_right() -> None:
     names = {candidate.name for candidate in eager}
     assert {"geonorm", "geonorm, read twice", "geonorm closed", "geonorm textbook", PRE, GAINS} <= names
     assert "geonorm, read through a norm" in names
-    for dtype in DTYPES:
+    for dtype, (rows, dim) in product(DTYPES, ((64, 96), (8192, 16))):
         for candidate in eager:
-            errors = check_candidate(candidate, *draw_inputs(64, 96, dtype, CPU))
+            errors = check_candidate(candidate, *draw_inputs(rows, dim, dtype, CPU))
             assert {*errors} == {"out", "dx", "du", *(["dgains"] if candidate.gains else [])}
             assert all(0 < error < 0.05 for error in errors.values())
 
