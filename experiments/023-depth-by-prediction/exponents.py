@@ -1,4 +1,4 @@
-"""How each arm's best rate goes with depth: exponents.md.
+"""How each arm's best rate goes with depth and width: exponents.md.
 
     python experiments/023-depth-by-prediction/exponents.py > experiments/023-depth-by-prediction/exponents.md
 
@@ -7,11 +7,11 @@ its neighbours. The noise of a loss is the pooled standard deviation of the fres
 the noise of one seed at several rates, so the intervals are rather too wide.
 """
 
-from math import exp, log, sqrt
+from math import exp, hypot, isnan, log, nan, sqrt
 from pathlib import Path
 from statistics import mean, variance
 
-from runs import ARMS, FACTOR, LAYERS, SEEDS, TUNING_SEED, TURNS, read_kept, read_row
+from runs import FACTOR, SEEDS, SIZES, TUNING_SEED, TURNS, read_kept, read_row
 
 runs = read_kept(Path(__file__).parent)
 tuning = {name: run for name, run in runs.items() if run.seed == TUNING_SEED}
@@ -28,22 +28,23 @@ def bottom(row: str) -> tuple[float, float]:
     rates = sorted(losses)
     at = min(range(len(rates)), key=lambda place: losses[rates[place]], default=0)
     if not 0 < at < len(rates) - 1:
-        return float("nan"), float("nan")
+        return nan, nan
     low, best, high = (losses[rate] for rate in rates[at - 1 : at + 2])
     bend = low - 2 * best + high
     shift = (low - high) / (2 * bend)
     return log(rates[at]) + log(FACTOR) * shift, log(FACTOR) * noise * sqrt((1 + 12 * shift**2) / 2) / bend
 
 
-print(f"Noise of a loss {noise:.4f}.\n\n| arm | best rate, 4 | 12 | 36 blocks | exponent, 4 to 36 (95 %) | predicted |")
-print("|---|---|---|---|---|---|")
-for arm in ARMS:
-    bottoms = [bottom(f"{layers}-{arm}") for layers in LAYERS]
-    (first, before), *_, (last, after) = bottoms
-    depth = log(LAYERS[-1] / LAYERS[0])
-    exponent, error = (last - first) / depth, 1.96 * sqrt(before**2 + after**2) / depth
-    cells = " | ".join(f"{exp(place):.2e} ±{100 * spread:.0f} %" for place, spread in bottoms)
-    span = f"{exponent:+.2f} ({exponent - error:+.2f} to {exponent + error:+.2f})"
-    print(
-        f"| {arm} | {cells} | {span} | {-log(TURNS[arm]) / depth:+.2f} |".replace("nan ±nan %", "").replace("+nan", "–")
-    )
+print(f"Noise of a loss {noise:.4f}; ±: one standard error.")
+for place, (sizes, what) in enumerate(((("4", "12", "36"), "blocks"), (("w32", "4", "w128"), "wide"))):
+    titles = " | ".join(str(SIZES[size][place]) for size in sizes)
+    print(f"\n| arm | best rate, {titles} {what} | exponent (95 %) | predicted |")
+    print("|---|---|---|---|---|---|")
+    span = log(SIZES[sizes[-1]][place] / SIZES[sizes[0]][place])
+    for arm, turns in TURNS.items():
+        bottoms = [bottom(f"{size}-{arm}") for size in sizes]
+        cells = " | ".join("" if isnan(at) else f"{exp(at):.2e} ±{100 * error:.0f} %" for at, error in bottoms)
+        (first, before), *_, (last, after) = bottoms
+        slope, half = (last - first) / span, 1.96 * hypot(before, after) / span
+        measured = "" if isnan(slope) else f"{slope:+.2f} ({slope - half:+.2f} to {slope + half:+.2f})"
+        print(f"| {arm} | {cells} | {measured} | {-log(turns[place]) / span:+.2f} |")
