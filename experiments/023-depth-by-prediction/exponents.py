@@ -3,8 +3,8 @@
     python experiments/023-depth-by-prediction/exponents.py > experiments/023-depth-by-prediction/exponents.md
 
 A best rate is the minimum of the parabola, over the logarithm of the rate, through the best rate of the tuning seed and
-its neighbours. The noise of a loss is the pooled standard deviation of the fresh seeds at one rate. That is more than
-the noise of one seed at several rates, so the intervals are rather too wide.
+its neighbours. The noise of a loss is the standard deviation of fresh seeds at one rate, pooled over an arm's depths.
+It is mostly more than the noise of one seed at several rates, so the intervals are rather too wide.
 """
 
 from math import exp, hypot, isnan, log, nan, sqrt
@@ -18,13 +18,15 @@ tuning = {name: run for name, run in runs.items() if run.seed == TUNING_SEED}
 fresh: dict[str, list[float]] = {}
 for name, run in runs.items():
     if run.seed in SEEDS and run.val_loss is not None:
-        fresh.setdefault(name.rpartition("-seed")[0], []).append(run.val_loss)
-noise = sqrt(mean(variance(losses) for losses in fresh.values() if len(losses) == len(SEEDS)))
+        fresh.setdefault(name.rpartition("-lr")[0], []).append(run.val_loss)
+noise = {arm: sqrt(mean(variance(fresh[f"{layers}-{arm}"]) for layers in (4, 12, 36))) for arm in TURNS}
+STUDENT = 2.447
+"""97.5 % point for the three times two degrees of freedom of a noise."""
 
 
-def bottom(row: str) -> tuple[float, float]:
+def bottom(size: str, arm: str) -> tuple[float, float]:
     """The logarithm of the best rate and its standard error; NaN where the best is not interior."""
-    losses = read_row(tuning, row)
+    losses = read_row(tuning, f"{size}-{arm}")
     rates = sorted(losses)
     at = min(range(len(rates)), key=lambda place: losses[rates[place]], default=0)
     if not 0 < at < len(rates) - 1:
@@ -32,19 +34,22 @@ def bottom(row: str) -> tuple[float, float]:
     low, best, high = (losses[rate] for rate in rates[at - 1 : at + 2])
     bend = low - 2 * best + high
     shift = (low - high) / (2 * bend)
-    return log(rates[at]) + log(FACTOR) * shift, log(FACTOR) * noise * sqrt((1 + 12 * shift**2) / 2) / bend
+    return log(rates[at]) + log(FACTOR) * shift, log(FACTOR) * noise[arm] * sqrt((1 + 12 * shift**2) / 2) / bend
 
 
-print(f"Noise of a loss {noise:.4f}; ±: one standard error.")
+print(
+    "With 36 blocks the minimum of muse is chance. ±: one standard error. Noise:",
+    ", ".join(f"{arm} {spread:.4f}" for arm, spread in noise.items()),
+)
 for place, (sizes, what) in enumerate(((("4", "12", "36"), "blocks"), (("w32", "4", "w128"), "wide"))):
     titles = " | ".join(str(SIZES[size][place]) for size in sizes)
     print(f"\n| arm | best rate, {titles} {what} | exponent (95 %) | predicted |")
     print("|---|---|---|---|---|---|")
     span = log(SIZES[sizes[-1]][place] / SIZES[sizes[0]][place])
     for arm, turns in TURNS.items():
-        bottoms = [bottom(f"{size}-{arm}") for size in sizes]
+        bottoms = [bottom(size, arm) for size in sizes]
         cells = " | ".join("" if isnan(at) else f"{exp(at):.2e} ±{100 * error:.0f} %" for at, error in bottoms)
         (first, before), *_, (last, after) = bottoms
-        slope, half = (last - first) / span, 1.96 * hypot(before, after) / span
+        slope, half = (last - first) / span, STUDENT * hypot(before, after) / span
         measured = "" if isnan(slope) else f"{slope:+.2f} ({slope - half:+.2f} to {slope + half:+.2f})"
         print(f"| {arm} | {cells} | {measured} | {-log(turns[place]) / span:+.2f} |")
