@@ -37,10 +37,7 @@ def bottom(size: str, arm: str) -> tuple[float, float]:
     return log(rates[at]) + log(FACTOR) * shift, log(FACTOR) * noise[arm] * sqrt((1 + 12 * shift**2) / 2) / bend
 
 
-print(
-    "With 36 blocks the minimum of muse is chance. ±: one standard error. Noise:",
-    ", ".join(f"{arm} {spread:.4f}" for arm, spread in noise.items()),
-)
+print("At 36 blocks muse's minimum is chance. ±: one standard error. Noise:", *(f"{noise[arm]:.4f}" for arm in noise))
 for place, (sizes, what) in enumerate(((("4", "12", "36"), "blocks"), (("w32", "4", "w128"), "wide"))):
     titles = " | ".join(str(SIZES[size][place]) for size in sizes)
     print(f"\n| arm | best rate, {titles} {what} | exponent (95 %) | predicted |")
