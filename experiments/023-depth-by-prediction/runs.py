@@ -9,9 +9,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from programme import Grid, Summaries, read_kept as read_kept, settings
-from rates import extend, name_run, read_row
+from rates import extend, name_run, read_row as read_row
 
-from geonorm.lab.config import TUNING_SEED
+from geonorm.lab.config import TUNING_SEED as TUNING_SEED
 
 RECIPE = settings(
     preset="nano", model__heads=4, model__mlp="gelu", data="books", batch_size=4, steps=2000, optim__floor=0,
