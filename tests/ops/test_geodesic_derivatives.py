@@ -56,13 +56,14 @@ def test_a_learned_decay_may_have_a_dimension() -> None:
     assert found[0] == found[1] == found[2]
 
 
-def test_what_is_transformed_takes_the_textbook_whatever_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mapped_rows_take_the_path_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEONORM_BACKEND", "closed")
     x, u = (t.detach() for t in pair(count=3))
-    expected = geodesic_update(x, u, decay=0.5, backend="reference")
-    torch.testing.assert_close(torch.func.vmap(lambda a, b: geodesic_update(a, b, decay=0.5))(x, u), expected)
-    expected = geodesic_update(x, u[:1].expand_as(u), decay=0.5, backend="reference")
-    torch.testing.assert_close(torch.func.vmap(lambda a: geodesic_update(a, u[0], decay=0.5), in_dims=1)(x.T), expected)
+    for axis, other, of_other in ((0, u, 0), (1, u[0], None)):
+        step = torch.func.vmap(geodesic_update, in_dims=(axis, of_other))
+        y = torch.func.vmap(step)(x.movedim(0, axis)[None].requires_grad_(), other[None])
+        assert "ClosedForm" in str(y.grad_fn)
+        torch.testing.assert_close(y[0], geodesic_update(x, other.expand_as(x), backend="reference"))
 
 
 @pytest.mark.parametrize("ratio", [0.3, 4.0, 0.0])

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from . import fused
 from .angle import AngleMap
-from .available import choose_backend, fusible, read_backend, why_not_triton
+from .available import choose_backend, read_backend, why_not_triton
 from .closed_form import closed_form
 from .launch import DTYPES
 from .reference import reference
@@ -70,42 +70,41 @@ def geodesic_step(x: Tensor, u: Tensor, angles: AngleMap, h: float | Tensor = 1.
     tensor([0.9950, 0.0998])
     """
     path = choose_backend(backend, x, u, angles)
-    whole = isinstance(h, float) and h == 1.0
-    if path == "reference" and whole and backend == "auto" and fusible(angles) and mapped(x, u) > mapped(angles.post):
-        (post, *_), _, numbers = fused.plan_step(angles)
-        out: Tensor = torch.ops.geonorm.step(x, u, post, numbers)
+    full = isinstance(h, float) and h == 1.0
+    if path == "reference" and backend == "auto" and full and leaves_vmap(x, u, angles):
+        out: Tensor = StepUnderVmap.apply(x, u, angles)
         return out
-    if path == "reference" or not whole:
+    if path == "reference" or not full:
         return reference(x, u, angles, h)
     if path == "triton":
         return fused.write(x, u, *fused.plan_step(angles))
     return closed_form(x, u, angles)
 
 
-def mapped(*values: Any) -> bool:
-    """Whether the innermost `torch.func.vmap` maps any of these."""
-    return any(isinstance(value, Tensor) and torch._C._functorch.is_batchedtensor(value) for value in values)
+def leaves_vmap(x: Tensor, u: Tensor, angles: AngleMap) -> bool:
+    """Whether the innermost `torch.func.vmap` maps x or u and nothing of the angles. Not while a graph is traced:
+    compilers know no rule of vmap, and fuse the textbook themselves."""
+    mapped = torch._C._functorch.is_batchedtensor
+    numbers = [angles.pre, angles.post, angles.gain, angles.bias]
+    learned = any(isinstance(number, Tensor) and mapped(number) for number in numbers)
+    return (mapped(x) or mapped(u)) and not learned and not torch.compiler.is_compiling()
 
 
-def step_of_rows(x: Tensor, u: Tensor, post: Tensor | None, numbers: list[float]) -> Tensor:
-    """`geodesic_step` as an operator, so that vmap can have a rule for it; its arguments are those of the kernels."""
-    return geodesic_step(x, u, fused.angle_map(post, numbers))
+class StepUnderVmap(torch.autograd.Function):
+    """The step of mapped rows: outside of the transform, where the mapped axis stands in front of the others, every
+    path can run."""
 
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """torch.func wants one, and never calls it."""
 
-def step_of_mapped_rows(info: Any, dims: Sequence[Any], x: Tensor, u: Tensor, *rest: Any) -> tuple[Tensor, int]:
-    """Under vmap: the mapped axis stands in front of the others, and outside of the transform every path can run."""
-    x, u = (
-        t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
-        for t, d in zip((x, u), dims[:2], strict=True)
-    )
-    return step_of_rows(x, u, *rest), 0
-
-
-fused.LIBRARY.define(
-    "step(Tensor x, Tensor u, Tensor? post, float[] numbers) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
-)
-fused.LIBRARY.impl("step", step_of_rows, "CompositeImplicitAutograd")
-torch.library.register_vmap("geonorm::step", step_of_mapped_rows, lib=fused.LIBRARY)
+    @staticmethod
+    def vmap(info: Any, dims: Sequence[Any], x: Tensor, u: Tensor, angles: AngleMap) -> tuple[Tensor, int]:
+        x, u = (
+            t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
+            for t, d in zip((x, u), dims[:2], strict=True)
+        )
+        return geodesic_step(x, u, angles), 0
 
 
 def geodesic_step_read(
