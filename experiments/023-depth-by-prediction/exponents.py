@@ -2,9 +2,8 @@
 
     python experiments/023-depth-by-prediction/exponents.py > experiments/023-depth-by-prediction/exponents.md
 
-A best rate is the minimum of the parabola, over the logarithm of the rate, through the best rate of the tuning seed and
-its neighbours. The noise of a loss is the standard deviation of fresh seeds at one rate, pooled over an arm's depths.
-It is mostly more than the noise of one seed at several rates, so the intervals are rather too wide.
+A best rate is the minimum of the parabola, over log rate, through the best of the tuning seed and its neighbours. The
+noise of a loss is the standard deviation of fresh seeds, pooled over depths: mostly more than that of one seed.
 """
 
 from math import exp, hypot, isnan, log, nan, sqrt
@@ -20,8 +19,6 @@ for name, run in runs.items():
     if run.seed in SEEDS and run.val_loss is not None:
         fresh.setdefault(name.rpartition("-lr")[0], []).append(run.val_loss)
 noise = {arm: sqrt(mean(variance(fresh[f"{layers}-{arm}"]) for layers in (4, 12, 36))) for arm in TURNS}
-STUDENT = 2.447
-"""97.5 % point for the three times two degrees of freedom of a noise."""
 
 
 def bottom(size: str, arm: str) -> tuple[float, float]:
@@ -37,7 +34,10 @@ def bottom(size: str, arm: str) -> tuple[float, float]:
     return log(rates[at]) + log(FACTOR) * shift, log(FACTOR) * noise[arm] * sqrt((1 + 12 * shift**2) / 2) / bend
 
 
-print("At 36 blocks muse's minimum is chance. ±: one standard error. Noise:", *(f"{noise[arm]:.4f}" for arm in noise))
+print(
+    "At 36 blocks muse's minimum is chance. ±: one standard error. Noise by arm:",
+    *(f"{noise[arm]:.4f}" for arm in noise),
+)
 for place, (sizes, what) in enumerate(((("4", "12", "36"), "blocks"), (("w32", "4", "w128"), "wide"))):
     titles = " | ".join(str(SIZES[size][place]) for size in sizes)
     print(f"\n| arm | best rate, {titles} {what} | exponent (95 %) | predicted |")
@@ -47,6 +47,6 @@ for place, (sizes, what) in enumerate(((("4", "12", "36"), "blocks"), (("w32", "
         bottoms = [bottom(size, arm) for size in sizes]
         cells = " | ".join("" if isnan(at) else f"{exp(at):.2e} ±{100 * error:.0f} %" for at, error in bottoms)
         (first, before), *_, (last, after) = bottoms
-        slope, half = (last - first) / span, STUDENT * hypot(before, after) / span
+        slope, half = (last - first) / span, 2.447 * hypot(before, after) / span  # six degrees of freedom
         measured = "" if isnan(slope) else f"{slope:+.2f} ({slope - half:+.2f} to {slope + half:+.2f})"
         print(f"| {arm} | {cells} | {measured} | {-log(turns[place]) / span:+.2f} |")

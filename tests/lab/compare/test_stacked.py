@@ -22,8 +22,7 @@ def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def same_alone(call: Any, losses: Any) -> Any:
-    """Whether the first and the last run of a comparison have the losses and gradients that their settings give
-    alone."""
+    """The first and the last run of a comparison have the losses and gradients that their settings give alone."""
 
     def check(out: Path, tolerance: float) -> None:
         for folder in sorted((out / "runs").iterdir())[:: len(list((out / "runs").iterdir())) - 1]:
@@ -86,4 +85,4 @@ def test_it_stops_and_goes_on(
 def test_what_cannot_be_stacked_is_one_line(call: Any, tiny: list[str], tmp_path: Path) -> None:
     out = tmp_path / "stacked"
     refused = call("compare", *tiny, *STACKED, "--model.norm", "taper", "--out", out)
-    assert refused.status == 2 and "--launcher stacked is without" in refused.err and not out.exists()
+    assert refused.status == 2 and "use --launcher local" in refused.err and not out.exists()

@@ -28,6 +28,7 @@ from ...settings import check_unused, from_dict, to_dict
 from ..config import TrainConfig
 from ..distributed.ranks import ALONE
 from ..load import Comparison, read_comparison
+from ..plan import fit_to_device
 from ..resolve import Resolved, resolve
 from ..runs.folder import (
     RunFolder,
@@ -204,15 +205,16 @@ def resolve_samples(samples: Sequence[TrainConfig], launcher: str, device: str) 
         on_cpu = pick_device(device).type == "cpu" and here
     world = None if launcher == "submitit" else ALONE  # a job of Slurm may have several ranks
     setups = [resolve(sample, world, on_cpu) for sample in samples]
-    if launcher == "stacked" and any(cannot_stack(setup) for setup in setups):
-        raise ConfigError("--launcher stacked is without dropout, recomputation and --model.norm taper: take local")
+    for setup in setups if launcher == "stacked" else ():
+        shape = setup.shape
+        # a transformed function may not draw, count or compute again, and trackers know one run of a process
+        if getattr(shape, "attn_dropout", 0) or shape.norm == "taper" or setup.runtime.recompute or setup.log.to:
+            raise ConfigError(
+                "--launcher stacked cannot train with dropout, recomputation, --model.norm taper or --log.to: "
+                "use --launcher local"
+            )
+        fit_to_device(setup, ALONE, pick_device(device))  # on this thread: on another one PyTorch 2.11 may crash
     return setups
-
-
-def cannot_stack(setup: Resolved) -> bool:
-    """Whether a model draws, counts or computes again in its forward pass, which a transformed function may not."""
-    shape = setup.shape
-    return bool(getattr(shape, "attn_dropout", 0) or shape.norm == "taper" or setup.runtime.recompute)
 
 
 def device_of_runs(config: Grid) -> str:

@@ -61,7 +61,7 @@ class Grid(Shared):
     out: str = "runs/compare"
     """Directory of the comparison."""
     jobs: Count | None = None
-    """Runs at a time; as many as the machine has cores for (CPU) or devices (GPU) when not given."""
+    """Runs at a time; as many as the machine has cores for (CPU) or devices (GPU) when not given, 64 of a stack."""
     launcher: Literal["local", "stacked", "submitit", "ray"] = "local"
     """Where runs are started: as processes on this machine, as one stacked model for each scheme (small models on a
     GPU), as jobs of SLURM, as tasks of a Ray cluster."""

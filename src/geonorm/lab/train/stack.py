@@ -65,9 +65,9 @@ class StackedModels:
         requests = list(self.waiting.values())
         self.size = max(self.size, len(requests))
         models, parameters, ids, targets = zip(*requests, *requests[:1] * (self.size - len(requests)), strict=True)
-        self.losses = self.losses or together(models[0], self.compiled)
+        self.losses = self.losses or compute_stacked(models[0], self.compiled)
         weights = [torch.stack([t.detach() for t in row]).requires_grad_() for row in zip(*parameters, strict=True)]
-        counts = [torch.stack([model.get_buffer(name) for model in models]) for name in counted(models[0])]
+        counts = [torch.stack([model.get_buffer(name) for model in models]) for name in counting_buffers(models[0])]
         losses = self.losses(weights, counts, torch.stack(ids), torch.stack(targets))
         with torch.autocast(ids[0].device.type, enabled=False):  # on around the forward pass of whoever came last
             gradients = torch.autograd.grad(losses.sum(), weights, materialize_grads=True)
@@ -76,14 +76,14 @@ class StackedModels:
         self.waiting.clear()
 
 
-def counted(model: Transformer) -> list[str]:
+def counting_buffers(model: Transformer) -> list[str]:
     """Buffers that may differ between models of one shape: the layer of a site is the same in all."""
     return [name for name, _ in model.named_buffers() if not name.endswith("layer")]
 
 
-def together(model: Transformer, compiled: bool) -> Callable[..., Tensor]:
+def compute_stacked(model: Transformer, compiled: bool) -> Callable[..., Tensor]:
     """From weights, counts, ids and targets with an axis of models in front to a loss for each model."""
-    module, counts = Losses(model), counted(model)
+    module, counts = Losses(model), counting_buffers(model)
     names = [f"model.{name}" for name in [*dict(model.named_parameters()), *counts]]
 
     def loss(weights: Sequence[Tensor], counts: Sequence[Tensor], ids: Tensor, targets: Tensor) -> Tensor:
