@@ -64,8 +64,8 @@ def read_backend(backend: str) -> str:
 
 
 def choose_backend(backend: str, x: Tensor, u: Tensor, angles: AngleMap) -> str:
-    """The path for these tensors: triton | closed | reference. Raises ConfigError if the one asked for
-    cannot take them. What is transformed takes the reference whatever was asked; `geodesic_step` leaves `vmap` first."""
+    """The path for these tensors: triton | closed | reference. ConfigError if the one asked for cannot take them.
+    What is transformed takes the reference whatever was asked; `geodesic_step` leaves `vmap` first."""
     backend = read_backend(backend)
     kernels = backend == "triton" or (backend == "auto" and x.is_cuda)
     reason = why_not_triton(x.device, (x.dtype, u.dtype), x.shape[-1], angles) if kernels else ""
