@@ -22,10 +22,10 @@ EMPTY_NAMES = set("found told said kept shown own made given asked".split())
 """Names that say nothing of what the thing is."""
 
 CEILINGS = {
-    "statements of src without the register": 17_121,
+    "statements of src without the register": 17_117,
     "statements of the register": 260,
     "statements per 1,000 lines of src": 543,
-    "lines of tests": 25_043,
+    "lines of tests": 25_037,
     "lines of experiments, benchmarks, examples, docs, evidence": 4_920,
     "test cases of one run": 2_200,
     "options of train besides model.*": 50,

@@ -38,53 +38,49 @@ def test_kernels_under_the_interpreter() -> None:
 
 
 COMPILE = """
-import triton
+import torch
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import CompiledKernel
+from triton.runtime import driver
 from geonorm.ops import kernels, launch
-norm = {"NORM": "layer", "WEIGHTED": True}
-flat = {"FLAT": True, "INNER": "rms"}
-sums = {"STREAM": True, "DWEIGHT": True, "DSHIFT": True}
-vectors = {"A_PTR": True, "B_PTR": True, "C_PTR": True}
-for kernel, dim, backward, flags in (
-    (kernels.forward_kernel, 768, False, {"A_PTR": True}),
-    (kernels.backward_kernel, 64, True, {"A_PTR": True, "STREAM": True}),
-    (kernels.forward_kernel, 768, False, {"LEVEL": True}),
-    (kernels.backward_kernel, 64, True, {"LEVEL": True, "STREAM": True}),
-    (kernels.forward_kernel, 768, False, norm | {"SHIFTED": True}),
-    (kernels.backward_kernel, 768, True, norm | sums),
-    (kernels.forward_kernel, 768, False, norm | flat),
-    (kernels.backward_kernel, 768, True, norm | sums | flat),
-    (kernels.forward_kernel, 4096, False, norm | flat | vectors),
-    (kernels.backward_kernel, 4096, True, norm | sums | flat | vectors | {"DA": True, "DB": True, "DC": True}),
+
+class Gpu:
+    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
+    get_current_device = staticmethod(lambda: 0)
+    get_current_stream = staticmethod(lambda device: 0)
+
+driver.set_active(Gpu())
+CompiledKernel.run = property(lambda kernel: lambda *_: None)
+CompiledKernel.launch_metadata = lambda *_: None
+bf16 = torch.bfloat16
+for dim, rule, third, vectors, norm in (
+    (64, "geodesic", 0.0, "", "none"), (64, "geodesic", 0.3, "", "none"), (768, "geodesic", 0.0, "", "layer"),
+    (768, "rms", 1e-6, "", "layer"), (4096, "rms", 1e-6, "abc", "layer"),
 ):
-    block, rows, warps = launch.settings(dim, backward, "NORM" in flags)
-    flags = {"INNER": "none", "NORM": "none", "READ": True, "DIM": dim, "BLOCK": block, "ROWS": rows} | flags
-    names = "FLAT LEVEL A_PTR B_PTR C_PTR WEIGHTED SHIFTED STREAM DA DB DC DWEIGHT DSHIFT".split()
-    flags = {name: flags.get(name, False) for name in (*names, *flags) if name in kernel.arg_names}
-    types = {name: "*bf16" for name in ("x_ptr", "u_ptr", "out_ptr", "read_ptr", "dx_ptr", "du_ptr", "grad_ptr")}
-    types |= {"read_grad_ptr": "*bf16", "c": "*fp32", "stats_ptr": "*fp32", "weight_ptr": "*fp32"}
-    types |= {n: "*fp32" for n in ("shift_ptr", "da_ptr", "db_ptr", "dc_ptr", "dweight_ptr", "dshift_ptr")}
-    types |= {name: "*fp32" if flags[f"{name.upper()}_PTR"] else "fp32" for name in ("a", "b")}
-    types |= {name: "fp32" for name in ("max_angle", "level", "inner_eps", "eps")}
-    signature = {n: "constexpr" if n in flags else types.get(n, "i32") for n in kernel.arg_names}
-    whole = [i for i, n in enumerate(kernel.arg_names) if signature[n] in ("i32", "*fp32", "*bf16")]
-    aligned = {(i,): [["tt.divisibility", 16]] for i in whole}
-    target = GPUTarget("cuda", 90, 32)
-    built = triton.compile(ASTSource(kernel, signature, flags, aligned), target=target, options={"num_warps": warps})
-    ptx = built.asm["ptx"]
-    assert len(built.asm["cubin"]) > 1000
-    assert "ld.global.v4" in ptx and "st.global.v4" in ptx, "memory is not read and written by 16 bytes"
-    assert "cvt.rn.bf16" in ptx and "cvt.rz.bf16" not in ptx, "bf16 is not rounded to nearest"
-    print(kernel.__name__, "built")
+    x, u, gains = (torch.ones(*shape, dtype=bf16) for shape in ((16, dim), (16, dim), (dim,)))
+    a, b, c = (gains if name in vectors else None for name in "abc")
+    middle = (torch.tensor(1.0) if dim == 64 and not third else a, b, c, rule, [1.0, 0.7, third])
+    ends = (None, None) if norm == "none" else (gains, gains)
+    stats = launch.forward(x, u, *middle, bf16, norm, 1e-6, *ends)[1]
+    wanted = [name in vectors for name in "abc"] + [norm != "none"] * 2
+    launch.backward(x, x, x, u, stats, *middle, norm, ends[0], wanted)
+for kernel in (kernels.forward_kernel, kernels.backward_kernel):
+    for built in kernel.device_caches[0][0].values():
+        ptx = built.asm["ptx"]
+        assert len(built.asm["cubin"]) > 1000
+        assert "ld.global.v4" in ptx and "st.global.v4" in ptx, "memory is not read and written by 16 bytes"
+        assert "cvt.rn.bf16" in ptx and "cvt.rz.bf16" not in ptx, "bf16 is not rounded to nearest"
+        print(kernel.__name__, "built")
 """
 
 
 def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
-    """Triton's compiler and ptxas need no GPU: types, layouts and 16-byte accesses for sm_90."""
+    """Triton's compiler and ptxas need no GPU: what is launched compiles for sm_90, with 16-byte accesses."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": SOURCE, "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", COMPILE], env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("built") == 10
 

@@ -1,7 +1,7 @@
 """The Triton kernels as two PyTorch operators, and the autograd function around them.
 
-    geonorm::write_forward   x', y (no elements if nobody reads) and the scalars of every row
-    geonorm::write_backward  dx, du and the gradients of a, b, c, gains and biases (no elements if nobody asks)
+    geonorm::write_forward   x', the scalars of every row and, if somebody reads it, y
+    geonorm::write_backward  dx, du and those gradients of a, b, c, gains and biases that are wanted
 
 rule is geodesic, or the norm of u (none | rms | layer) in the flat write a x + b N(u) + c. Of a geodesic step, a is
 the decay `post` where that is a tensor, and `numbers` are post, max_angle and the one angle of all tokens (0 if each
@@ -31,10 +31,9 @@ from .reference import differentiated, gradients_of, reference
 LIBRARY = torch.library.Library("geonorm", "DEF")
 for schema in (
     "write_forward(Tensor x, Tensor u, Tensor? a, Tensor? b, Tensor? c, str rule, float[] numbers, ScalarType? read, "
-    "str norm, float eps, Tensor? weight, Tensor? shift) -> (Tensor, Tensor, Tensor)",
+    "str norm, float eps, Tensor? weight, Tensor? shift) -> Tensor[]",
     "write_backward(Tensor? grad, Tensor? read_grad, Tensor x, Tensor u, Tensor stats, Tensor? a, Tensor? b, "
-    "Tensor? c, str rule, float[] numbers, str norm, Tensor? weight, bool[] wanted) -> "
-    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "Tensor? c, str rule, float[] numbers, str norm, Tensor? weight, bool[] wanted) -> Tensor[]",
 ):
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
 
@@ -115,13 +114,13 @@ class Fused(torch.autograd.Function):
         shift: Tensor | None,
     ) -> Any:
         apart = read if norm != "none" or read != x.dtype else None
-        out, y, stats = torch.ops.geonorm.write_forward(x, u, a, b, c, rule, numbers, apart, norm, eps, weight, shift)
+        out, stats, *y = torch.ops.geonorm.write_forward(x, u, a, b, c, rule, numbers, apart, norm, eps, weight, shift)
         ctx.save_for_backward(x, u, stats, a, b, c, weight, shift)
         ctx.options = rule, numbers, read, norm, eps
         ctx.set_materialize_grads(False)
         if read is None:
             return out
-        return out, out.view_as(out) if apart is None else y
+        return out, out.view_as(out) if apart is None else y[0]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, read_grad: Tensor | None = None) -> Any:
@@ -141,8 +140,8 @@ class Fused(torch.autograd.Function):
             dx, du, *totals = torch.ops.geonorm.write_backward(
                 grad, read_grad, x, u, stats, a, b, c, rule, numbers, norm, weight, summed
             )
-            triples = zip(totals, learned, summed, strict=True)
-            sums = [total.to(t.dtype) if want else None for total, t, want in triples]
+            rest = iter(totals)
+            sums = [next(rest).to(t.dtype) if want else None for t, want in zip(learned, summed, strict=True)]
         return dx, du, *sums[:3], None, None, None, None, None, *sums[3:]
 
 
@@ -185,13 +184,11 @@ def angle_map(post: Tensor | None, numbers: list[float]) -> AngleMap:
     return AngleMap(post=rate if post is None else post, gain=gain, bias=level, max_angle=max_angle)
 
 
-def forward_fake(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def forward_fake(x: Tensor, *rest: Any) -> list[Tensor]:
     return launch.forward_outputs(x, rest[6], rest[7] != "none")
 
 
-def backward_fake(
-    grad: Tensor | None, read_grad: Tensor | None, x: Tensor, u: Tensor, *rest: Any
-) -> tuple[Tensor, ...]:
+def backward_fake(grad: Tensor | None, read_grad: Tensor | None, x: Tensor, u: Tensor, *rest: Any) -> list[Tensor]:
     return launch.backward_outputs(x, u, rest[-1])
 
 

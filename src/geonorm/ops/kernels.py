@@ -1,21 +1,23 @@
 """Triton kernels of the residual: one pair, forward and backward, for two kinds of write, with or without what the
 next sub-layer reads, and the norm through which it reads.
 
-    FLAT      x' = a x + b N(u) + c, where a, b, c are numbers or vectors of one number for each channel
+    flat      x' = a x + b N(u) + c, where a, b, c are numbers or vectors of one number for each channel
     geodesic  x' = cos(angle) x + sin(angle) |x| v/|v|, under the maps of the angle that are used:
-              angle = min(a * min(ratio, max_angle), max_angle), or LEVEL, one angle for all tokens:
+              angle = min(a * min(ratio, max_angle), max_angle), or with a level, one angle for all tokens:
               angle = min(a * level * ratio / sqrt(ratio^2 + SOFTNESS^2), max_angle)
 
 The row maths of the second is the closed form in coefficients of x, u and the gradient, in fp32 on chip. Forward reads
-x and u once and writes x' and, with READ, y: x' in another dtype or N(x'). Backward reads x, u and the gradient(s) once
-and writes dx and du. Norms (INNER of u, NORM of x') are none, rms or layer; gains of the first are part of b and c. The
-second sees x' as it is in memory: rounded to its dtype. Every store rounds once.
+x and u once and writes x' and, if read, y: x' in another dtype or N(x'). Backward reads x, u and the gradient(s) once
+and writes dx and du. RULE is geodesic or the norm of u; that norm and NORM, of x', are none, rms or layer. Gains of the
+first are part of b and c. The second sees x' as it is in memory: rounded to its dtype. Every store rounds once.
 
-A program owns ROWS whole rows of DIM numbers, padded to BLOCK. a is a float or, A_PTR, a pointer: FLAT to a vector,
-else to one number (layers then share one compiled kernel); b likewise, and c is always a vector. `stats` is (5, rows)
-fp32 with a norm behind the step, else (3, rows): <x,x>, c and |t|^2 of every row of a geodesic step, or mean and
-inverse deviation of u; lines 3 and 4 are those of x', which itself is computed again backward, not read.
-Only what Triton 3.6 and 3.7 share is used, and nothing that its interpreter lacks. This file is imported when a kernel
+A program owns ROWS whole rows of DIM numbers, padded to BLOCK. Pointers to what nobody gives or asks for are None, and
+compiled away. n0, n1, n2 are numbers: a, max_angle and the level (or None) of a geodesic step, or a, b and the eps of
+N(u). In place of n0 there may be a pointer to it, a_ptr (layers then share one compiled kernel); a_ptr, b_ptr and c_ptr
+of a flat write are vectors. `stats` is (5, rows) fp32 with a norm behind the step, else (3, rows): <x,x>, c and
+|t|^2 of every row of a geodesic step, or mean and inverse deviation of u; lines 3 and 4 are those of x', which is
+computed again backward, not read.
+Only what Triton 3.6 to 3.9 share is used, and nothing that its interpreter lacks. This file is imported when a kernel
 is launched, not before: it needs triton.
 """
 
@@ -64,9 +66,9 @@ def clamp(quotient, slope, curvature, ratio, ceiling):
 
 
 @triton.jit
-def angles_of_rows(ratio, post, max_angle, level, LEVEL: tl.constexpr):
+def angles_of_rows(ratio, post, max_angle, level):
     """quotient, slope and curvature of the angle."""
-    if LEVEL:
+    if level is not None:
         quotient, slope, curvature = level_slopes(ratio, level)
     else:
         zero = tl.zeros(ratio.shape, tl.float32)
@@ -98,7 +100,7 @@ def sinc_bend_of_rows(angle, cos, sinc):
 
 
 @triton.jit
-def step_rows(x, u, post, max_angle, level, LEVEL: tl.constexpr):
+def step_rows(x, u, post, max_angle, level):
     """x', and <x,x>, c, |t|^2 of every row."""
     xx = tl.sum(x * x, 1)
     inverse = invert_rows(xx)
@@ -111,19 +113,19 @@ def step_rows(x, u, post, max_angle, level, LEVEL: tl.constexpr):
     n2 = tl.where(n2 < 0.0, 0.0, n2)
 
     ratio = tl.sqrt_rn(n2 * inverse)
-    quotient, _, _ = angles_of_rows(ratio, post, max_angle, level, LEVEL)
+    quotient, _, _ = angles_of_rows(ratio, post, max_angle, level)
     _, a, _, b = coefficients(quotient, ratio, xx)
     out = (a - b * correction)[:, None] * x + b[:, None] * t
     return out, xx, c + correction, n2
 
 
 @triton.jit
-def turn(xx, n2, post, max_angle, level, LEVEL: tl.constexpr):
+def turn(xx, n2, post, max_angle, level):
     """What the backward pass knows of a row before it has seen a gradient: x' = a x + b t, 1 / <x,x>, and the slope of
     the angle and its bend."""
     inverse = invert_rows(xx)
     ratio = tl.sqrt_rn(n2 * inverse)
-    quotient, slope, curvature = angles_of_rows(ratio, post, max_angle, level, LEVEL)
+    quotient, slope, curvature = angles_of_rows(ratio, post, max_angle, level)
     angle, a, sinc, b = coefficients(quotient, ratio, xx)
     # (slope cos - b) / ratio^2 without the division
     bend = slope * quotient * quotient * sinc_bend_of_rows(angle, a, sinc) + sinc * curvature
@@ -186,11 +188,11 @@ def pull_back_norm(grad, y, inverse, NORM: tl.constexpr, DIM: tl.constexpr):
 
 
 @triton.jit
-def read_number(value, IS_POINTER: tl.constexpr):
-    if IS_POINTER:
-        return tl.load(value).to(tl.float32)
+def read_number(base, number):
+    if base is None:
+        return number
     else:
-        return value
+        return tl.load(base).to(tl.float32)
 
 
 @triton.jit
@@ -224,32 +226,30 @@ def load_line(base, columns, across):
 
 
 @triton.jit
-def read_weight(value, columns, across, IS_POINTER: tl.constexpr):
+def read_weight(base, number, columns, across):
     """A number, or one of every channel."""
-    if IS_POINTER:
-        return load_line(value, columns, across)
+    if base is None:
+        return number
     else:
-        return value
+        return load_line(base, columns, across)
 
 
 @triton.jit
-def store_sum(base, total, columns, across, WANTED: tl.constexpr, DIM: tl.constexpr):
+def store_sum(base, total, columns, across, DIM: tl.constexpr):
     """The part of this program of a sum over rows, in (programs, DIM)."""
-    if WANTED:
+    if base is not None:
         tl.store(base + tl.program_id(0).to(tl.int64) * DIM + columns, tl.sum(total, 0), mask=across)
 
 
 @triton.jit
 def forward_kernel(
     x_ptr, u_ptr, out_ptr, read_ptr, stats_ptr, weight_ptr, shift_ptr,
-    a, b, c, max_angle, level, inner_eps, eps,
+    a_ptr, b_ptr, c_ptr, n0, n1, n2, eps,
     count, x_stride, u_stride,
-    FLAT: tl.constexpr, INNER: tl.constexpr, LEVEL: tl.constexpr, READ: tl.constexpr, NORM: tl.constexpr,
-    A_PTR: tl.constexpr, B_PTR: tl.constexpr, C_PTR: tl.constexpr, WEIGHTED: tl.constexpr, SHIFTED: tl.constexpr,
-    DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    RULE: tl.constexpr, NORM: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """x' and stats; with READ also y in the dtype of read_ptr. weight_ptr and shift_ptr: (DIM,), gains and biases of
-    the norm behind the step."""
+    """x' and stats; with read_ptr also y in its dtype. weight_ptr and shift_ptr: (DIM,), gains and biases of the norm
+    behind the step."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     inside = rows < count
@@ -257,25 +257,25 @@ def forward_kernel(
     mask = inside[:, None] & across[None, :]
     x = load_rows(x_ptr, rows, x_stride, columns, mask)
     u = load_rows(u_ptr, rows, u_stride, columns, mask)
-    if FLAT:
-        n, first, second = normalise_rows(u, mask, inner_eps, INNER, DIM)
-        third = first
-        out = read_weight(a, columns, across, A_PTR) * x + read_weight(b, columns, across, B_PTR) * n
-        if C_PTR:
-            out = out + load_line(c, columns, across)
+    if RULE == "geodesic":
+        out, first, second, third = step_rows(x, u, read_number(a_ptr, n0), n1, n2)
     else:
-        out, first, second, third = step_rows(x, u, read_number(a, A_PTR), max_angle, level, LEVEL)
+        n, first, second = normalise_rows(u, mask, n2, RULE, DIM)
+        third = first
+        out = read_weight(a_ptr, n0, columns, across) * x + read_weight(b_ptr, n1, columns, across) * n
+        if c_ptr is not None:
+            out = out + load_line(c_ptr, columns, across)
     tl.store(where_in_memory(out_ptr, rows, DIM, columns), out, mask=mask)
     tl.store(stats_ptr + rows, first, mask=inside)
     tl.store(line_of(stats_ptr, 1, count, rows), second, mask=inside)
     tl.store(line_of(stats_ptr, 2, count, rows), third, mask=inside)
 
-    if READ:
+    if read_ptr is not None:
         y = tl.where(mask, out.to(out_ptr.dtype.element_ty).to(tl.float32), 0.0)
         y, mean, inverse = normalise_rows(y, mask, eps, NORM, DIM)
-        if WEIGHTED:
+        if weight_ptr is not None:
             y = y * load_line(weight_ptr, columns, across)
-        if SHIFTED:
+        if shift_ptr is not None:
             y = y + load_line(shift_ptr, columns, across)
         if NORM != "none":
             tl.store(line_of(stats_ptr, 3, count, rows), mean, mask=inside)
@@ -287,24 +287,21 @@ def forward_kernel(
 def backward_kernel(
     grad_ptr, read_grad_ptr, x_ptr, u_ptr, stats_ptr, weight_ptr, dx_ptr, du_ptr,
     da_ptr, db_ptr, dc_ptr, dweight_ptr, dshift_ptr,
-    a, b, c, max_angle, level,
+    a_ptr, b_ptr, c_ptr, n0, n1, n2,
     count, grad_stride, read_grad_stride, x_stride, u_stride,
-    FLAT: tl.constexpr, INNER: tl.constexpr, LEVEL: tl.constexpr, STREAM: tl.constexpr, READ: tl.constexpr,
-    NORM: tl.constexpr, A_PTR: tl.constexpr, B_PTR: tl.constexpr, C_PTR: tl.constexpr, WEIGHTED: tl.constexpr,
-    DA: tl.constexpr, DB: tl.constexpr, DC: tl.constexpr, DWEIGHT: tl.constexpr, DSHIFT: tl.constexpr,
-    DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    RULE: tl.constexpr, NORM: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """dx and du from the gradients of x' (with STREAM) and of y (with READ). A program takes every so many tiles of
-    ROWS rows and leaves its part of the sums over rows, to be added up in a fixed order: of a, b and c of a flat write
-    and of the gains and biases of the norm behind it, (programs, DIM) each."""
+    """dx and du from the gradients of x' and of y, of one or of both. A program takes every so many tiles of ROWS rows
+    and leaves its part of the sums over rows, to be added up in a fixed order: of a, b and c of a flat write and of the
+    gains and biases of the norm behind it, (programs, DIM) each."""
     columns = tl.arange(0, BLOCK)
     across = columns < DIM
     program, programs = tl.program_id(0), tl.num_programs(0)
-    if FLAT:
-        of_x, of_n = read_weight(a, columns, across, A_PTR), read_weight(b, columns, across, B_PTR)
+    if RULE == "geodesic":
+        rate = read_number(a_ptr, n0)
     else:
-        rate = read_number(a, A_PTR)
-    if WEIGHTED:
+        of_x, of_n = read_weight(a_ptr, n0, columns, across), read_weight(b_ptr, n1, columns, across)
+    if weight_ptr is not None:
         weight = load_line(weight_ptr, columns, across)
     da = tl.zeros((ROWS, BLOCK), tl.float32)
     db, dc, dweight, dshift = da, da, da, da
@@ -317,49 +314,49 @@ def backward_kernel(
         first = load_numbers(stats_ptr, 0, count, rows, inside)
         second = load_numbers(stats_ptr, 1, count, rows, inside)
         third = load_numbers(stats_ptr, 2, count, rows, inside)
-        if FLAT:
-            t = normalise_again(u, first, second, INNER)
-            out = of_x * x + of_n * t
-            if C_PTR:
-                out = out + load_line(c, columns, across)
-        else:
-            cos, sine, inverse, slope, bend = turn(first, third, rate, max_angle, level, LEVEL)
+        if RULE == "geodesic":
+            cos, sine, inverse, slope, bend = turn(first, third, rate, n1, n2)
             t = u - second[:, None] * x
             out = cos[:, None] * x + sine[:, None] * t
+        else:
+            t = normalise_again(u, first, second, RULE)
+            out = of_x * x + of_n * t
+            if c_ptr is not None:
+                out = out + load_line(c_ptr, columns, across)
 
         do = tl.zeros((ROWS, BLOCK), tl.float32)
-        if READ:
+        if read_grad_ptr is not None:
             do = load_rows(read_grad_ptr, rows, read_grad_stride, columns, mask)
         if NORM != "none":
             y = out.to(x_ptr.dtype.element_ty).to(tl.float32)
             deviation = load_numbers(stats_ptr, 4, count, rows, inside)
             y = normalise_again(y, load_numbers(stats_ptr, 3, count, rows, inside), deviation, NORM)
-            if DWEIGHT:
+            if dweight_ptr is not None:
                 dweight += do * y
-            if DSHIFT:
+            if dshift_ptr is not None:
                 dshift += do
-            if WEIGHTED:
+            if weight_ptr is not None:
                 do = do * weight
             do = tl.where(mask, pull_back_norm(do, y, deviation, NORM, DIM), 0.0)
-        if STREAM:
+        if grad_ptr is not None:
             do += load_rows(grad_ptr, rows, grad_stride, columns, mask)
 
-        if FLAT:
-            if DA:
+        if RULE == "geodesic":
+            dx, du = pull_back(x, t, do, first, second, third, cos, sine, inverse, slope, bend)
+        else:
+            if da_ptr is not None:
                 da += do * x
-            if DB:
+            if db_ptr is not None:
                 db += do * t
-            if DC:
+            if dc_ptr is not None:
                 dc += do
             dx = of_x * do
-            du = pull_back_norm(of_n * do, t, second, INNER, DIM)
-        else:
-            dx, du = pull_back(x, t, do, first, second, third, cos, sine, inverse, slope, bend)
+            du = pull_back_norm(of_n * do, t, second, RULE, DIM)
         tl.store(where_in_memory(dx_ptr, rows, DIM, columns), dx, mask=mask)
         tl.store(where_in_memory(du_ptr, rows, DIM, columns), du, mask=mask)
 
-    store_sum(da_ptr, da, columns, across, DA, DIM)
-    store_sum(db_ptr, db, columns, across, DB, DIM)
-    store_sum(dc_ptr, dc, columns, across, DC, DIM)
-    store_sum(dweight_ptr, dweight, columns, across, DWEIGHT, DIM)
-    store_sum(dshift_ptr, dshift, columns, across, DSHIFT, DIM)
+    store_sum(da_ptr, da, columns, across, DIM)
+    store_sum(db_ptr, db, columns, across, DIM)
+    store_sum(dc_ptr, dc, columns, across, DIM)
+    store_sum(dweight_ptr, dweight, columns, across, DIM)
+    store_sum(dshift_ptr, dshift, columns, across, DIM)

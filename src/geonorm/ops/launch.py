@@ -13,6 +13,8 @@ MAX_DIM = 16384
 MAX_NORM_DIM = 8192
 """Wider rows take one kernel for the step and the norm after it: six tensors of a row do not fit on chip."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+FUSED = {"enable_fp_fusion": True}
+"""Multiply and add in one instruction, the default until Triton 3.9, which warns that it will change."""
 
 
 def settings(dim: int, backward: bool, normed: bool = False) -> tuple[int, int, int]:
@@ -41,41 +43,41 @@ def as_rows(t: Tensor) -> Tensor:
     return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
 
 
-def arguments_of(
+def contiguous(t: Tensor | None) -> Tensor | None:
+    return None if t is None else t.contiguous()
+
+
+def weight_arguments(
     a: Tensor | None, b: Tensor | None, c: Tensor | None, rule: str, numbers: list[float], x: Tensor
-) -> tuple[list[Any], dict[str, Any]]:
-    """Kernel arguments a, b, c, max_angle and level, and the flags that belong to them. A number in the memory of the
-    CPU is read there: nothing is copied to a GPU, which a CUDA graph would not allow."""
-    flat = rule != "geodesic"
-    if not flat and a is not None:
-        near = a.device.type != "cpu" or x.device.type == "cpu"
-        first: Any = a.to(x.device) if near else a.item()
-    else:
-        first = numbers[0] if a is None else a.contiguous()
-    second = numbers[1] if b is None else b.contiguous()
-    return [first, second, x if c is None else c.contiguous(), *numbers[1:3]], {
-        "FLAT": flat,
-        "INNER": rule if flat else "none",
-        "LEVEL": not flat and numbers[2] != 0.0,
-        "A_PTR": isinstance(first, Tensor),
-        "B_PTR": b is not None,
-        "C_PTR": c is not None,
-    }
+) -> Any:
+    """Kernel arguments a_ptr, b_ptr, c_ptr, n0, n1, n2. A number in the memory of the CPU is read there: nothing is
+    copied to a GPU, which a CUDA graph would not allow."""
+    first, second, third = numbers
+    if rule != "geodesic":
+        return contiguous(a), contiguous(b), contiguous(c), first, second, third
+    if a is not None and a.device.type == "cpu" != x.device.type:
+        first, a = a.item(), None
+    return None if a is None else a.to(x.device), None, None, first, second, third or None
 
 
-def forward_outputs(x: Tensor, read: torch.dtype | None, normed: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Memory for x', for y in the dtype `read` (no elements if None), and for stats: all contiguous."""
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    y = torch.empty(0 if read is None else x.shape, dtype=read or x.dtype, device=x.device)
-    return out, y, torch.empty((5 if normed else 3, *x.shape[:-1]), dtype=torch.float32, device=x.device)
+def forward_outputs(x: Tensor, read: torch.dtype | None, normed: bool) -> list[Tensor]:
+    """Memory for x', for stats and, unless `read` is None, for y in that dtype: all contiguous."""
+    stats = torch.empty((5 if normed else 3, *x.shape[:-1]), dtype=torch.float32, device=x.device)
+    return [
+        torch.empty(x.shape, dtype=x.dtype, device=x.device),
+        stats,
+        *([] if read is None else [torch.empty(x.shape, dtype=read, device=x.device)]),
+    ]
 
 
-def backward_outputs(x: Tensor, u: Tensor, wanted: list[bool]) -> tuple[Tensor, ...]:
-    """Memory for dx and du, and for the sums over rows in fp32, (dim,) or, where nobody asks, without elements."""
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    du = torch.empty(x.shape, dtype=u.dtype, device=x.device)
-    dim = x.shape[-1]  # a symbol while a graph is traced: torch 2.11 cannot multiply it by True
-    return dx, du, *(torch.empty(dim if summed else 0, dtype=torch.float32, device=x.device) for summed in wanted)
+def backward_outputs(x: Tensor, u: Tensor, wanted: list[bool]) -> list[Tensor]:
+    """Memory for dx and du, and for the sums over rows that are wanted, (dim,) in fp32."""
+    dim = x.shape[-1]
+    return [
+        torch.empty(x.shape, dtype=x.dtype, device=x.device),
+        torch.empty(x.shape, dtype=u.dtype, device=x.device),
+        *(torch.empty(dim, dtype=torch.float32, device=x.device) for summed in wanted if summed),
+    ]
 
 
 def forward(
@@ -91,25 +93,22 @@ def forward(
     eps: float,
     weight: Tensor | None,
     shift: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """x', y in the dtype `read` if asked, and stats. norm: none | rms | layer."""
+) -> list[Tensor]:
+    """x', stats and, if asked, y in the dtype `read`. norm: none | rms | layer."""
     from .kernels import forward_kernel
 
-    out, y, stats = forward_outputs(x, read, norm != "none")
+    out, stats, *y = forward_outputs(x, read, norm != "none")
     count = stats[0].numel()
     if count and x.shape[-1]:
         rows_x, rows_u = as_rows(x), as_rows(u)
         block, rows, warps = settings(x.shape[-1], backward=False)
-        scalars, flags = arguments_of(a, b, c, rule, numbers, x)
         with on(x):
             forward_kernel[(-(-count // rows),)](
-                rows_x, rows_u, out, y, stats,
-                out if weight is None else weight.contiguous(), out if shift is None else shift.contiguous(),
-                *scalars, numbers[2], eps, count, rows_x.stride(0), rows_u.stride(0),
-                **flags, READ=read is not None, NORM=norm, WEIGHTED=weight is not None, SHIFTED=shift is not None,
-                DIM=x.shape[-1], BLOCK=block, ROWS=rows, num_warps=warps,
+                rows_x, rows_u, out, y[0] if y else None, stats, contiguous(weight), contiguous(shift),
+                *weight_arguments(a, b, c, rule, numbers, x), eps, count, rows_x.stride(0), rows_u.stride(0),
+                RULE=rule, NORM=norm, DIM=x.shape[-1], BLOCK=block, ROWS=rows, num_warps=warps, **FUSED,
             )  # fmt: skip
-    return out, y, stats
+    return [out, stats, *y]
 
 
 def backward(
@@ -126,33 +125,27 @@ def backward(
     norm: str,
     weight: Tensor | None,
     wanted: list[bool],
-) -> tuple[Tensor, ...]:
-    """dx, du and the gradients of a, b, c and of the norm's gains and biases, (dim,) in fp32; what nobody asks for has
-    no elements."""
+) -> list[Tensor]:
+    """dx, du and, of a, b, c, the norm's gains and its biases, the gradients that are wanted, (dim,) in fp32."""
     from .kernels import backward_kernel
 
     dx, du, *sums = backward_outputs(x, u, wanted)
     count = stats[0].numel()
     if not count or not x.shape[-1]:
-        return dx, du, *(total.zero_() for total in sums)
+        return [dx, du, *(total.zero_() for total in sums)]
     block, rows, warps = settings(x.shape[-1], backward=True, normed=norm != "none" or rule != "geodesic")
     programs = -(-count // rows)
-    if any(wanted):
+    if sums:
         programs = programs_for(x.device, programs, warps, norm == "layer")
-    parts = [total.new_empty(programs, x.shape[-1]) if total.numel() else total for total in sums]
-    rows_x, rows_u = as_rows(x), as_rows(u)
-    rows_grad, rows_read = (rows_x if g is None else as_rows(g) for g in (grad, read_grad))
-    scalars, flags = arguments_of(a, b, c, rule, numbers, x)
+    parts = [sums[0].new_empty(programs, x.shape[-1]) if summed else None for summed in wanted]
+    read = [None if t is None else as_rows(t) for t in (grad, read_grad, x, u)]
     with on(x):
         backward_kernel[(programs,)](
-            rows_grad, rows_read, rows_x, rows_u, stats.contiguous(), stats if weight is None else weight.contiguous(),
-            dx, du, *parts, *scalars, count,
-            rows_grad.stride(0), rows_read.stride(0), rows_x.stride(0), rows_u.stride(0),
-            **flags, STREAM=grad is not None, READ=read_grad is not None, NORM=norm, WEIGHTED=weight is not None,
-            **dict(zip(("DA", "DB", "DC", "DWEIGHT", "DSHIFT"), wanted, strict=True)),
-            DIM=x.shape[-1], BLOCK=block, ROWS=rows, num_warps=warps,
+            *read, stats.contiguous(), contiguous(weight), dx, du, *parts, *weight_arguments(a, b, c, rule, numbers, x),
+            count, *(0 if t is None else t.stride(0) for t in read),
+            RULE=rule, NORM=norm, DIM=x.shape[-1], BLOCK=block, ROWS=rows, num_warps=warps, **FUSED,
         )  # fmt: skip
-    return dx, du, *(part.sum(0) if part.dim() == 2 else part for part in parts)
+    return [dx, du, *(part.sum(0) for part in parts if part is not None)]
 
 
 def on(x: Tensor) -> Any:
