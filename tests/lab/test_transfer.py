@@ -62,7 +62,7 @@ def test_planted_constant_steps_have_a_depth_exponent_of_one(
     (scheme,) = json.loads(Path("here/summary.json").read_text())["schemes"]
     assert scheme["exponents"]["depth"]["1"][0] == pytest.approx(1.0, abs=0.1)
     ratio = scheme["depth"][-1]["ratio_1"][0]
-    assert f"multiply the learning rate of matrices by {1 / ratio:.3g} at 8 blocks, or keep the rate" in text
+    assert f"learning rate of matrices or the angle of every sub-layer by {1 / ratio:.3g}" in text
     assert f"From width 32 to width 64 one step turns the final state {scheme['width'][-1]['ratio_1'][0]:.3g}" in text
     assert Path("here/report.html").read_text().count("<svg") >= 2 and Path("here/figures/turn.svg").exists()
     assert main("report here --format csv --out here.csv".split()) == 0

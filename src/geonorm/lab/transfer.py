@@ -5,8 +5,8 @@ Small decoders under a scheme take 1, 4 and 16 steps of Adam on random tokens, w
 
     turn = lr width C sum phi,
 
-with phi the angle by which a sub-layer turns a token, and C the coherence of the sub-layers' contributions. Training is
-stable where the turn of a step is about the same, so the best rate falls as the turn grows.
+with phi the angle by which a sub-layer turns a token, and C the coherence of the sub-layers' contributions. That the
+best rate falls as the turn grows was a prediction, which experiment 023 did not bear out.
 
 DIR/rows.jsonl  summary.json  config.yaml  environment.json  report.html  figures/
 """
@@ -40,8 +40,6 @@ from .transfer_config import HEAD, TransferConfig
 STEPS = (1, 4, 16)
 """Optimizer steps after which the turn is measured; predictions are from the first."""
 BATCH, CONTEXT, VOCABULARY = 8, 32, 256
-STILL = 0.1
-"""A size whose turn differs from the base model's by a smaller share keeps its rate."""
 Row = dict[str, Any]
 Progress = Callable[[str, float], None]
 
@@ -152,14 +150,12 @@ def mean_interval(values: Sequence[float], scale: Callable[[float], float] = flo
 
 
 def advise(axis: str, row: Row, base: int, exponent: Sequence[float]) -> str:
-    """What to do with the learning rate, or over depth with the angles, at a size."""
+    """What was measured at a size, and which rate, or over depth which angles, would keep the turn."""
     ratio, low, high = row["ratio_1"]
     at, start = (f"{size} blocks" if axis == "depth" else f"width {size}" for size in (row[axis], base))
-    measured = (
+    angles = " or the angle of every sub-layer" * (axis == "depth")
+    return (
         f"From {start} to {at} one step turns the final state {ratio:.3g} times as far ({low:.3g} to {high:.3g}), "
-        f"about {axis}^{exponent[0]:.2f} ({exponent[1]:.2f} to {exponent[2]:.2f})"
+        f"about {axis}^{exponent[0]:.2f} ({exponent[1]:.2f} to {exponent[2]:.2f}); to keep the turn, multiply the "
+        f"learning rate of matrices{angles} by {1 / ratio:.3g}."
     )
-    if abs(ratio - 1) < STILL:
-        return f"{measured}: keep the learning rate of matrices."
-    angles = f", or keep the rate and multiply the angle of every sub-layer by {1 / ratio:.3g}"
-    return f"{measured}: multiply the learning rate of matrices by {1 / ratio:.3g} at {at}{angles * (axis == 'depth')}."

@@ -14,8 +14,8 @@ HEAD = 16
 
 @dataclass(frozen=True)
 class TransferConfig(Settings):
-    """How far a few optimizer steps turn the final state of an untrained decoder, over depth and over width. Where the
-    turn stays the same, a learning rate found at one size holds at another; where it grows, the best rate falls."""
+    """How far a few optimizer steps turn the final state of an untrained decoder, over depth and over width. Theory has
+    the best learning rate fall where the turn grows; in experiment 023 it did not."""
 
     common = ("schemes", "depths", "widths", "seeds", "out")
     examples = (

@@ -59,7 +59,8 @@ class SavedTransfer(Study):
 
     def limits(self) -> list[str]:
         return [
-            "This is the turn at initialization. In experiment 023 best rates over depth did not follow it in training."
+            "This is the turn at initialization. In experiment 023 best rates in training did not follow it: over "
+            "depth they moved less, over width more, about as 1/width."
         ]
 
     def tables(self) -> dict[str, Table]:
