@@ -1,5 +1,5 @@
 """What a plan asks for next where a scheme's best learning rate is to be found: octaves until the best is interior,
-half octaves about it, seeds at the best rate, octaves up to the first that is not stable."""
+half octaves about it, seeds at the best rate."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from programme import settings
 from geonorm.lab.runs.records import Summary
 
 Losses = Mapping[float, float]
-STABLE = 1.1
-"""A rate is stable where a run ends within this many times the loss at its scheme's best rate."""
-LEARNED = 0.95
-"""A scheme that ends above this share of the loss of guessing at every rate has none that is stable."""
+Known = Mapping[str, Summary]
 
 
 def tidy(rate: float) -> float:
@@ -54,26 +51,11 @@ def refine(losses: Losses, octaves: Sequence[float]) -> list[float]:
     return [tidy(best / sqrt(2)), tidy(best * sqrt(2))]
 
 
-def largest_stable(losses: Losses, guessing: float = inf) -> tuple[float | None, bool]:
-    """The highest rate up to which, from the best on, all are stable, and whether the next one is known not to be; None
-    where all runs diverged or learned nothing. guessing: the loss of a model that knows nothing."""
-    rates = sorted(losses)
-    best = min(rates, key=losses.__getitem__)
-    if losses[best] == inf or losses[best] > LEARNED * guessing:
-        return None, True
-    found = best
-    for rate in rates[rates.index(best) :]:
-        if losses[rate] > STABLE * losses[best]:
-            return found, True
-        found = rate
-    return found, False
-
-
 def name_run(row: str, rate: float, seed: int = 0) -> str:
     return f"{row}-lr{rate:g}-seed{seed}"
 
 
-def read_row(known: Mapping[str, Summary], row: str, seed: int | None = None) -> Losses:
+def read_row(known: Known, row: str, seed: int | None = None) -> Losses:
     """Mean validation loss of a row by learning rate, of all its seeds or of one."""
     end = "" if seed is None else f"-seed{seed}"
     return read_losses([run for name, run in known.items() if name.startswith(f"{row}-lr") and name.endswith(end)])
@@ -87,9 +69,7 @@ def add_runs(
         grid[name_run(row, rate, seed)] = [*words, *settings(lr=f"{rate:g}", seed=seed)]
 
 
-def find_best(
-    known: Mapping[str, Summary], rows: Iterable[str], start: Sequence[float], factor: float = 2
-) -> dict[str, float]:
+def find_best(known: Known, rows: Iterable[str], start: Sequence[float], factor: float = 2) -> dict[str, float]:
     """The best rate of those rows that have every rate of `start` and every octave, or other factor, that these ask
     for."""
     found = {row: read_row(known, row) for row in rows}
@@ -101,17 +81,10 @@ def find_best(
 
 
 def plan_rows(
-    known: Mapping[str, Summary],
-    rows: Mapping[str, Sequence[str]],
-    start: Sequence[float],
-    seeds: int,
-    climb: int = 0,
-    guessing: float = inf,
-    factor: float = 2,
+    known: Known, rows: Mapping[str, Sequence[str]], start: Sequence[float], seeds: int, factor: float = 2
 ) -> dict[str, list[str]]:
     """A plan of rows, by name the arguments of `geonorm train` but for rate and seed: every row at the rates of
-    `start`, then octaves, or another factor, until its best is interior, then seeds at that, then octaves beyond all
-    until one is not stable, `climb` at most."""
+    `start`, then octaves, or another factor, until its best is interior, then seeds at that."""
     grid: dict[str, list[str]] = {}
     for rate in start:
         for row, words in rows.items():
@@ -122,14 +95,4 @@ def plan_rows(
     for seed in range(1, seeds):
         for row, rate in best.items():
             add_runs(grid, row, rows[row], [rate], [seed])
-    for row in best:
-        losses = read_row(known, row)
-        highest = max(extend(losses, start, factor=factor))
-        for octave in range(1, climb + 1):
-            rate = tidy(highest * 2**octave)
-            if largest_stable({lower: loss for lower, loss in losses.items() if lower < rate}, guessing)[1]:
-                break
-            add_runs(grid, row, rows[row], [rate])
-            if rate not in losses:
-                break
     return grid

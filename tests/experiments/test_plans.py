@@ -3,7 +3,7 @@
 import runpy
 import sys
 from collections.abc import Callable, Mapping
-from math import inf, log2
+from math import log2
 from pathlib import Path
 from typing import Any
 
@@ -67,22 +67,12 @@ def test_the_next_rates_of_a_row() -> None:
     assert own["extend"](losses, start) == [*start, 1.6e-2] and own["extend"]({2e-3: 3.0}, start) == start
     assert own["extend"](losses | {1.6e-2: 2.95}, start) == [*start, 1.6e-2]
     assert own["refine"](losses | {1.6e-2: 2.95}, [*start, 1.6e-2]) == [5.66e-3, 1.13e-2]
-    stable = own["largest_stable"]
-    for given, guessing, expected in (
-        ({1e-3: 2.5, 2e-3: 2.0, 4e-3: 2.19}, inf, (4e-3, False)),
-        ({1e-3: 9.0, 2e-3: 2.0, 4e-3: 2.21, 8e-3: 2.1}, inf, (2e-3, True)),
-        ({2e-3: 2.0, 4e-3: inf}, inf, (2e-3, True)),
-        ({2e-3: inf, 4e-3: inf}, inf, (None, True)),
-        ({1e-3: 2.2, 2e-3: 2.3}, 2.3, (None, True)),  # what knows nothing is not stable
-        ({1e-3: 2.1, 2e-3: 2.3}, 2.3, (2e-3, False)),
-    ):
-        assert stable(given, guessing) == expected
     known: dict[str, Any] = {}
     for _ in range(6):
-        grid = own["plan_rows"](known, {"a": ["--scheme", "pre"]}, start, seeds=3, climb=2)
-        known = finished(grid, lambda lr: 3 + abs(log2(lr / 4e-3)) * (0.05 if lr < 3e-2 else 1))
+        grid = own["plan_rows"](known, {"a": ["--scheme", "pre"]}, start, seeds=3)
+        known = finished(grid, lambda lr: 3 + abs(log2(lr / 4e-3)) * 0.05)
     assert {name.removeprefix("a-lr") for name in known} == {
-        "0.002-seed0", "0.004-seed0", "0.008-seed0", "0.004-seed1", "0.004-seed2", "0.016-seed0", "0.032-seed0",
+        "0.002-seed0", "0.004-seed0", "0.008-seed0", "0.004-seed1", "0.004-seed2",
     }  # fmt: skip
 
 
