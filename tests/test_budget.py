@@ -23,7 +23,7 @@ EMPTY_NAMES = set("found told said kept shown own made given asked".split())
 
 CEILINGS = {
     "statements of src without the register": 17_113,
-    "statements of the register": 260,
+    "statements of the register": 257,
     "statements per 1,000 lines of src": 543,
     "lines of tests": 25_027,
     "lines of experiments, benchmarks, examples, docs, evidence": 4_884,

@@ -19,6 +19,7 @@ from geonorm.errors import ConfigError
 from geonorm.schemes import GeoNorm, Peri, Polar, polar
 
 from .rows import each
+from .schemes.test_single_stream import VARIANTS as SINGLE_STREAM
 
 DIM, DEPTH = 8, 4
 VARIANTS = [
@@ -28,14 +29,7 @@ VARIANTS = [
     "geonorm(learn=step)",
     "geonorm(input=norm, update=norm)",
     "mix(a=geonorm(learn=step), b=ngpt, share=0.5)",
-    "first(hybrid(input=norm), hybrid)",
-    "keel(alpha=2)",
-    "rezero(alpha=0.1)",
-    "layerscale(start=1e-5)",
-    "orthogonal(decay=sqrt)",
-    "ngpt(decay=harmonic)",
-    "geonorm(after=norm)",
-    "geonorm(retraction=cayley, learn=step, decay=constant, decay_on=update, max_angle=pi)",
+    *SINGLE_STREAM,
 ]
 STREAMS = (torch.float64, torch.float32, torch.bfloat16)
 

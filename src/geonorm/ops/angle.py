@@ -34,7 +34,7 @@ class AngleMap:
     post: float | Tensor = 1.0
     gain: float | Tensor = 1.0
     bias: float | Tensor = 0.0
-    max_angle: float = pi / 4
+    max_angle: float | Tensor = pi / 4
     power: float = inf
     below: bool = False
     """Whether what post is multiplied with is at most max_angle and post at most 1, so that the last minimum never
@@ -98,8 +98,8 @@ class AngleMap:
     def level(self) -> AngleMap:
         """The map whose angle is that of ratio 1 for every token. At ratio 0, where no direction is, it is softened as
         the bias is: x' = x there, and d angle / d ratio is 1 / BIAS_SOFTNESS of the angle, large but finite."""
-        if isinstance(self.pre, Tensor):
-            angle: float | Tensor = self.unclamped(torch.ones_like(self.pre)).clamp(max=self.max_angle)
+        if isinstance(both := self.pre * self.max_angle, Tensor):
+            angle: float | Tensor = self.unclamped(torch.ones_like(both)).clamp(max=self.max_angle)
         else:
             turn = self.pre if self.power == inf else self.power * atan(self.pre / self.power)
             angle = min(turn, self.max_angle)

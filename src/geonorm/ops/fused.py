@@ -72,7 +72,11 @@ def plan_step(angles: AngleMap) -> Plan:
     """What the operators are told of an angle map, and back: `angle_map`."""
     post = angles.post if isinstance(angles.post, Tensor) else None
     level = float(angles.bias) if angles.levelled else 0.0
-    return [post, None, None], "geodesic", [1.0 if post is not None else float(angles.post), angles.max_angle, level]
+    return (
+        [post, None, None],
+        "geodesic",
+        [1.0 if post is not None else float(angles.post), float(angles.max_angle), level],
+    )
 
 
 def write(

@@ -85,7 +85,7 @@ def leaves_vmap(x: Tensor, u: Tensor, angles: AngleMap) -> bool:
     """Whether the innermost `torch.func.vmap` maps x or u and nothing of the angles. Not while a graph is traced:
     compilers know no rule of vmap, and fuse the textbook themselves."""
     mapped = torch._C._functorch.is_batchedtensor
-    numbers = [angles.pre, angles.post, angles.gain, angles.bias]
+    numbers = [angles.pre, angles.post, angles.gain, angles.bias, angles.max_angle]
     learned = any(isinstance(number, Tensor) and mapped(number) for number in numbers)
     return (mapped(x) or mapped(u)) and not learned and not torch.compiler.is_compiling()
 

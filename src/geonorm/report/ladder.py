@@ -137,7 +137,7 @@ class SavedLadder(Study):
     def tables(self) -> dict[str, Table]:
         speed = [
             [row.scheme, si(row.parameters), si(row.tokens), row.along, str(row.n), speedup_text(row),
-             chances(row.speedup_p, row.speedup_p_holm), ratio_text(row.wall, row.wall_low, row.wall_high)]
+             chances(row.speedup_p, row.speedup_p_holm)]
             for row in self.rows("speedups")
         ]  # fmt: skip
         slopes = [
@@ -152,7 +152,7 @@ class SavedLadder(Study):
         ]  # fmt: skip
         known = [row for row in sorted(self.rows("points"), key=lambda row: row.tokens) if row.difference_std]
         tables: dict[str, Table] = {
-            "Speed-up": (["scheme", "parameters", "tokens", "along", "n", "speed-up (95 %)", "p, Holm", "wall time"],
+            "Speed-up": (["scheme", "parameters", "tokens", "along", "n", "speed-up (95 %)", "p, Holm"],
                          speed),
             "Over sizes": pool_table(self.names, list({(row.scheme, row.size): row for row in known}.values()), "size"),
             "Slope of the difference": (["scheme", "along", "size", "n", "nats per decade (95 %)", "p, Holm"], slopes),
@@ -204,9 +204,8 @@ def describe_speedup(row: SpeedupRow) -> str:
         return f"{versus}: a speed-up of {more} than {row.limit:.3g}, as far as the curves reach"
     if row.speedup is None:
         return f"{versus} is not resolved: {row.problem}"
-    wall = "" if row.wall is None else f", {ratio_text(row.wall, row.wall_low, row.wall_high)} in wall time"
     unit = "tokens" if row.along == "tokens" else "compute along the sizes"
-    value, holm = f"speed-up {speedup_text(row)} in {unit}{wall}", row.speedup_p_holm
+    value, holm = f"speed-up {speedup_text(row)} in {unit}", row.speedup_p_holm
     if row.speedup_low is None or row.speedup_high is None:
         return f"{versus}: {value}; not resolved, one seed gives no interval"
     if row.speedup_low <= 1 <= row.speedup_high:

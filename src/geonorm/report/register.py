@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from .charts import Axis, Chart
 from .page import bullets, html_table
-from .study import Record, Section, Study, read_object_strictly
+from .study import Record, Section, Study
 from .tables import Table, count
 
 FEW = 8
@@ -32,10 +31,6 @@ class SavedRegister(Study):
 
     what = "Register"
     maker = "register"
-
-    @classmethod
-    def read(cls, path: Path) -> SavedRegister:
-        return cls(path, read_object_strictly(path / "summary.json"))
 
     @property
     def rows(self) -> list[Record]:

@@ -25,8 +25,8 @@ TERMS = {
                        "scheme; where that lies outside its curve, for the loss of the baseline on the curve of the "
                        "scheme. It is read between neighbouring budgets, seed by seed, and never extrapolated: > and < "
                        "are bounds. Intervals are over seeds (the budgets of a seed share a prefix of training), under "
-                       "moderated variances.",
-    "wall time": "By the speeds of these runs, which shared a machine; geonorm bench train measures them in turns.",
+                       "moderated variances. What a step costs in time is not in it: geonorm bench train measures "
+                       "that.",
     "in one more size": "Where 95 % of differences at another size of this kind would lie.",
     "FLOP": "6 x parameters of the baseline x tokens, without tables that are only looked up and without attention's "
             "scores.",

@@ -6,13 +6,12 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from .charts import Axis, Chart, Point
 from .depth import describe_course
 from .page import html_table
-from .study import Record, Section, Study, read_object_strictly
+from .study import Record, Section, Study
 from .tables import Table, count, ratio_text
 
 TITLES = ("turn", "sum of angles", "coherence", "to base after 1 step", "4 steps", "16 steps")
@@ -34,10 +33,6 @@ class SavedTransfer(Study):
 
     what = "Coordinate check"
     maker = "check-transfer"
-
-    @classmethod
-    def read(cls, path: Path) -> SavedTransfer:
-        return cls(path, read_object_strictly(path / "summary.json"))
 
     @property
     def series(self) -> list[str]:

@@ -138,6 +138,9 @@ class Scheme:
 
     Shapes: x is (..., dim), or (..., streams, dim); y and u are (..., dim). `p` has the parts of the site by name.
 
+    A class may name fields in `stackable`, numbers that its forward pass takes from the scheme alone, and also as
+    tensors of one number. `--launcher stacked` then trains models that differ in these as one. It is not inherited.
+
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
     ... class Half(geonorm.Scheme):

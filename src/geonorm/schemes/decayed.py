@@ -55,7 +55,7 @@ class Decayed(Placement):
 
     def lengths(self, site: Site) -> AngleMap:
         """From |q|/|x| to |step|/|x|."""
-        return AngleMap(post=self.step(site), max_angle=float(self.max_step))
+        return AngleMap(post=self.step(site), max_angle=self.max_step)  # type: ignore[arg-type]
 
     def terms(self, p: Any, site: Site, h: Number = 1.0) -> WeightedSum | None:
         if self.max_step != "none":

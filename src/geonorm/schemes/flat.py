@@ -35,6 +35,8 @@ class Post(Decayed):
         shipped="BERT, the first GPT, BART, Marian, DETR",
         law="s = 1, r' = 0",
     )
+    stackable = ("alpha", "max_step")
+
     final: Literal["norm", "none"] = field(default="none", kw_only=True)
     input: Literal["raw", "norm"] = field(default="raw", kw_only=True)
     """norm: the sub-layer reads N of the stream; raw: the stream itself."""
@@ -64,6 +66,8 @@ class Peri(Decayed):
         shipped="Gemma 2 and 3, GLM-4, AFMoE, Kolibri 1, Muse Glimmer, LFM3, HyperCLOVA X; with layer_scalar Gemma 4",
         law="s = r |A|, r' = <θ,A> / |A|",
     )
+
+    stackable = ("alpha", "max_step")
 
     layer_scalar: Literal["none", "learned"] = field(default="none", kw_only=True)
     """learned: a number, 1 at the start, multiplies the stream behind each block. Gemma 4's code does not train it."""

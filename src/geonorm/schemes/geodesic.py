@@ -49,6 +49,8 @@ class GeoNorm(Placement):
         law="s = r t, r' = 0",
     )
 
+    stackable = ("alpha", "max_angle")
+
     decay: Schedule = field(default="harmonic", kw_only=True)
     """Decrease of the angle with block t: harmonic 1/t, sqrt 1/sqrt(t), linear (L - t + 1)/L, constant, a
     number p t^-p."""
@@ -97,7 +99,9 @@ class GeoNorm(Placement):
         power = POWERS[self.retraction] if isinstance(self.retraction, str) else self.retraction
         place = {"angle": "post", "update": "pre"}[self.decay_on]
         falls = not isinstance(self.decay, float) or self.decay >= 0  # t^-p with p < 0 grows beyond alpha
-        below = self.learn == "none" and ((self.alpha <= 1 and falls) or self.decay_on == "update")
+        below = self.learn == "none" and (
+            (isinstance(self.alpha, float) and self.alpha <= 1 and falls) or self.decay_on == "update"
+        )
         angles = AngleMap(max_angle=self.max_angle, power=power, below=below, **{place: rate}, **scalars)
         return angles.level() if self.update == "unit" else angles
 

@@ -31,6 +31,8 @@ class Pre(Decayed):
         "share their two lines; with alpha Granite",
         law="s = r, r' = <θ,A>",
     )
+    stackable = ("alpha", "max_step")
+
     input: Literal["norm", "raw"] = field(default="norm", kw_only=True)
     """norm: the sub-layer reads N of the stream; raw: the stream itself."""
 

@@ -69,6 +69,8 @@ class Muse(Placement):
         shipped="Muse-Spark-Open-816B-A42B",
         law="s = 2 r |A|, r' = <θ,A> / |A| / 2 - (1 - 3^(1/2)/2) r",
     )
+    stackable = ("temperature", "floor")
+
     temperature: Positive = field(default=0.3, kw_only=True)
     """What divides g in the gate."""
     floor: Positive = field(default=1e-3, kw_only=True)

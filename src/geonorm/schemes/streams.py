@@ -72,6 +72,7 @@ class Siamese(Copied):
         lawless="two streams, and what leaves is the sum of one with the norm of the other",
     )
     streams = 2
+    stackable = ("alpha",)
 
     decay: Schedule = field(default="constant", kw_only=True)
     """Decrease of the share with block t, as elsewhere."""

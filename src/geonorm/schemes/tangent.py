@@ -72,6 +72,8 @@ class NormPreserving(Placement):
         law="s = r L^(1/2), r' = <θ,A> / L^(1/2) - (1 - (1 - 1/L)^(1/2)) r",
     )
 
+    stackable = ("b",)
+
     b: Positive = field(default=1.0, kw_only=True)
     """Share of the squared norm that all updates of one kind bring in together; at most the number of blocks."""
 

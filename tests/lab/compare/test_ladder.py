@@ -179,7 +179,7 @@ def test_from_python(processes: Any, text: Path, tmp_path: Path, small_steps: No
     found = geonorm.ladder(["pre", "geonorm"], depth=[1, 2], **settings)
     assert len(processes.started) == 4
     assert [row["size"] for row in found.tables()["speedups"]] == ["d1w16", "d2w16"]
-    assert {"speedup", "speedup_low", "wall", "parameters"} <= set(found.frame().columns)
+    assert {"speedup", "speedup_low", "parameters"} <= set(found.frame().columns)
     assert found.plot("loss").spec
     with pytest.raises(ConfigError, match="depth must be"):
         geonorm.ladder("pre", depth=["4,6"])

@@ -2,13 +2,18 @@
 
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
+from threading import Condition, Thread
 from typing import Any
 
 import pytest
+import torch
 
-from geonorm import report
+from geonorm import Decoder, DecoderConfig, parse, report
 from geonorm.lab.compare.executors import StackedExecutor, steps_made
+from geonorm.lab.train.stack import StackedModels, split_scheme
+from geonorm.schemes.registry import REGISTRY
 
 from ...rows import each
 
@@ -35,26 +40,53 @@ def same_alone(call: Any, losses: Any) -> Any:
     return check
 
 
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Of the stacks that are computed."""
+    seen, compute = set[int](), StackedModels.compute
+    monkeypatch.setattr(StackedModels, "compute", lambda stack: (compute(stack), seen.add(stack.size)))
+    return seen
+
+
 @each(
-    "words, tolerance",
+    "words, within, size",
     [
-        ("--schemes geonorm prores", 1e-4),
-        ("--schemes polar --optim.rates embed=4 --micro-batch 2 --batch-size 4", 1e-4),
-        ("--schemes geonorm --runtime.dtype bf16", 2e-2),
+        ("--schemes geonorm prores", 1e-4, 2),
+        ("--schemes polar --optim.rates embed=4 --micro-batch 2 --batch-size 4", 1e-4, 2),
+        ("--schemes geonorm geonorm(max_angle=0.2) --runtime.dtype bf16", 2e-2, 4),
     ],
 )
 def test_losses_are_those_of_runs_alone(
-    call: Any, tiny: list[str], same_alone: Any, tmp_path: Path, words: str, tolerance: float
+    call: Any, tiny: list[str], same_alone: Any, sizes: set[int], tmp_path: Path, words: str, within: float, size: int
 ) -> None:
-    out = tmp_path / "stacked"
-    assert call("compare", *tiny, *STACKED, "--out", out, *words.split()).status == 0
-    same_alone(out, tolerance)
+    sizes.clear()
+    assert call("compare", *tiny, *STACKED, "--out", tmp_path / "stacked", *words.split()).status == 0
+    assert max(sizes) == size
+    same_alone(tmp_path / "stacked", within)
+
+
+@each("text", [*(name for name, kind in REGISTRY.items() if "stackable" in vars(kind)), "peri(max_step=0.5)",
+               "geonorm(update=unit)", "geonorm(learn=step)", "siamese(decay=sqrt)"])  # fmt: skip
+def test_numbers_of_a_scheme_are_mapped(text: str) -> None:
+    """What a scheme calls stackable may differ between the models of a stack."""
+    scheme = parse(text)
+    _, numbers = split_scheme(scheme)
+    stack = StackedModels(Condition(), compiled=False, fields=list(numbers))
+    for member in (scheme, replace(scheme, **{name: 0.5 * value for name, value in numbers.items()})):
+        model = Decoder(DecoderConfig(str(member), layers=2, width=16, heads=2, hidden=24, vocab_size=32))
+        stack.waiting[Thread()] = model, list(model.parameters()), *torch.randint(32, (2, 2, 8))
+    waiting = dict(stack.waiting)
+    stack.compute()
+    for thread, (model, parameters, ids, targets) in waiting.items():
+        loss = model.loss(ids, targets)
+        gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
+        torch.testing.assert_close(stack.results[thread], (loss.detach(), gradients), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # the compiler loads mkldnn.py
 def test_a_compiled_stack(call: Any, tiny: list[str], same_alone: Any, tmp_path: Path) -> None:
-    words = ["--schemes", "geonorm", "--runtime.compile", "true", "--out", tmp_path / "stacked"]
+    words = ["--schemes", "geonorm", "geonorm(alpha=0.5)", "--runtime.compile", "true", "--out", tmp_path / "stacked"]
     assert call("compare", *tiny, *STACKED, *words).status == 0
     same_alone(tmp_path / "stacked", 1e-4)
 

@@ -236,13 +236,10 @@ def make_executor(config: Grid, say: Say, live: bool) -> Executor:
 
 
 def order_schemes(out: Path, schemes: Sequence[str]) -> list[str]:
-    """The order of tables, the baseline first. Those of this command lead, and what else has finished runs follows. But
-    a command without the baseline only extends the folder: its schemes stand behind."""
-    results = read_object(out / "results.json")
-    summaries = [RunFolder(path.parent).summary() for path in sorted((out / "runs").glob("*/summary.json"))]
-    finished = {run.scheme for run in summaries if run and run.status == "finished"}
-    listed = results.get("order")
-    before = [name for name in listed if str(name) in finished] if isinstance(listed, list) else []
+    """The order of tables, the baseline first. Those of this command lead, and what the folder holds besides follows.
+    But a command without the baseline only extends the folder: its schemes stand behind."""
+    listed = read_object(out / "results.json").get("order")
+    before = listed if isinstance(listed, list) else []
     extends = bool(before) and before[0] not in schemes
     return list(dict.fromkeys([*before, *schemes] if extends else [*schemes, *before]))
 

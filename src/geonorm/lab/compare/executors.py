@@ -35,7 +35,7 @@ from ..runs.folder import LOCK, RunFolder, lock_folder, rows_of, write_settings
 from ..runs.records import Summary
 from ..train.loop import Interrupted, train
 from ..train.signals import PARENT, handle_signals, stop_unheard
-from ..train.stack import StackedModels
+from ..train.stack import StackedModels, split_scheme
 
 Say = Callable[[str], None]
 LONGEST = 1000
@@ -260,7 +260,8 @@ class LocalExecutor(Executor):
 
 
 class StackedExecutor(Executor):
-    """Threads of this process: runs that differ in seed and rates alone are trained as one stacked model."""
+    """Threads of this process: runs that differ in seed, rates and numbers of their scheme alone are trained as one
+    stacked model."""
 
     wait = 0.2
 
@@ -272,12 +273,13 @@ class StackedExecutor(Executor):
 
     def start(self, config: TrainConfig, place: int) -> Thread:
         self.settings(config)
-        shape = repr(
-            {key: value for key, value in to_dict(config).items() if key not in ("seed", "lr", "optim", "out")}
-        )
+        kind, numbers = split_scheme(parse(config.scheme))
+        shape = repr((kind, to_dict(config) | dict.fromkeys(("scheme", "seed", "lr", "optim", "out"))))
         stack = self.stacks.get(shape)
         if stack is None or not stack.members:  # one for each phase
-            stack = self.stacks[shape] = StackedModels(self.turn, bool(config.runtime.compile))
+            others = [split_scheme(parse(run.scheme)) for run in self.requested]
+            fields = [name for name in numbers if len({each[name] for same, each in others if same == kind}) > 1]
+            stack = self.stacks[shape] = StackedModels(self.turn, bool(config.runtime.compile), fields)
         thread = Thread(target=copy_context().run, args=(self.train, config, stack))
         stack.members.add(thread)
         thread.start()

@@ -37,7 +37,6 @@ class SpeedupRow(Record):
     """tokens or compute."""
     ln: list[float]
     """Logarithm of the speed-up of each seed."""
-    ln_wall: list[float]
     n: int
     bound: str | None
     """> or <, where only a `limit` of the speed-up is known."""
@@ -51,13 +50,6 @@ class SpeedupRow(Record):
     speedup_scatter: float | None
     """How many times as far its seeds scatter as those of the other rows, where a test sees that."""
     speedup_p_holm: float | None
-    wall: float | None
-    """The speed-up in wall time, at the speeds of these runs."""
-    wall_low: float | None
-    wall_high: float | None
-    wall_p: float | None
-    wall_scatter: float | None
-    wall_p_holm: float | None
 
 
 @dataclass(kw_only=True)

@@ -31,12 +31,10 @@ GRID = 256
 
 
 class Course(NamedTuple):
-    """Losses of one scheme and seed over ln(tokens) or ln(compute), ascending, and the speed at each place."""
+    """Losses of one scheme and seed over ln(tokens) or ln(compute), ascending."""
 
     x: np.ndarray[Any, Any]
     loss: np.ndarray[Any, Any]
-    speed: np.ndarray[Any, Any]
-    """Tokens per second."""
 
     def find(self, loss: float) -> float:
         """Where this loss was reached for good; -inf if all of the curve is below it, inf if it never was."""
@@ -154,7 +152,6 @@ def read_speedups(
             readings.append(SeedReadings(problem="one size and one budget are no curve"))
     sizes = [row.size for row in points]
     speedups = estimate([reading.ln for reading in readings], along, sizes, transform=math.exp)
-    walls = estimate([reading.ln_wall for reading in readings], along, sizes, transform=math.exp)
     return [
         SpeedupRow(
             scheme=row.scheme,
@@ -166,9 +163,8 @@ def read_speedups(
             along=axis,
             **vars(reading),
             **speedup.columns("speedup"),
-            **wall.columns("wall"),
         )
-        for row, axis, reading, speedup, wall in zip(points, along, readings, speedups, walls, strict=True)
+        for row, axis, reading, speedup in zip(points, along, readings, speedups, strict=True)
     ]
 
 
@@ -193,10 +189,10 @@ def seed_curves(
     rows: Sequence[LadderPoint], counted: Mapping[tuple[str, int, str], Mapping[Any, Summary]], axis: str
 ) -> Courses:
     """The curve of every scheme and seed through these points."""
-    curves: dict[str, dict[Any, list[tuple[float, float, float]]]] = {}
+    curves: dict[str, dict[Any, list[tuple[float, float]]]] = {}
     for row in sorted(rows, key=lambda row: float(getattr(row, axis))):
         for seed, run in counted[row.size, row.tokens or 0, row.scheme].items():
-            place = math.log(getattr(row, axis)), run.val_loss or math.nan, run.tokens_per_second or math.nan
+            place = math.log(getattr(row, axis)), run.val_loss or math.nan
             curves.setdefault(row.scheme, {}).setdefault(seed, []).append(place)
     return {
         scheme: {seed: Course(*np.array(places).T) for seed, places in seeds.items()}
@@ -212,11 +208,9 @@ def pair(courses: Courses, baseline: str, scheme: str) -> list[tuple[Course, Cou
 
 @dataclass
 class SeedReadings:
-    """ln(speed-up) of each seed, in tokens and in wall time at the measured speeds; or a bound, or why there is
-    neither."""
+    """ln(speed-up) of each seed; or a bound, or why there is neither."""
 
     ln: list[float] = field(default_factory=list)
-    ln_wall: list[float] = field(default_factory=list)
     n: int = 0
     bound: str | None = None
     limit: float | None = None
@@ -225,8 +219,8 @@ class SeedReadings:
 
 def read_seeds(pairs: Sequence[tuple[Course, Course]], at: float) -> SeedReadings:
     """The speed-up of each seed at a place of its curves."""
-    readings = [(reading, *both) for both in pairs if (reading := read_speedup(*both, at))]
-    values, bounds = [reading.value for reading, *_ in readings], {reading.bound for reading, *_ in readings} - {""}
+    readings = [reading for both in pairs if (reading := read_speedup(*both, at))]
+    values, bounds = [reading.value for reading in readings], {reading.bound for reading in readings} - {""}
     if not readings:
         return SeedReadings(problem="no seed has the runs that it needs")
     if len(bounds) > 1:
@@ -237,9 +231,7 @@ def read_seeds(pairs: Sequence[tuple[Course, Course]], at: float) -> SeedReading
         (bound,) = bounds
         limit = math.exp(min(values) if bound == ">" else max(values))
         return SeedReadings(n=len(readings), bound=bound, limit=limit)
-    costs = [math.log(float((other.speed[other.x == at] / base.speed[base.x == at])[0])) for _, base, other in readings]
-    wall = [value + cost for value, cost in zip(values, costs, strict=True)]
-    return SeedReadings(values, wall if all(map(math.isfinite, wall)) else [], len(readings))
+    return SeedReadings(values, len(readings))
 
 
 def read_slopes(pairs: Sequence[tuple[Course, Course]]) -> list[float]:

@@ -2,7 +2,8 @@
 
 Runs are threads that take turns, and each does what it does alone. But at a loss it waits until all have come to
 theirs. Then the losses and their gradients are computed together, by `torch.func.vmap` over the models' weights. So
-checkpoints, metrics and traces are those of runs alone; losses equal theirs to rounding.
+checkpoints, metrics and traces are those of runs alone; losses equal theirs to rounding. Numbers among the fields of a
+scheme may differ, too (`Scheme.stackable`): then they are mapped as the weights are.
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from ...models.decoder import Transformer
+from ...schemes import Scheme
 from ..distributed.parallel import Losses
 
 
 class StackedModels:
     """Models of one shape. turn: which only one thread at a time has, of all stacks: seeds and compilers belong to the
-    process. A thread that will come is among the members before it starts."""
+    process. fields: numbers of the scheme that differ. A thread that will come is among the members before it
+    starts."""
 
-    def __init__(self, turn: Condition, compiled: bool) -> None:
-        self.turn, self.compiled = turn, compiled
+    def __init__(self, turn: Condition, compiled: bool, fields: Sequence[str]) -> None:
+        self.turn, self.compiled, self.fields = turn, compiled, fields
         self.members: set[Thread] = set()
         self.stopped: list[float] = []
         """When all runs were told to stop."""
@@ -65,10 +68,13 @@ class StackedModels:
         requests = list(self.waiting.values())
         self.size = max(self.size, len(requests))
         models, parameters, ids, targets = zip(*requests, *requests[:1] * (self.size - len(requests)), strict=True)
-        self.losses = self.losses or compute_stacked(models[0], self.compiled)
+        self.losses = self.losses or compute_stacked(models[0], self.fields, self.compiled)
         weights = [torch.stack([t.detach() for t in row]).requires_grad_() for row in zip(*parameters, strict=True)]
         counts = [torch.stack([model.get_buffer(name) for model in models]) for name in counting_buffers(models[0])]
-        losses = self.losses(weights, counts, torch.stack(ids), torch.stack(targets))
+        numbers = [
+            torch.tensor([getattr(model.scheme, name) for model in models]).to(ids[0].device) for name in self.fields
+        ]
+        losses = self.losses(weights, counts, numbers, torch.stack(ids), torch.stack(targets))
         with torch.autocast(ids[0].device.type, enabled=False):  # on around the forward pass of whoever came last
             gradients = torch.autograd.grad(losses.sum(), weights, materialize_grads=True)
         each = zip(losses.detach(), zip(*gradients, strict=True), strict=True)
@@ -81,19 +87,37 @@ def counting_buffers(model: Transformer) -> list[str]:
     return [name for name, _ in model.named_buffers() if not name.endswith("layer")]
 
 
-def compute_stacked(model: Transformer, compiled: bool) -> Callable[..., Tensor]:
-    """From weights, counts, ids and targets with an axis of models in front to a loss for each model."""
+def compute_stacked(model: Transformer, fields: Sequence[str], compiled: bool) -> Callable[..., Tensor]:
+    """From weights, counts, numbers of the scheme, ids and targets with an axis of models in front to a loss for each
+    model."""
     module, counts = Losses(model), counting_buffers(model)
     names = [f"model.{name}" for name in [*dict(model.named_parameters()), *counts]]
 
-    def loss(weights: Sequence[Tensor], counts: Sequence[Tensor], ids: Tensor, targets: Tensor) -> Tensor:
-        result: Tensor = functional_call(module, dict(zip(names, [*weights, *counts], strict=True)), (ids, targets))
+    def loss(
+        weights: Sequence[Tensor], counts: Sequence[Tensor], numbers: Sequence[Tensor], ids: Tensor, targets: Tensor
+    ) -> Tensor:
+        own = {name: getattr(model.scheme, name) for name in fields}
+        vars(model.scheme).update(zip(fields, numbers, strict=True))  # all residuals share it
+        try:
+            result: Tensor = functional_call(module, dict(zip(names, [*weights, *counts], strict=True)), (ids, targets))
+        finally:  # the model's own run evaluates it
+            vars(model.scheme).update(own)
         return result
 
     # attention on a CPU has no rule for vmap: it is called for each model
     warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
     losses: Callable[..., Tensor] = vmap(loss)
     return torch.compile(losses, dynamic=False) if compiled else losses
+
+
+def split_scheme(scheme: Scheme) -> tuple[Any, dict[str, float]]:
+    """What is one in all schemes of a stack, and the numbers that may differ, by field."""
+    numbers = {
+        name: value
+        for name in vars(type(scheme)).get("stackable", ())  # not a base's: a class below may take them elsewhere too
+        if isinstance(value := getattr(scheme, name), float)
+    }
+    return (type(scheme), vars(scheme) | dict.fromkeys(numbers)), numbers
 
 
 class LossOfStack(torch.autograd.Function):
