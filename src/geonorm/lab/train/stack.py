@@ -96,12 +96,12 @@ def compute_stacked(model: Transformer, fields: Sequence[str], compiled: bool) -
     def loss(
         weights: Sequence[Tensor], counts: Sequence[Tensor], numbers: Sequence[Tensor], ids: Tensor, targets: Tensor
     ) -> Tensor:
-        own = {name: getattr(model.scheme, name) for name in fields}
+        before = {name: getattr(model.scheme, name) for name in fields}
         vars(model.scheme).update(zip(fields, numbers, strict=True))  # all residuals share it
         try:
             result: Tensor = functional_call(module, dict(zip(names, [*weights, *counts], strict=True)), (ids, targets))
         finally:  # the model's own run evaluates it
-            vars(model.scheme).update(own)
+            vars(model.scheme).update(before)
         return result
 
     # attention on a CPU has no rule for vmap: it is called for each model
