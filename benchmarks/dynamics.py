@@ -2,7 +2,6 @@
 
     python benchmarks/dynamics.py [--rounds 41] [--large 60000] [--out benchmarks/results/dynamics.json]
 
-loop     a plain double loop over particles in NumPy against our velocity, n = 256, d = 512
 products our velocity against its two matrix products alone, y y^T and s y: n = 1024 and up
 large    one velocity of many particles (d = 64, fp32) in a process of its own: seconds, and peak memory of the process
 All take turns in one process on one
@@ -23,7 +22,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 
 from geonorm import dynamics
@@ -31,20 +29,6 @@ from geonorm.bench.timing import Clock, ratio, take_turns
 from geonorm.lab.runs import environment
 
 WORDS = {torch.float32: "fp32", torch.float64: "fp64"}
-
-
-def double_loop(theta: np.ndarray, beta: float) -> np.ndarray:
-    """Post-LN's velocity P_theta(A), one pair of particles at a time."""
-    out = np.empty_like(theta)
-    for j in range(len(theta)):
-        total, weighted = 0.0, np.zeros(theta.shape[1], dtype=theta.dtype)
-        for k in range(len(theta)):
-            weight = np.exp(beta * (theta[j] @ theta[k]))
-            total += weight
-            weighted += weight * theta[k]
-        mean = weighted / total
-        out[j] = mean - (theta[j] @ mean) * theta[j]
-    return out
 
 
 def compare(a: Callable[[], Any], b: Callable[[], Any], rounds: int) -> dict[str, float | None]:
@@ -58,20 +42,10 @@ def compare(a: Callable[[], Any], b: Callable[[], Any], rounds: int) -> dict[str
     return {"ratio": middle, "low": low, "high": high, "pairs": rounds, "a_ms": a_ms, "b_ms": b_ms}
 
 
-def against_loop(dtype: torch.dtype, rounds: int) -> dict[str, Any]:
-    flow = dynamics.Flow("post", dynamics.Attention(beta=1.0))
-    x = flow.start(dynamics.uniform(256, 512, dtype=dtype))
-    theta = x[0].numpy()
-    np.testing.assert_allclose(flow.velocity(x, 0.0)[0].numpy(), double_loop(theta, 1.0), rtol=0, atol=1e-6)
-    row = compare(partial(double_loop, theta, 1.0), partial(flow.velocity, x, 0.0), rounds)
-    return {f"loop / post, n 256 d 512 {WORDS[dtype]}": row}
-
-
-def against_products(n: int, dim: int, scheme: str, dtype: torch.dtype, rounds: int) -> dict[str, Any]:
+def against_products(n: int, dim: int, scheme: str, dtype: torch.dtype, rounds: int) -> dict[str, float | None]:
     flow = dynamics.Flow(scheme, dynamics.Attention(beta=1.0))
     x = flow.start(dynamics.uniform(n, dim, dtype=dtype))[0]
-    row = compare(partial(flow.velocity, x, 0.0), lambda: (x @ x.mT) @ x, rounds)
-    return {f"{scheme} / products, n {n} d {dim} {WORDS[dtype]}": row}
+    return compare(partial(flow.velocity, x, 0.0), lambda: (x @ x.mT) @ x, rounds)
 
 
 def peak() -> int:
@@ -89,14 +63,8 @@ def large(n: int) -> dict[str, float]:
     moved = flow.velocity(x, 0.0)
     seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - cpu
     assert torch.isfinite(moved).all()
-    return {
-        "n": n,
-        "dim": 64,
-        "seconds": seconds,
-        "cpu_seconds": cpu_seconds,
-        "peak_bytes": peak(),
-        "torch_bytes": before,
-    }
+    times = {"seconds": seconds, "cpu_seconds": cpu_seconds}
+    return {"n": n, "dim": 64, **times, "peak_bytes": peak(), "torch_bytes": before}
 
 
 def main() -> None:
@@ -112,18 +80,12 @@ def main() -> None:
         print(json.dumps(large(args.only_large)))
         return
     rows: dict[str, Any] = {}
-
-    def take(found: dict[str, Any]) -> None:
-        rows.update(found)
-        for name, row in found.items():
-            within = f"({row['low']:.2f} to {row['high']:.2f})"
-            print(f"{name:48} {row['ratio']:6.2f}  {within:18} {row['a_ms']:.1f} / {row['b_ms']:.1f} ms", flush=True)
-
-    for dtype in WORDS:
-        take(against_loop(dtype, args.rounds))
     for n, dim in ((1024, 64), (1024, 512), (4096, 64)):
         for scheme, dtype in (("post", torch.float32), ("geonorm", torch.float32), ("pre", torch.float64)):
-            take(against_products(n, dim, scheme, dtype, args.rounds))
+            name = f"{scheme} / products, n {n} d {dim} {WORDS[dtype]}"
+            rows[name] = row = against_products(n, dim, scheme, dtype, args.rounds)
+            within = f"({row['low']:.2f} to {row['high']:.2f})"
+            print(f"{name:48} {row['ratio']:6.2f}  {within:18} {row['a_ms']:.1f} / {row['b_ms']:.1f} ms", flush=True)
     command = [sys.executable, __file__, "--only-large", str(args.large)]
     rows["large"] = big = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     print(
