@@ -114,7 +114,8 @@ def mean_angle(x: Tensor, y: Tensor) -> float:
 
 def summarize_turns(config: TransferConfig, scheme: str, rows: Sequence[Row]) -> Row:
     """For each axis: a row per size with the mean turn, path and coherence of one step and the ratios of turns to the
-    base model's, by number of steps; exponents of the turn; advice. Intervals are of 95 %, over seeds."""
+    base model's, by number of steps; exponents of the turn; a finding for each axis. Intervals are of 95 %, over
+    seeds."""
     cells = {(row["depth"], row["width"], row["steps"], row["seed"]): row for row in rows}
     seeds = range(config.seeds)
 
@@ -122,7 +123,7 @@ def summarize_turns(config: TransferConfig, scheme: str, rows: Sequence[Row]) ->
         base = cells[config.depth, config.width, steps, seed]
         return log(cells[*size, steps, seed]["turn"] / base["turn"])
 
-    result: Row = {"scheme": scheme, "exponents": {}, "advice": []}
+    result: Row = {"scheme": scheme, "exponents": {}, "findings": []}
     for axis, sizes in config.axes.items():
         result[axis] = []
         for size in sizes:
@@ -140,7 +141,7 @@ def summarize_turns(config: TransferConfig, scheme: str, rows: Sequence[Row]) ->
             }
             base = getattr(config, axis)
             farthest = max(result[axis], key=lambda row: abs(log(row[axis] / base)))
-            result["advice"].append(advise(axis, farthest, base, result["exponents"][axis]["1"]))
+            result["findings"].append(describe_farthest(axis, farthest, base, result["exponents"][axis]["1"]))
     return result
 
 
@@ -149,7 +150,7 @@ def mean_interval(values: Sequence[float], scale: Callable[[float], float] = flo
     return [None if number is None else scale(number) for number in paired_interval(values)[:3]]
 
 
-def advise(axis: str, row: Row, base: int, exponent: Sequence[float]) -> str:
+def describe_farthest(axis: str, row: Row, base: int, exponent: Sequence[float]) -> str:
     """What was measured at a size, and which rate, or over depth which angles, would keep the turn."""
     ratio, low, high = row["ratio_1"]
     at, start = (f"{size} blocks" if axis == "depth" else f"width {size}" for size in (row[axis], base))

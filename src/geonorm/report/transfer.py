@@ -49,8 +49,8 @@ class SavedTransfer(Study):
         return f"{base} · Adam at {self.summary['lr']:g} · {count(self.summary['seeds'], 'seed')} · random tokens"
 
     def findings(self) -> list[tuple[str, str]]:
-        return [(scheme["scheme"], f"{scheme['scheme']}: {advice.rstrip('.')}")
-                for scheme in self.rows for advice in scheme["advice"]]  # fmt: skip
+        return [(scheme["scheme"], f"{scheme['scheme']}: {finding.rstrip('.')}")
+                for scheme in self.rows for finding in scheme["findings"]]  # fmt: skip
 
     def limits(self) -> list[str]:
         return [
