@@ -51,8 +51,8 @@ from .tune import Rates, run_config, tune
 
 GRID = {
     "schemes", "seeds", "lrs", "tune", "jobs", "launcher", "out", "depth", "rates", "log.to",
+    *(f"{group}.{f.name}" for group, kind in (("ray", Ray), ("slurm", Slurm)) for f in fields(kind)),
 }  # fmt: skip
-GRID |= {f"{group}.{f.name}" for group, kind in (("ray", Ray), ("slurm", Slurm)) for f in fields(kind)}
 """Settings that may differ when a comparison or a ladder is extended: which runs there are, not what a run is."""
 
 
@@ -240,8 +240,7 @@ def order_schemes(out: Path, schemes: Sequence[str]) -> list[str]:
     But a command without the baseline only extends the folder: its schemes stand behind."""
     listed = read_object(out / "results.json").get("order")
     before = listed if isinstance(listed, list) else []
-    extends = bool(before) and before[0] not in schemes
-    return list(dict.fromkeys([*before, *schemes] if extends else [*schemes, *before]))
+    return list(dict.fromkeys([*before, *schemes] if before and before[0] not in schemes else [*schemes, *before]))
 
 
 def check_study_folder(out: Path, settings: dict[str, Any], kind: type[Grid]) -> None:

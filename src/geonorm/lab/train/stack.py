@@ -97,11 +97,13 @@ def compute_stacked(model: Transformer, fields: Sequence[str], compiled: bool) -
         weights: Sequence[Tensor], counts: Sequence[Tensor], numbers: Sequence[Tensor], ids: Tensor, targets: Tensor
     ) -> Tensor:
         before = {name: getattr(model.scheme, name) for name in fields}
-        vars(model.scheme).update(zip(fields, numbers, strict=True))  # all residuals share it
+        for name, number in zip(fields, numbers, strict=True):  # of all residuals, which share it
+            object.__setattr__(model.scheme, name, number)
         try:
             result: Tensor = functional_call(module, dict(zip(names, [*weights, *counts], strict=True)), (ids, targets))
         finally:  # the model's own run evaluates it
-            vars(model.scheme).update(before)
+            for name, number in before.items():
+                object.__setattr__(model.scheme, name, number)
         return result
 
     # attention on a CPU has no rule for vmap: it is called for each model
