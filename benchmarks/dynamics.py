@@ -4,8 +4,7 @@
 
 products our velocity against its two matrix products alone, y y^T and s y: n = 1024 and up
 large    one velocity of many particles (d = 64, fp32) in a process of its own: seconds, and peak memory of the process
-All take turns in one process on one
-thread, by its CPU time; a ratio is the median of the ratios within rounds with the 95 % interval of that median.
+Products take turns on one thread, by CPU time; a ratio is the median of those within rounds, with its 95 % interval.
 """
 
 from __future__ import annotations

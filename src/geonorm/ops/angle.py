@@ -24,7 +24,8 @@ at a ratio of 0.01."""
 @dataclass(frozen=True)
 class AngleMap:
     """Parameters of the angle. `pre`, `post`, `gain`, `bias`: floats or tensors of one number (learned or per layer);
-    `max_angle` in radians; `power` p of the retraction phi_p(t) = p atan(t / p), infinity for the exponential map.
+    `max_angle` likewise, in radians; `power` p of the retraction phi_p(t) = p atan(t / p), infinity for the exponential
+    map.
 
     >>> geonorm.ops.AngleMap(post=0.5)(torch.tensor([0.2, 10.0]))  # half of the ratio; clamped at pi/4, halved
     tensor([0.1000, 0.3927])
@@ -98,7 +99,7 @@ class AngleMap:
     def level(self) -> AngleMap:
         """The map whose angle is that of ratio 1 for every token. At ratio 0, where no direction is, it is softened as
         the bias is: x' = x there, and d angle / d ratio is 1 / BIAS_SOFTNESS of the angle, large but finite."""
-        if isinstance(both := self.pre * self.max_angle, Tensor):
+        if isinstance(both := self.pre * self.max_angle, Tensor):  # where either is one
             angle: float | Tensor = self.unclamped(torch.ones_like(both)).clamp(max=self.max_angle)
         else:
             turn = self.pre if self.power == inf else self.power * atan(self.pre / self.power)

@@ -113,7 +113,7 @@ def compute_stacked(model: Transformer, fields: Sequence[str], compiled: bool) -
 
 
 def split_scheme(scheme: Scheme) -> tuple[Any, dict[str, float]]:
-    """What is one in all schemes of a stack, and the numbers that may differ, by field."""
+    """What all schemes of a stack share, and the numbers in which they may differ, by field."""
     numbers = {
         name: value
         for name in vars(type(scheme)).get("stackable", ())  # not a base's: a class below may take them elsewhere too
