@@ -232,7 +232,7 @@ class Evidence:
 
     @cached_property
     def results(self) -> dict[str, Values]:
-        """By claim: mean, interval, p, by Holm too, the moderated interval, p of equality, and the verdict. Variances
+        """By claim: mean, interval, p, by Holm too, the moderated error, p of equality, and the verdict. Variances
         are moderated within an experiment. A family of Holm answers one question with one kind of weights there."""
         raw = {name: self.compare(claim) for name, claim in self.claims.items()}
         gaps = {name: paired_interval(list(values["pairs"].values())) for name, values in raw.items()}
@@ -270,20 +270,17 @@ class Evidence:
         members = [claim.name for claim in self.claims.values() if claim.pool == name]
         if len({(self.claims[member].first, self.claims[member].second) for member in members}) > 1:
             raise ClaimError(f"{name}: a pool has one comparison")
-        rows, effects = [], []
+        effects = []
         for member in members:
             row, tuning = self.results[member], self.place(self.claims[member]).tuning_seed
             fresh = [gap for seed, gap in row["pairs"].items() if seed != tuning]
             if tuning == "mean" or not fresh:
                 raise ClaimError(f"{member}: a pool holds no run that chose the rate")
-            rows.append({**row, "pairs": fresh})
             effects.append(Estimate(sum(fresh) / len(fresh), row["moderated_error"] ** 2 * row["n"] / len(fresh), 1))
         total = pool(effects)
         if not total:
             raise ClaimError(f"{name}: a pool of fewer than two settings")
-        certainty, doubts = grade(total, words["margin"], words.get("doubts", ()))
         mean = total.mean
-        pairs = [gap for row in rows for gap in row["pairs"]]
         return {
             "verdict": judge(mean, words["margin"]),
             "mean": mean.difference,
@@ -295,16 +292,13 @@ class Evidence:
             "expected_low": total.low,
             "expected_high": total.high,
             "n": total.n,
-            "pairs_below": sum(gap < 0 for gap in pairs),
-            "all_pairs": len(pairs),
-            "certainty": certainty,
-            "doubts": doubts,
+            "doubts": grade(total, words["margin"], words.get("doubts", ()))[1],
             "claims": members,
         }
 
 
 def summarize(gap: Interval, prior: Prior | None) -> Values:
-    """A paired difference: its verdict, by its own pairs, and its interval, also under a moderated variance."""
+    """A paired difference: its verdict and interval by its own pairs, and its error by a moderated variance."""
     own, variance, df = None, (gap.std or 0.0) ** 2, float(gap.n - 1)
     if gap.std is not None:
         own = contrast(Estimate(gap.mean, variance / gap.n, df), ZERO)
@@ -319,8 +313,6 @@ def summarize(gap: Interval, prior: Prior | None) -> Values:
         "n": gap.n,
         "p": gap.p,
         "equal_p": equal_p(own) if own else None,
-        "moderated_low": shared and shared.low,
-        "moderated_high": shared and shared.high,
         "moderated_error": shared and shared.error,
     }
 

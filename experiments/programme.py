@@ -36,8 +36,7 @@ from typing import Any
 import geonorm
 from geonorm.lab.load import Comparison
 from geonorm.lab.runs.folder import read_objects, read_text
-from geonorm.lab.runs.records import MetricRow, Summary
-from geonorm.lab.statistics.spikes import find_spikes
+from geonorm.lab.runs.records import Summary
 
 Summaries = dict[str, Summary]
 Grid = Mapping[str, Sequence[str]]
@@ -47,7 +46,6 @@ TRACED = (
     "grad_norm",
 )  # fmt: skip
 """What is kept of a trace; an experiment whose traces.csv has begun with fewer columns goes on with those."""
-TURNING = ("angle_o", "norm_o", "angle_down", "norm_down")
 MEAN = 500
 """Steps whose mean training loss is kept."""
 EQUAL_SHARES = "retraction=projection, decay=sqrt, decay_on=update, index=sublayer"
@@ -66,6 +64,17 @@ def settings(**values: object) -> list[str]:
     for key, value in values.items():
         words += [f"--{key.replace('__', '.')}", *map(str, value if isinstance(value, tuple) else [value])]
     return words
+
+
+def change(words: Sequence[str], **values: object) -> list[str]:
+    """The same options with other values for some."""
+    flat = settings(**values)
+    new = dict(zip(flat[::2], flat[1::2], strict=True))
+    return [new.get(option, word) for option, word in zip(["", *words], words, strict=False)]
+
+
+ALWAYS = settings(checkpoint__keep=1, runtime__compile="true", runtime__tensorboard="false")
+"""Of every run, beside what its plan says."""
 
 
 def read_lines(file: Path) -> Iterator[dict[str, Any]]:
@@ -131,7 +140,7 @@ def carry_out(experiment: Path, plan: Plan, out: Path, minutes: float = inf) -> 
         if begun + longest > start + 60 * minutes:
             print(f"{len(missing)} missing: the same command goes on")
             return 1 if failed else 0
-        words = place(missing[name], out)
+        words = [*place(missing[name], out), *ALWAYS]
         print(f"[{len(known)} known, {len(missing)} missing] geonorm train {shlex.join(words)}", flush=True)
         command = [sys.executable, "-m", "geonorm", "train", *words, "--out", str(out / name)]
         status = subprocess.run(command, check=False).returncode
@@ -145,9 +154,8 @@ def carry_out(experiment: Path, plan: Plan, out: Path, minutes: float = inf) -> 
 
 def keep(experiment: Path, out: Path) -> None:
     """Adds what has finished to results.jsonl and traces.csv. With each run goes the course of its validation loss on
-    the part of the held-out text that all evaluations share, the mean training loss of every 500 steps (runs of one
-    seed see the same batches, so that differences of thousandths show), and at every evaluation how far one step
-    turned `o` and `down`, and how long they are; of runs older than that, the steps of spikes."""
+    the part of the held-out text that all evaluations share, and the mean training loss of every 500 steps: runs of one
+    seed see the same batches, so that differences of thousandths show."""
     known: dict[str, Any] = {row["run"]: row for row in read_lines(experiment / "results.jsonl")}
     fresh = read_finished(out)
     for name in fresh:
@@ -158,12 +166,7 @@ def keep(experiment: Path, out: Path) -> None:
         losses: list[Any] = [row.get("loss") for _, row in sorted(metrics.items())]
         parts = [(end, losses[end - MEAN : end]) for end in range(MEAN, len(losses) + 1, MEAN)]
         train = [[end, round(mean(part), 5)] for end, part in parts if None not in part]
-        turning = [
-            [step, *(float(f"{row[key]:.5g}") for key in TURNING)] for step, row in metrics.items() if TURNING[0] in row
-        ]
-        where = find_spikes([MetricRow.read(row) for _, row in sorted(metrics.items())])
-        origin = read_origin(out / name)
-        known[name] = {"run": name, **where, **row, **origin, "course": course, "train": train, "turning": turning}
+        known[name] = {"run": name, **row, **read_origin(out / name), "course": course, "train": train}
     text = "".join(json.dumps(known[name]) + "\n" for name in sorted(known))
     (experiment / "results.jsonl").write_text(text, encoding="utf-8")
     traces = experiment / "traces.csv"

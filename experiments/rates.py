@@ -9,6 +9,7 @@ from math import inf, sqrt
 
 from programme import settings
 
+from geonorm.lab.config import TUNING_SEED
 from geonorm.lab.runs.records import Summary
 
 Losses = Mapping[float, float]
@@ -95,4 +96,19 @@ def plan_rows(
     for seed in range(1, seeds):
         for row, rate in best.items():
             add_runs(grid, row, rows[row], [rate], [seed])
+    return grid
+
+
+def tune_then_repeat(
+    known: Known, rows: Mapping[str, Sequence[str]], start: Sequence[float], fresh: Iterable[int], extensions: int = 6
+) -> dict[str, list[str]]:
+    """The protocol from 022 on: one seed, which does not count, tunes every row by factors of √2 until its best rate is
+    interior; then fresh seeds run at that."""
+    grid: dict[str, list[str]] = {}
+    for row, words in rows.items():
+        losses = read_row(known, row, TUNING_SEED)
+        rates = extend(losses, start, extensions, sqrt(2))
+        add_runs(grid, row, words, rates, [TUNING_SEED])
+        if set(rates) <= set(losses):
+            add_runs(grid, row, words, [min(losses, key=losses.__getitem__)], fresh)
     return grid

@@ -16,7 +16,6 @@ from geonorm.lab.runs.folder import slug
 COMMON = settings(
     preset="nano", model__width=64, model__hidden=172, data="books", batch_size=4, steps=4000,
     evaluation__every=1000, evaluation__whole="true", evaluation__average=0.1, evaluation__trace_tokens=4096,
-    checkpoint__keep=1, runtime__compile="true", runtime__tensorboard="false",
 )  # fmt: skip
 CEILINGS = {
     "pi/8": "max_angle=pi/8",
@@ -43,11 +42,6 @@ TELLING = ("fan_in-sphere-raw", "neox-embedding-raw")
 """The ends: clamped from the first steps on, and free at first."""
 
 
-HELD = {"-hold_norms": ("o", "down"), "-hold_norms-all": ("v", "o", "up", "gate", "down")}
-"""By the mark in a run's name, the matrices that are put back to their initial norm after each step: those that write
-to the stream; and all whose scale a clamped token's loss does not see."""
-
-
 def plan(known: Summaries) -> Grid:
     grid: dict[str, list[str]] = {}
 
@@ -71,9 +65,6 @@ def plan(known: Summaries) -> Grid:
     for place in TELLING:
         for ceiling in CEILINGS.values():
             tune(place, f"geonorm({SETTINGS[place][1]}, {ceiling})")
-        # is saturation the clamp's doing, or that of weights that grow?
-        for mark, roles in HELD.items():
-            tune(place, f"geonorm({SETTINGS[place][1]})", mark=mark, optim__hold_norms=roles)
     for place in TELLING:
         for ceiling in CEILINGS.values():
             tune(place, f"geonorm({SETTINGS[place][1]}, {ceiling})", seeds=2)

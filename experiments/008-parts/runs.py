@@ -13,7 +13,7 @@ LAYERS = 12
 COMMON = settings(
     preset="nano", model__width=64, model__hidden=172, model__layers=LAYERS, model__gains="false", data="books",
     batch_size=4, steps=4000, evaluation__every=2000, evaluation__whole="false", evaluation__tokens=262144,
-    evaluation__trace_tokens=2048, checkpoint__keep=1, runtime__compile="true", runtime__tensorboard="false",
+    evaluation__trace_tokens=2048,
 )  # fmt: skip
 WRITES = {
     "add": "pre({decay}, max_step={step})",

@@ -12,8 +12,7 @@ from geonorm.lab.runs.folder import slug
 
 COMMON = settings(
     preset="nano", model__width=64, model__hidden=172, optim__schedule="wsd", optim__warmup_steps=200,
-    evaluation__whole="false", evaluation__tokens=262144, evaluation__trace_tokens=2048, checkpoint__keep=1,
-    runtime__compile="true", runtime__tensorboard="false",
+    evaluation__whole="false", evaluation__tokens=262144, evaluation__trace_tokens=2048,
 )  # fmt: skip
 """One rate until the last fifth of the steps, so that all budgets of a rate and a seed share their trunk."""
 BOOKS = settings(data="books", batch_size=4)

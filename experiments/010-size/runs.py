@@ -11,8 +11,7 @@ from geonorm.lab.runs.folder import slug
 
 COMMON = settings(
     preset="nano", data="books", optim__warmup_steps=200, evaluation__whole="false", evaluation__tokens=262144,
-    evaluation__trace_tokens=2048, checkpoint__keep=1, runtime__compile="true",
-    runtime__tensorboard="false",
+    evaluation__trace_tokens=2048,
 )  # fmt: skip
 SIZES = {3: (0.182, 4, 4), 4: (0.329, 3, 4), 6: (0.865, 2, 2)}
 """By depth, which is width / 16: million parameters, seeds at the best rate, and how many of the schemes."""

@@ -11,8 +11,7 @@ from geonorm.lab.runs.folder import slug
 
 COMMON = settings(
     preset="nano", data="books", batch_size=4, steps=2000, evaluation__every=2000, evaluation__whole="false",
-    evaluation__tokens=65536, evaluation__trace_tokens=2048, checkpoint__keep=1, runtime__compile="true",
-    runtime__tensorboard="false",
+    evaluation__tokens=65536, evaluation__trace_tokens=2048,
 )  # fmt: skip
 """1.02M tokens; 65,536 held-out tokens spread over the five books, for 200 runs are to be told apart by tenths."""
 WARMUP = {"warm": 0.1, "cold": 0.0}

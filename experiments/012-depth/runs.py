@@ -17,7 +17,7 @@ from geonorm.lab.runs.folder import slug
 RECIPE = settings(
     preset="nano", model__width=64, model__hidden=256, model__mlp="gelu", data="books", batch_size=4, steps=2000,
     evaluation__every=500, evaluation__whole="false", evaluation__tokens=65536, evaluation__trace_tokens=2048,
-    checkpoint__every=500, checkpoint__keep=4, runtime__compile="true", runtime__tensorboard="false",
+    checkpoint__every=500,
 )  # fmt: skip
 """1.02M tokens at one width; 65,536 held-out tokens spread over the five books, for the whole of them would take a
 third as long as the training at 36 blocks. The weights of every evaluation stay: the use of blocks is probed there."""
@@ -47,15 +47,6 @@ def even_angles(layers: int) -> str:
 def warmed_up(layers: int) -> str:
     """The same, whose steps grow from 0, early blocks first."""
     return f"prores({even_angles(layers)}, steps={WARMED})"
-
-
-NAMES = {
-    "geonorm(decay=constant), equal angles": equal_angles,
-    "unit tangent, 1/√L": even_angles,
-    "unit tangent, 1/√L, warmed up": warmed_up,
-    "equal shares": lambda layers: EQUAL,
-}
-"""Schemes that have a number of their own at each depth, or too long a name."""
 
 
 def plan(known: Summaries) -> Grid:

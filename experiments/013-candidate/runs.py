@@ -11,9 +11,8 @@ from rates import add_runs, find_best, plan_rows
 from geonorm.lab.runs.folder import slug
 
 COMMON = settings(
-    preset="nano", model__width=64, model__hidden=172, batch_size=4,
-    evaluation__every=2000, evaluation__whole="false", evaluation__tokens=262144, evaluation__average=0.1,
-    evaluation__trace_tokens=2048, checkpoint__keep=1, runtime__compile="true", runtime__tensorboard="false",
+    preset="nano", model__width=64, model__hidden=172, batch_size=4, evaluation__every=2000, evaluation__whole="false",
+    evaluation__tokens=262144, evaluation__average=0.1, evaluation__trace_tokens=2048,
 )  # fmt: skip
 BOOKS = [*COMMON, *settings(data="books", steps=4000)]
 """The regime `plain` of 016, of which it takes the rows KNOWN."""

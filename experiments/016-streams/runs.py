@@ -10,8 +10,7 @@ from geonorm.lab.runs.folder import slug
 COMMON: dict[str, object] = {
     "model__width": 64, "model__hidden": 172, "data": "books", "batch_size": 4, "steps": 4000,
     "evaluation__every": 2000, "evaluation__whole": "false", "evaluation__tokens": 262144, "evaluation__average": 0.1,
-    "evaluation__trace_tokens": 2048, "checkpoint__keep": 1, "runtime__compile": "true",
-    "runtime__tensorboard": "false",
+    "evaluation__trace_tokens": 2048,
 }  # fmt: skip
 """Validation on a quarter of the held-out text, spread over all of it: the whole, with the averaged weights once more,
 would take a fifth of a run."""

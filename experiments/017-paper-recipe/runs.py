@@ -12,10 +12,9 @@ from geonorm.lab.runs.folder import slug
 
 RECIPE = settings(
     preset="nano", model__width=64, model__hidden=256, model__mlp="gelu", model__norm="layer", model__bias="true",
-    model__init="neox", model__init_depth=12,
-    batch_size=2, steps=50000, optim__warmup_steps=500, optim__weight_decay=6e-5, optim__independent="true",
-    evaluation__every=2500, evaluation__average=0.1, evaluation__trace_tokens=4096,
-    checkpoint__every=2500, checkpoint__keep=1, runtime__compile="true", runtime__tensorboard="false",
+    model__init="neox", model__init_depth=12, batch_size=2, steps=50000, optim__warmup_steps=500,
+    optim__weight_decay=6e-5, optim__independent="true", evaluation__every=2500, evaluation__average=0.1,
+    evaluation__trace_tokens=4096, checkpoint__every=2500,
 )  # fmt: skip
 """GPT-NeoX's initialisation with output matrices as for twelve layers, two sequences a step, 500 steps of warm-up, and
 weight decay of 6e-5 a step at the highest rate: what the paper's 6e-4 x 0.1 is."""

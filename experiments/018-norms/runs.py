@@ -10,7 +10,6 @@ from rates import plan_rows
 COMMON = settings(
     preset="nano", tokens__tokenizer="byte", model__vocab_size=257, model__layers=2, batch_size=4, steps=2000,
     evaluation__every=2000, evaluation__whole="false", evaluation__tokens=65536, evaluation__trace_tokens=1024,
-    checkpoint__keep=1, runtime__compile="true", runtime__tensorboard="false",
 )  # fmt: skip
 """1.02M bytes, two blocks: what a norm takes away is most where the stream is narrow, and few layers make it seen."""
 TASKS = {"books": "books", "copy": "runs/tasks/copy", "addition": "runs/tasks/addition"}

@@ -9,7 +9,6 @@ from geonorm.lab.runs.folder import slug
 
 RECIPE = settings(
     preset="nano", data="books-small", batch_size=8, evaluation__whole="true", evaluation__trace_tokens=4096,
-    checkpoint__keep=1, runtime__compile="true", runtime__tensorboard="false",
 )  # fmt: skip
 """As in 001 and 003, but for the held-out text, which is the whole, book by book, and for compiling (the first 23 runs
 were made without, which is rounding alone)."""

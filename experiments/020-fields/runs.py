@@ -9,7 +9,7 @@ from geonorm.lab.runs.folder import slug
 COMMON = settings(
     preset="nano", model__width=64, model__hidden=172, model__init="neox", data="books", batch_size=4, steps=4000,
     evaluation__every=1000, evaluation__whole="false", evaluation__tokens=262144, evaluation__average=0.1,
-    evaluation__trace_tokens=2048, checkpoint__keep=1, runtime__compile="true", runtime__tensorboard="false",
+    evaluation__trace_tokens=2048,
 )  # fmt: skip
 """The regime `neox` of 016, with the rule of the paper in it: 45 % of the site-tokens are clamped at 6e-3, 54 % at
 1.2e-2, by site from none to all."""

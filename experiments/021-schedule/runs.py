@@ -14,7 +14,6 @@ from geonorm.lab.runs.folder import slug
 COMMON = settings(
     preset="nano", data="books", model__width=64, model__hidden=172, batch_size=4, steps=2000, evaluation__every=2000,
     evaluation__whole="false", evaluation__tokens=262144, evaluation__trace_tokens=2048, optim__warmup_steps=200,
-    checkpoint__keep=1, runtime__compile="true", runtime__tensorboard="false",
 )  # fmt: skip
 """1.02M tokens, 3 for each parameter: what 009 at its shortest budget and 011 with warm-up have in common."""
 SCHEDULES = {"cosine": "cosine", "constant": "wsd"}

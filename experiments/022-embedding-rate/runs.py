@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import sqrt
 
 from programme import Grid, Summaries, settings
@@ -14,8 +14,7 @@ from geonorm.lab.runs.folder import slug
 COMMON = settings(
     preset="nano", data="books", model__width=64, model__layers=4, model__heads=4, model__hidden=172, batch_size=4,
     steps=12900, optim__warmup_steps=200, optim__floor=0, evaluation__every=3225, evaluation__whole="false",
-    evaluation__tokens=262144, evaluation__trace_tokens=2048, checkpoint__keep=1,
-    runtime__compile="true", runtime__tensorboard="false",
+    evaluation__tokens=262144, evaluation__trace_tokens=2048,
 )  # fmt: skip
 """0.33M parameters, 6.6M tokens, 20 for each parameter: the middle size of 010, with a schedule that ends at 0."""
 CANDIDATE = "update=unit, decay=sqrt, index=sublayer"
@@ -29,14 +28,13 @@ WITH = ["pre", "geonorm", "geonorm(input=norm)", "peri", f"geonorm({CANDIDATE})"
 RATES = (2.61e-3, 3.7e-3, 5.23e-3)
 FACTOR = sqrt(2)
 EXTENSIONS = 5
-EMBEDDINGS = (1, 4, 16, 64)
-"""Multipliers of the embedding's learning rate."""
-MAIN = 16
+MAIN = 16.0
+"""The multiplier of the embedding's rate that every scheme is tuned at; 1, 4 and 64 are the others."""
 SEEDS = range(20, 25)
 """Fresh ones: the tuning seed does not count."""
 HEADS = (0.25, 4)
 Tuned = tuple[float, float] | None
-"""The best rate of the matrices and its loss; None while runs are missing."""
+"""The loss at the best rate of the matrices, and that rate; None while runs are missing."""
 
 
 def label(scheme: str, embedding: float, head: float = 1) -> str:
@@ -45,8 +43,8 @@ def label(scheme: str, embedding: float, head: float = 1) -> str:
 
 def plan(known: Summaries) -> Grid:
     """Pre-Norm and GeoNorm without an embedding norm at all four multipliers first, then their fresh seeds at the best
-    and with the embedding at the matrices' rate; then every other row, which tries the other multipliers only beside
-    its best matrix rate at 16; then the head's rate."""
+    and with the embedding at the matrices' rate; then every other row, which tries 4 and 64 beside its best
+    matrix rate at 16, and 1 where 4 is best; then the head's rate."""
     grid: dict[str, list[str]] = {}
 
     def add(scheme: str, embedding: float, rates: Sequence[float], seeds: Sequence[int], head: float = 1) -> None:
@@ -54,36 +52,35 @@ def plan(known: Summaries) -> Grid:
         words = [*COMMON, *settings(scheme=scheme, optim__rates=roles)]
         add_runs(grid, label(scheme, embedding, head), words, rates, seeds)
 
-    def tune(scheme: str, embedding: float, start: Sequence[float] = RATES) -> Tuned:
-        """The best rate and its loss once it is interior; asks for what is missing."""
+    def tune(scheme: str, embedding: float, near: Tuned = None) -> Tuned:
+        """The loss at the best rate, and that rate, once it is interior; asks for what is missing."""
+        start = [tidy(near[1] * FACTOR**half) for half in (-1, 0, 1)] if near else RATES
         losses = read_row(known, label(scheme, embedding), TUNING_SEED)
         wanted = extend(losses, start, EXTENSIONS, FACTOR)
         add(scheme, embedding, wanted, [TUNING_SEED])
-        if not set(wanted) <= set(losses):
-            return None
-        best = min(losses, key=losses.__getitem__)
-        return best, losses[best]
+        return min((loss, rate) for rate, loss in losses.items()) if set(wanted) <= set(losses) else None
 
-    def finish(scheme: str, tuned: dict[float, Tuned], also: Sequence[float] = ()) -> None:
-        """Fresh seeds at the best multiplier and rate, and at the best rate of other multipliers."""
-        if None in tuned.values():
+    def finish(scheme: str, tuned: Mapping[float, Tuned], also: Sequence[float] = ()) -> None:
+        """Fresh seeds at the best multiplier and rate, and at the best rate of other multipliers. Where 4 is the best
+        and the lowest that was tried, 1 is tried first."""
+        ended = {embedding: best for embedding, best in tuned.items() if best}
+        if len(ended) < len(tuned):
             return
-        best = min(tuned, key=lambda embedding: tuned[embedding][1])  # type: ignore[index]
+        best = min(ended, key=ended.__getitem__)
+        if best == 4 and 1 not in tuned:
+            finish(scheme, {**tuned, 1: tune(scheme, 1, ended[4])}, also)
+            return
         for embedding in dict.fromkeys([best, *also]):
-            add(scheme, embedding, [tuned[embedding][0]], SEEDS)  # type: ignore[index]
+            add(scheme, embedding, [ended[embedding][1]], SEEDS)
 
-    pair = WITHOUT[:2]
-    every: dict[str, dict[float, Tuned]] = {
-        scheme: {embedding: tune(scheme, embedding) for embedding in (MAIN, 1, 4, 64)} for scheme in pair
-    }
+    every = {scheme: {each: tune(scheme, each) for each in (MAIN, 1.0, 4.0, 64.0)} for scheme in WITHOUT[:2]}
     for scheme, tuned in every.items():
         finish(scheme, tuned, also=(1, MAIN))
     for scheme in [*WITH[:3], WITHOUT[2], WITH[3], WITHOUT[3], WITH[4], WITHOUT[4]]:
-        if (ended := tune(scheme, MAIN)) is not None:
-            near = [tidy(ended[0] * FACTOR**half) for half in (-1, 0, 1)]
-            finish(scheme, {MAIN: ended, **{embedding: tune(scheme, embedding, near) for embedding in (4, 64)}})
+        if ended := tune(scheme, MAIN):
+            finish(scheme, {MAIN: ended, **{each: tune(scheme, each, ended) for each in (4.0, 64.0)}})
     for scheme, tuned in every.items():
-        if (ended := tuned[MAIN]) is not None:
+        if ended := tuned[MAIN]:
             for head in HEADS:
-                add(scheme, MAIN, [ended[0]], [TUNING_SEED], head)
+                add(scheme, MAIN, [ended[1]], [TUNING_SEED], head)
     return grid

@@ -16,7 +16,6 @@ from geonorm.lab.config import TUNING_SEED as TUNING_SEED
 RECIPE = settings(
     preset="nano", model__heads=4, model__mlp="gelu", data="books", batch_size=4, steps=2000, optim__floor=0,
     evaluation__every=1000, evaluation__whole="false", evaluation__tokens=65536, evaluation__trace_tokens=2048,
-    checkpoint__keep=1, runtime__compile="true", runtime__tensorboard="false",
 )  # fmt: skip
 """That of 012, with a schedule that ends at 0."""
 SIZES = {"4": (4, 64), "12": (12, 64), "36": (36, 64), "w32": (4, 32), "w128": (4, 128)}

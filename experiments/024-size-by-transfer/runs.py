@@ -8,11 +8,10 @@ from rates import name_run, tidy
 from geonorm.lab.runs.folder import slug
 
 RECIPE = settings(
-    preset="mini", model__context=512, model__vocab_size=8192, data="books",
-    tokens__tokenizer="bpe", batch_size=64, steps=6100, optim__warmup_steps=300, optim__floor=0,
-    optim__independent="true", optim__weight_decay=1e-4, evaluation__every=1525, evaluation__whole="false",
-    evaluation__tokens=1048576, evaluation__trace_tokens=8192, checkpoint__every=6100, checkpoint__keep=1,
-    runtime__dtype="bf16", runtime__compile="true", runtime__tensorboard="false",
+    preset="mini", model__context=512, model__vocab_size=8192, data="books", tokens__tokenizer="bpe", batch_size=64,
+    steps=6100, optim__warmup_steps=300, optim__floor=0, optim__independent="true", optim__weight_decay=1e-4,
+    evaluation__every=1525, evaluation__whole="false", evaluation__tokens=1048576, evaluation__trace_tokens=8192,
+    checkpoint__every=6100, runtime__dtype="bf16",
 )  # fmt: skip
 """12 blocks, heads of 64, 200M tokens of novels: 6,100 steps of 64 x 512, and a schedule that ends at 0."""
 ARMS = (

@@ -8,11 +8,10 @@ from rates import plan_rows
 from geonorm.lab.runs.folder import slug
 
 RECIPE = settings(
-    preset="paper-125m", model__init="neox", data="books", tokens__tokenizer="runs/gpt2.tokenizer.json",
-    batch_size=64, steps=3000, optim__warmup_steps=300, optim__weight_decay=6e-5, optim__independent="true",
-    evaluation__every=1000, evaluation__whole="false", evaluation__tokens=524288, evaluation__average=0.1,
-    evaluation__trace_tokens=8192, checkpoint__every=3000, checkpoint__keep=1,
-    runtime__dtype="bf16", runtime__compile="true", micro_batch=32, runtime__tensorboard="false",
+    preset="paper-125m", model__init="neox", data="books", tokens__tokenizer="runs/gpt2.tokenizer.json", batch_size=64,
+    steps=3000, optim__warmup_steps=300, optim__weight_decay=6e-5, optim__independent="true", evaluation__every=1000,
+    evaluation__whole="false", evaluation__tokens=524288, evaluation__average=0.1, evaluation__trace_tokens=8192,
+    checkpoint__every=3000, runtime__dtype="bf16", micro_batch=32,
 )  # fmt: skip
 """98.3M tokens, 0.6 for each parameter: 3,000 steps of 64 x 512, LayerNorm, GELU, GPT-NeoX's initialisation, the weight
 decay of a step that the paper has at its highest rate. One checkpoint, at the end: a run is complete by itself."""

@@ -27,7 +27,8 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
         out.mkdir(parents=True)
         (out / "config.yaml").touch()
         (out / "summary.json").write_text(json.dumps(ENDED))
-        done.append((out.name, command[4:-2]))
+        assert command[-8:-2:2] == ["--checkpoint.keep", "--runtime.compile", "--runtime.tensorboard"]
+        done.append((out.name, command[4:-8]))
         return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr("subprocess.run", run)
@@ -47,24 +48,17 @@ def test_a_branch_waits_for_its_trunk_and_does_without_one_that_is_gone(trained:
 
 
 def test_what_is_kept_of_a_run(tmp_path: Path) -> None:
-    """Of a step that was trained twice the later row; every 500 steps their mean loss; the turning of evaluations; and
-    a run that is on record stays as it is when its folder is gone."""
+    """Of a step that was trained twice the later row; every 500 steps their mean loss; a run on record stays as it is
+    when its folder is gone."""
     own = runpy.run_path(str(ROOT / "programme.py"))
     run = tmp_path / "out" / "b-lr1-seed0"
     run.mkdir(parents=True)
     (run / "summary.json").write_text(json.dumps({"status": "finished", "scheme": "pre", "val_loss": 1.6}))
     (run / "environment.json").write_text(json.dumps([{"commit": "a", "device": "x"}, {"commit": "b", "device": "y"}]))
     (run / "config.yaml").write_text("lr: 1\nout: here\n")
-    turned = {
-        "angle_o": 0.123456,
-        "norm_o": 2.0,
-        "angle_down": 0.25,
-        "norm_down": 3.0,
-        "val_loss": 1.6,
-        "val_loss_part": 1.5,
-    }
-    metrics = [{"step": 500, "loss": 9.0, "val_loss": 9.0}]
-    metrics += [{"step": n, "loss": 2.0 if n > 500 else 4.0, **(turned if n == 600 else {})} for n in range(1, 1001)]
+    ended = {"step": 600, "loss": 2.0, "val_loss": 1.6, "val_loss_part": 1.5}
+    steps = [{"step": n, "loss": 2.0 if n > 500 else 4.0} for n in range(1, 1001)]
+    metrics = [{"step": 500, "loss": 9.0, "val_loss": 9.0}, *steps, ended]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
     (run / "trace.jsonl").write_text(json.dumps({"step": 600, "layer": 0, "kind": "mlp", "clamped": 0.5}) + "\n")
     (tmp_path / "results.jsonl").write_text(json.dumps({"run": "a", "val_loss": 1.0}) + "\n")
@@ -72,7 +66,6 @@ def test_what_is_kept_of_a_run(tmp_path: Path) -> None:
     first, second = map(json.loads, (tmp_path / "results.jsonl").read_text().splitlines())
     assert first == {"run": "a", "val_loss": 1.0} and second["run"] == "b-lr1-seed0"
     assert second["course"] == [[600, 1.5]] and second["train"] == [[500, 4.0], [1000, 2.0]]
-    assert second["turning"] == [[600, 0.12346, 2.0, 0.25, 3.0]]
     assert (second["commit"], second["machine"]) == ("b", "y")
     assert second["settings_sha256"] == hashlib.sha256(b"lr: 1").hexdigest(), "where a run lies is no setting"
     head, line = (tmp_path / "traces.csv").read_text().splitlines()
