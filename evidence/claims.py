@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 PRE_NORMS = ("pre", "pre(entry=embedding)")
 OPEN = "open"
 """The status of a planned claim, as long as it has no interval. Without runs it stands nowhere."""
+CUT = 1500  # the step at which runs that were cut off are compared
 PAIRS = 3
 """The tuning seed counts where fewer pairs than these remain without it."""
 Values = dict[str, Any]
@@ -97,7 +98,7 @@ class Arm:
     losses: Mapping[int | str, float]
     parameters: int
     tokens: int
-    runs: Collection[str] = ()
+    runs: Collection[str]
 
     @property
     def mean(self) -> float:
@@ -180,7 +181,8 @@ class Evidence:
         losses = {pair: last(row, claim.measure) for pair, row in rates[rate].items()}
         some = next(iter(rates[rate].values()))
         names = [row["run"] for row in rates[rate].values()]
-        return Arm(rate[1], losses, some.get("parameters") or 0, some.get("tokens") or 0, names)
+        tokens = (some.get("tokens") or 0) * (CUT / some["steps"] if claim.measure == "course" else 1)
+        return Arm(rate[1], losses, some.get("parameters") or 0, round(tokens), names)
 
     def arms(self, claim: Claim) -> tuple[Arm, Arm]:
         assert claim.first and claim.second
@@ -341,10 +343,10 @@ def best_rate(rates: Mapping[Any, Mapping[Any, Values]], tuning_seed: int | str 
 
 
 def last(row: Values, measure: str) -> float:
-    """The loss of a run. course: of a run that was cut off, at its step 1,500. train: of its last 500 steps."""
+    """The loss of a run. course: of a run that was cut off, at step CUT. train: of its last 500 steps."""
     if measure == "train":
         return float(row["train"][-1][1])
-    return float(dict(row["course"])[1500] if measure == "course" else row[measure])
+    return float(dict(row["course"])[CUT] if measure == "course" else row[measure])
 
 
 def plain(values: Any) -> Any:
