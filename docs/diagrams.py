@@ -148,7 +148,7 @@ PARENTS = {
     "post": "", "pre": "post", "deepnorm": "post", "keel": "deepnorm", "sqrt": "post", "ngpt": "post", "angpt": "ngpt",
     "geonorm": "post", "nag": "geonorm", "mix": "post", "residual_dual": "post", "siamese": "residual_dual",
     "peri": "sandwich", "sandwich": "pre", "muse": "peri", "olmo2": "post", "hybrid": "post", "beam": "peri",
-    "lns": "pre", "gpas": "pre", "rezero": "pre", "layerscale": "rezero", "polar": "pre", "affine": "layerscale",
+    "lns": "pre", "gpas": "pre", "rezero": "pre", "layerscale": "rezero", "affine": "layerscale",
     "orthogonal": "pre", "norm_preserving": "pre", "hyper": "pre", "mhc": "hyper", "gated_streams": "hyper",
     "lambdas": "pre", "attnres": "pre", "lanes": "lambdas",
 }  # fmt: skip

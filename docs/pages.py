@@ -173,7 +173,7 @@ def register(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield f"{transformers.__version__}, verified on numbers of tiny models (§: known by name). Angles are degrees"
     yield "by which a sub-layer turns the hidden state before training; *entry* is the embedding's share of the squared"
     yield "length of the final state. A span is over families. ~: updates are taken for as long as the embedding."
-    yield "All rules have `entry=embedding`: what a model norms inside its embedding, as BERT does, is no part of a rule."
+    yield "All rules have `entry=embedding`: a norm inside a model's embedding, as BERT's, is no part of its rule."
     yield "`geonorm register MODEL` shows every sub-layer, of a checkpoint with what it learned.\n"
     lines = []
     for scheme, group in sorted(groups.items(), key=lambda item: len(item[1])):

@@ -22,11 +22,11 @@ EMPTY_NAMES = set("found told said kept shown own made given asked".split())
 """Names that say nothing of what the thing is."""
 
 CEILINGS = {
-    "statements of src without the register": 17_113,
+    "statements of src without the register": 17_093,
     "statements of the register": 257,
     "statements per 1,000 lines of src": 542,
-    "lines of tests": 25_027,
-    "lines of experiments, benchmarks, examples, docs, evidence": 4_878,
+    "lines of tests": 24_956,
+    "lines of experiments, benchmarks, examples, docs, evidence": 4_874,
     "test cases of one run": 2_200,
     "options of train besides model.*": 50,
     "options of compare besides model.*": 51,

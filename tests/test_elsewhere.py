@@ -204,3 +204,12 @@ def test_a_stored_text_stays_one_when_it_is_copied() -> None:
     for copy in (deepcopy(text), pickle.loads(pickle.dumps(text))):  # noqa: S301
         assert isinstance(copy, Stored)
         assert (copy, copy.sources, copy.where) == ("a:B", {"a": "text"}, "runs/a")
+
+
+def test_a_file_that_was_edited_is_read_again_by_the_next_comparison(folder: Folder) -> None:
+    folder.write("rule_here.py")
+    assert share("./rule_here.py:Half") == 0.5
+    folder.write("rule_here.py", share="0.25")
+    assert share("./rule_here.py:Half") == 0.5
+    elsewhere.forget_changed()
+    assert share("./rule_here.py:Half") == 0.25

@@ -21,7 +21,6 @@ from geonorm.schemes.shipped import Beam
 EQUAL_SHARES = "geonorm(update=unit, retraction=projection, decay=sqrt, decay_on=update, index=sublayer)"
 EQUAL = [
     ("beam", "peri"),
-    ("pre", "polar"),
     ("sandwich", "peri(entry=embedding)"),
     ("mix(post, pre, share=0)", "pre(final=norm)"),
     (
@@ -110,9 +109,9 @@ def test_an_answer_is_a_condition() -> None:
 
 
 def test_classes() -> None:
-    rules = sort_into_classes(["pre", "sqrt", "peri", "polar", "beam", "post(decay=sqrt)"])
+    rules = sort_into_classes(["pre", "sqrt", "peri", "beam", "post(decay=sqrt)"])
     named = [[str(rule) for rule in each] for each in rules]
-    assert named == [["pre", "polar"], ["sqrt", "post(decay=sqrt)"], ["peri", "beam"]]
+    assert named == [["pre"], ["sqrt", "post(decay=sqrt)"], ["peri", "beam"]]
     assert geonorm.same("mhc(n=2, mix=kronecker)", "mhc(n=2, mix=permutation)").error < TOLERANCE
 
 

@@ -16,7 +16,7 @@ from torch.nn.utils import prune
 
 from geonorm import Residual, Site, names
 from geonorm.errors import ConfigError
-from geonorm.schemes import GeoNorm, Peri, Polar, polar
+from geonorm.schemes import GeoNorm, Peri
 
 from .rows import each
 from .schemes.test_single_stream import VARIANTS as SINGLE_STREAM
@@ -52,8 +52,7 @@ def residual(scheme: str, layer: int = 2, kind: str = "attn", **kwargs: Any) -> 
 
 def stream(module: Residual, dtype: torch.dtype = torch.float32) -> Tensor:
     shape = (2, 3, DIM) if module.scheme.streams == 1 else (2, 3, module.scheme.streams, DIM)
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-    return (polar.to_polar(x) if isinstance(module.scheme, Polar) else x).to(dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
 
 
 @each("branch", [torch.float32, torch.bfloat16])

@@ -59,7 +59,8 @@ MAIN = "__main__."
 """How the places of classes of a notebook or a script begin."""
 PLACE = "__geonorm_place__"
 """Attribute of a module that was made of a text: the place that it stands for."""
-BINDING = (ast.ClassDef, ast.FunctionDef, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign)
+ASSIGNMENT = (ast.Assign, ast.AnnAssign)
+BINDING = (ast.ClassDef, ast.FunctionDef, ast.Import, ast.ImportFrom, *ASSIGNMENT)
 SOURCE = "__geonorm_source__"
 """Attribute of a module from elsewhere: its text when it was loaded, or None."""
 
@@ -203,34 +204,72 @@ def cells_of(module: ModuleType | None) -> list[str]:
 
 
 def gather_source(name: str, cells: list[str]) -> str | None:
-    """A text that defines a name as some cells do, the last definition of each name; with the definitions and imports
-    that it needs, in order, and nothing else. None if no cell defines the name."""
+    """A text that defines a name as some cells do, the last definition of each name and what changes it afterwards;
+    with the definitions and imports that it needs, in order, and nothing else. None if no cell defines the name."""
     statements: list[tuple[str, ast.stmt]] = []
     for cell in cells:
         with suppress(SyntaxError):  # a cell that Python refused
             statements += [(cell, statement) for statement in ast.parse(cell).body]
-    definitions = {bound: number for number, (_, node) in enumerate(statements) for bound in names_bound(node)}
+    definitions: dict[str, list[int]] = {}
+    for number, (_, node) in enumerate(statements):
+        for bound in names_bound(node):
+            definitions[bound] = [number]
+        for changed in names_changed(node):
+            known = definitions.setdefault(changed, [])
+            if not isinstance(node, ast.Expr) or (known and isinstance(statements[known[0]][1], ASSIGNMENT)):
+                known.append(number)  # a call changes what was assigned; `geonorm.compare(...)` is none of these
     if name not in definitions:
         return None
     waiting, needed = [name], set[int]()
     while waiting:
-        number = definitions.get(waiting.pop())
-        if number is not None and number not in needed:
-            needed.add(number)
-            waiting += names_used(ast.unparse(statements[number][1]))
+        for number in definitions.get(waiting.pop(), ()):
+            if number not in needed:
+                needed.add(number)
+                waiting += names_used(ast.unparse(statements[number][1]))
     future = [node for _, node in statements if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
     parts = [ast.unparse(node) for node in future]
     for number in sorted(needed):
         cell, node = statements[number]
         first = min([node, *getattr(node, "decorator_list", ())], key=lambda part: part.lineno).lineno
-        parts.append("\n".join(cell.splitlines()[first - 1 : node.end_lineno]))
+        parts.append("\n".join(cell.split("\n")[first - 1 : node.end_lineno]))
     return "\n\n".join(dict.fromkeys(parts)) + "\n"
 
 
 def names_bound(node: ast.stmt) -> list[str]:
-    """The names that a definition, an import or an assignment of a module binds."""
-    if not isinstance(node, BINDING):
-        return []
+    """The names that a definition, an import or an assignment of a module binds.
+
+    >>> names_bound(ast.parse("a, b = 1, 2").body[0])
+    ['a', 'b']
+    """
+    return names_assigned(node) if isinstance(node, BINDING) else []
+
+
+def names_changed(node: ast.stmt) -> list[str]:
+    """The names that any other statement of a module may change: `A += 1`, `A[0] = 1`, `A.append(1)`, `if`, `for`.
+
+    >>> [names_changed(node) for node in ast.parse("a.b[0] = 1; c.append(2); d = 3; e += 1").body]
+    [['a'], ['c'], [], ['e']]
+    """
+    if isinstance(node, ast.Expr):
+        targets: list[ast.AST] = [node.value.func] if isinstance(node.value, ast.Call) else []
+    else:
+        targets = [part for part in ast.walk(node) if isinstance(getattr(part, "ctx", None), ast.Store)]
+    names = [] if isinstance(node, BINDING) else names_assigned(node)
+    for target in targets:
+        within = target
+        while isinstance(within, (ast.Attribute, ast.Subscript)):
+            within = within.value
+        if isinstance(within, ast.Name) and within is not target:
+            names.append(within.id)
+    return names
+
+
+def names_assigned(node: ast.stmt) -> list[str]:
+    """The names that a statement gives a value, loops and branches included.
+
+    >>> names_assigned(ast.parse("for a in b: c = a").body[0])
+    ['a', 'c']
+    """
     symbols = symtable.symtable(ast.unparse(node), "<cell>", "exec").get_symbols()
     return [symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()]
 
@@ -252,6 +291,13 @@ def source_beside(file: str, place: str) -> str | None:
     folders = Path(file).absolute().parents[:3] if place.startswith(MAIN) else ()
     texts = (text_of(str(folder / "schemes" / f"{place}.py")) for folder in folders)
     return next((text for text in texts if text is not None), None)
+
+
+def forget_changed() -> None:
+    """Files whose text is another now are read again when a scheme names them next."""
+    for place in [place for place in MODULES if is_file(place)]:
+        if text_at_hand(place) not in (None, getattr(MODULES[place], SOURCE)):
+            del MODULES[place]
 
 
 def text_at_hand(place: str) -> str | None:

@@ -102,8 +102,8 @@ def same(first: str | Scheme, second: str | Scheme, seed: int = 0) -> Same:
     part only when values that one of them learns leave their start are two functions, and the text says so. Raises
     ConfigError for an unknown scheme.
 
-    >>> print(geonorm.same("pre", "polar"))
-    pre and polar are one function: ...
+    >>> print(geonorm.same("peri", "beam"))
+    peri and beam are one function: ...
     >>> bool(geonorm.same("pre", "post"))
     False
     """

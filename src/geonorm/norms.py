@@ -87,14 +87,22 @@ class Norm(nn.Module):
 
 
 class RMSNorm(Norm):
-    """x / sqrt(mean(x^2) + eps), times gains (arXiv:1910.07467): radius sqrt(dim)."""
+    """x / sqrt(mean(x^2) + eps), times gains (arXiv:1910.07467): radius sqrt(dim).
+
+    >>> RMSNorm(2)(torch.tensor([3.0, 4.0])).detach()  # divided by sqrt((9 + 16) / 2)
+    tensor([0.8485, 1.1314])
+    """
 
     def normalise(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         return F.rms_norm(x, (self.dim,), weight, self.eps)
 
 
 class LayerNorm(Norm):
-    """(x - mean) / sqrt(var + eps), times gains plus bias, where there are (arXiv:1607.06450)."""
+    """(x - mean) / sqrt(var + eps), times gains plus bias, where there are (arXiv:1607.06450).
+
+    >>> LayerNorm(2)(torch.tensor([3.0, 4.0])).detach().round()  # of two numbers it keeps which is larger
+    tensor([-1.,  1.])
+    """
 
     biased = True
 
@@ -234,7 +242,12 @@ class TaperNorm(Norm):
 
 class UnitNorm(Norm):
     """x / |x|: radius 1; eps is added to |x|^2. With eps = 0 a row that is 0, or so short that its square is no normal
-    number (as in `sphere`), becomes 0, with gradient 0."""
+    number (as in `sphere`), becomes 0, with gradient 0.
+
+    >>> UnitNorm(2, gains=False, eps=0.0)(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+    tensor([[0.6000, 0.8000],
+            [0.0000, 0.0000]])
+    """
 
     def __init__(self, dim: int, gains: bool = False, eps: float = 0.0, bias: bool = False) -> None:
         super().__init__(dim, gains, eps, bias)

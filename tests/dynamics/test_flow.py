@@ -16,7 +16,7 @@ from .conftest import growth_of, speed_of
 
 F64 = torch.float64
 DEPTH = 8
-SCHEMES = [name for name in names() if name != "polar"]  # a token is no vector there: refused, see below
+SCHEMES = names()
 # without nag, which takes the mean of the features away, and gated_streams, which weighs each feature by itself
 TURNED = [name for name in SCHEMES if name not in ("nag", "gated_streams")]
 SPHERES = ["post", "deepnorm", "sqrt", "ngpt", "geonorm", "geonorm(decay=sqrt, retraction=cayley)"]
@@ -147,12 +147,6 @@ def test_where_the_velocity_jumps() -> None:
     assert Flow("mix(share=0.5)", Attention(), 8).breaks(4.0, 20.0) == []
     assert Flow("pre", Attention(), 8).breaks(0.0, 1e6) == []
     assert Flow("pre", Fresh(lambda layer: Attention()), 8).breaks(0.5, 4.0) == [1.0, 2.0, 3.0]
-
-
-@pytest.mark.parametrize("scheme", ["polar", "mix(a=polar, b=polar)"])
-def test_a_state_that_is_no_vector_is_refused(scheme: str) -> None:
-    with pytest.raises(ConfigError, match=r"keeps a token as direction and log-radius.*law is that of pre"):
-        Flow(scheme, Attention(), DEPTH)
 
 
 def test_a_particle_without_a_direction_is_refused() -> None:

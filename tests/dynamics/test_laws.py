@@ -35,7 +35,7 @@ def test_the_gap_is_accurate_where_subtraction_sees_nothing(angle: float) -> Non
     assert abs(d.gap(theta).item() / (2 * np.sin(angle / 2) ** 2) - 1) < 1e-2
 
 
-@each("scheme", [name for name in names() if name != "polar"])
+@each("scheme", names())
 def test_the_rate_of_the_mean_cosine_is_its_derivative(scheme: str) -> None:
     flow = d.Flow(scheme, d.Attention(beta=1.5), 8)
     x = flow.start(d.uniform(5, 4, seeds=(1, 2)))

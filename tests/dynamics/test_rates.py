@@ -92,7 +92,7 @@ def test_a_token_that_does_not_turn_has_infinite_speed_and_nothing_is_nan(planar
 
 def test_schemes_outside_the_plane_are_refused() -> None:
     x, u = states()
-    for scheme in ("residual_dual", "mix(residual_dual, residual_dual)", "polar"):
+    for scheme in ("residual_dual", "mix(residual_dual, residual_dual)"):
         with pytest.raises(ConfigError, match=r"no .* law"):
             dynamics.speed(scheme, x, u, Site(0, "attn", DEPTH))
 

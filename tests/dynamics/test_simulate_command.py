@@ -30,7 +30,6 @@ BAD = [
     ("--device tpu", "unknown device 'tpu'"),
     ("--out text.txt", "out is a file"),
     ("--out .", "is not empty and holds no simulation"),
-    ("--schemes post polar", "keeps a token as direction and log-radius"),
     ("--schemes post hybrid", "hybrid changes v inside attention"),
     ("--schemes post per_kind --weights network --mlp gelu", "do not put the stream on one sphere"),
     ("--schemes mix(ngpt,pre,share=0.5) --weights network", "mixes streams of radius 1 (ngpt) and 2.828 (pre)"),

@@ -52,9 +52,7 @@ VARIANTS = [
     "prores(mhc, steps=5)",
 ]
 LAYOUTS = ["pre", "geonorm(index=sublayer)", "siamese", "hyper", "attnres"]
-TWIN = "polar"
-"""The same function as `pre`: its losses are those of `pre`."""
-CASES = [*(name for name in names() if name != TWIN), *VARIANTS, *(f"{scheme} parallel" for scheme in LAYOUTS)]
+CASES = [*names(), *VARIANTS, *(f"{scheme} parallel" for scheme in LAYOUTS)]
 
 
 def text(step: int) -> Tensor:
@@ -102,10 +100,6 @@ def test_every_scheme_is_on_record() -> None:
 @each("case", CASES)
 def test_losses_are_the_recorded_ones(case: str) -> None:
     assert losses(case, torch.float32) == pytest.approx(recorded()[case], rel=2e-5)
-
-
-def test_the_twin_of_pre_has_its_losses() -> None:
-    assert losses(TWIN, torch.float32) == pytest.approx(recorded()["pre"], rel=2e-5)
 
 
 @pytest.mark.slow

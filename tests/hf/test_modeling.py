@@ -139,7 +139,7 @@ def test_packed_texts_and_an_exported_graph(scheme: str, build: Any, ids: Any) -
     torch.testing.assert_close(made(input_ids=ids, use_cache=False).logits, model(ids).logits)
 
 
-@each("scheme", ["geonorm", "hyper", "siamese", "residual_dual", "polar"])
+@each("scheme", ["geonorm", "hyper", "siamese", "residual_dual"])
 def test_hidden_states_are_what_sub_layers_see(scheme: str, build: Any, ids: Any) -> None:
     """All of them or some; logits are what they are without. Of one stream they have the gradient of the loss."""
     model = build(scheme)

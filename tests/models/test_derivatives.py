@@ -11,7 +11,6 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, vmap
 
 from geonorm import Decoder, DecoderConfig, Residual, Site, names
-from geonorm.schemes import Polar, polar
 
 from ..rows import each
 
@@ -63,8 +62,7 @@ def residual(scheme: str) -> Residual:
 def stream(module: Residual, tokens: int) -> Tensor:
     streams = module.scheme.streams
     shape = (tokens, DIM) if streams == 1 else (tokens, streams, DIM)
-    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    return polar.to_polar(x) if isinstance(module.scheme, Polar) else x
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
 
 
 def by_the_textbook(run: Callable[[], Tensor], monkeypatch: pytest.MonkeyPatch) -> Tensor:

@@ -148,3 +148,25 @@ def test_a_layer_without_a_role_is_named() -> None:
         geonorm.initialize(model, "gpt")
     with pytest.raises(ConfigError, match="would stay there"):
         Plain("ngpt", "zero")
+
+
+def test_experts_and_joined_matrices_decay_and_their_biases_do_not() -> None:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up_proj, self.up_proj_bias = nn.Parameter(torch.ones(3, 4, 4)), nn.Parameter(torch.ones(3, 4))
+
+    model = nn.Sequential(Experts(), nn.MultiheadAttention(4, 2), nn.LayerNorm(4))
+    roles = parameter_roles(model)
+    matrices = {"0.up_proj", "1.in_proj_weight", "1.out_proj.weight"}
+    assert {name for name, role in roles.items() if role == "hidden"} == matrices
+
+
+def test_initialize_leaves_layers_outside_residuals_as_they_are() -> None:
+    """Of these it restores norms alone: a stem may be pretrained."""
+    residual = Residual(Mlp(), "pre", Site(0, "mlp", 1), 16)
+    model = nn.Sequential(nn.Conv1d(4, 4, 3), nn.GRU(4, 4), nn.LayerNorm(4), residual)
+    for parameter in model[:3].parameters():
+        parameter.data.fill_(3.0)
+    geonorm.initialize(model)
+    assert all((parameter == 3.0).all() for parameter in model[:2].parameters()) and (model[2].weight == 1.0).all()

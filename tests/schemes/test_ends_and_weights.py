@@ -35,7 +35,7 @@ def end(scheme: Scheme, kind: str, x: Tensor) -> tuple[Tensor, nn.Module]:
 COMBINED = ("mix", "first", "per_kind")
 
 
-@each("name", [n for n in names() if n not in ("ngpt", "angpt", "polar", "prores") and parse(n).streams == 1])
+@each("name", [n for n in names() if n not in ("ngpt", "angpt", "prores") and parse(n).streams == 1])
 def test_entry_and_final(name: str) -> None:
     x = stream(parse("pre"))
     out, own = end(parse(name if name != "sandwich" else "sandwich(entry=sphere)"), "entry", x)

@@ -23,13 +23,12 @@ from ..rows import each
 
 OURS = """
     pre post peri sandwich olmo2 deepnorm keel lns sqrt mix first per_kind geonorm attnres hybrid ngpt angpt lambdas
-    lanes rezero layerscale gpas mhc nag polar prores beam muse affine gated_streams residual_dual siamese hyper
+    lanes rezero layerscale gpas mhc nag prores beam muse affine gated_streams residual_dual siamese hyper
     orthogonal norm_preserving
 """.split()
 COMBINED = ["mix", "first", "per_kind", "prores"]
 LAYOUTS = {  # what may be combined with what: names to draw from, and the fields that a layout rests on
-    "one stream": ([n for n in OURS if parse(n).streams == 1 and n not in (*COMBINED, "polar")], {}),
-    "direction and log-radius": (["polar"] * 9, {}),
+    "one stream": ([n for n in OURS if parse(n).streams == 1 and n not in COMBINED], {}),
     "two of residual_dual": (["residual_dual"] * 9, {}),
     "two of siamese": (["siamese"] * 9, {}),
     "three of hyper": (["hyper"] * 9, {"n": 3}),
@@ -109,10 +108,9 @@ def test_the_registry_is_what_is_tested() -> None:
         ("pre(decay=sqrt)", "pre(decay=sqrt)"),  # a word where it takes words
         ("geonorm.schemes:Pre(entry=embedding)", "pre(entry=embedding)"),
         ("first(hybrid(input=norm), hybrid)", "first(a=hybrid(input=norm), b=hybrid)"),  # HybridNorm*
-        ("per_kind(peri, geonorm, ends=mlp)", "per_kind(attn=peri, mlp=geonorm, ends=mlp)"),
+        ("per_kind(peri, geonorm)", "per_kind(attn=peri, mlp=geonorm)"),
         ("per_kind(mlp=first(a=keel(alpha=2)))", "per_kind(mlp=first(a=keel(alpha=2)))"),
         ("pre(decay=1, max_step=pi/4, input=raw)", "pre(decay=1, max_step=pi/4, input=raw)"),
-        ("mix(polar, polar(alpha=2))", "mix(a=polar, b=polar(alpha=2))"),
     ],
 )
 def test_grammar(text: str, canonical: str) -> None:
@@ -142,7 +140,7 @@ def test_a_scheme_passes_through_and_strings_become_schemes() -> None:
         ("geonorm(alpha=1, alpha=2)", "sets 'alpha' twice"),
         ("mix(post, a=pre)", "multiple values for argument 'a'"),
         ("mix(a=residual_dual)", "cannot combine residual_dual (2 streams of ResidualDual) with pre (one stream)"),
-        ("per_kind(mlp=polar)", "polar (direction and log-radius)"),
+        ("per_kind(mlp=siamese)", "siamese (2 streams of Siamese)"),
         ("mix(a=3)", "a must be Scheme"),
         ("geonorm(", "'(' was never closed"),
         ("pre, post", "is not a name; several schemes are separated by spaces"),

@@ -12,7 +12,7 @@ from geonorm import Residual, Site, names, parse, schemes
 from geonorm.errors import ConfigError
 from geonorm.norms import NormSpec
 from geonorm.ops.angle import BIAS_SOFTNESS
-from geonorm.schemes import Parts, polar, read_at
+from geonorm.schemes import Parts, read_at
 
 from ..rows import each
 from .textbook import (
@@ -37,7 +37,7 @@ from .textbook import (
 
 
 def test_every_registered_scheme_has_an_equation_here() -> None:
-    assert set(EQUATIONS) == set(names()) - {"polar"}  # the equation of pre: tests/schemes/test_polar.py
+    assert set(EQUATIONS) == set(names())
 
 
 @each("site", SITES)
@@ -135,17 +135,6 @@ def test_below_its_ceiling_a_flat_scheme_is_itself_and_at_rest_it_has_a_gradient
         assert u.grad is not None and u.grad.isfinite().all() and u.grad.abs().max() > 0
     y, found = x.bfloat16(), (parse(f"{name}(max_step=0.5)"), own.float())
     assert written(*found, site, y, lambda y: torch.ones_like(y)).dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize("input", ["raw", "norm"])
-def test_both_forms_of_pre_have_the_ceiling(input: str) -> None:
-    site = Site(1, "mlp", DEPTH)
-    rules = [parse(f"{name}(decay=0.5, max_step=0.4, input={input})") for name in ("pre", "polar")]
-    own, x, branch = perturbed(Parts(rules[0], site, NormSpec("rms", DIM, eps=EPS))), stream(rules[0]), Bend()
-    plain, scaled = (written(rule, own, site, y, branch) for rule, y in zip(rules, (x, polar.to_polar(x)), strict=True))
-    same(polar.from_polar(scaled), plain)
-    met = [rule.clamped(y, branch(x), own(), site) for rule, y in zip(rules, (x, polar.to_polar(x)), strict=True)]
-    assert met[0] is not None and met[1] is not None and met[0].any() and torch.equal(*met)
 
 
 @each("input", ["raw", "norm"])

@@ -45,7 +45,7 @@ class SameConfig(Settings):
     """Say whether residual rules are one function up to a rescaling of the stream; a counter-example if not."""
 
     words = ("schemes",)
-    examples = ("geonorm same beam peri", "geonorm same pre polar peri beam olmo2")
+    examples = ("geonorm same beam peri", "geonorm same pre peri beam olmo2")
 
     schemes: list[str] = field(default_factory=list)
     """Two rules to compare, or more to sort into classes; all registered ones when none is given."""

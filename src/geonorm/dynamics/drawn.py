@@ -65,13 +65,11 @@ class DrawnAttention:
 
 @dataclass(frozen=True)
 class DrawnMlp:
-    """down(act(up y)), or down(act(gate y) * up y) if gated: |u| = gain sqrt(E h^2), h the hidden units of normal
-    pre-activations of standard deviation scale |y|. width, hidden: of the network, for schemes whose modules on hidden
+    """down(act(up y)), or down(act(gate y) * up y) if gated: |u| = sqrt(E h^2), h the hidden units of normal
+    pre-activations of standard deviation |y|. width, hidden: of the network, for schemes whose modules on hidden
     units know them."""
 
     activation: str = "gelu"
-    gain: float = 1.0
-    scale: float = 1.0
     gated: bool = False
     width: int = 1024
     hidden: int = 4096
@@ -81,10 +79,9 @@ class DrawnMlp:
         """(|u|, chi) for |y| = m."""
         # of what the matrices are drawn for, sqrt(width), which a scheme's own N need not have
         unit = enter_radius(rule, Site(0, "entry", site.depth), "rms", self.width) / sqrt(self.width)
-        gain = self.gain * init_factor(rule, site, "down") / unit
+        gain = init_factor(rule, site, "down") / unit
         up, gate = (
-            self.scale * m * unit * init_factor(rule, site, role) * self.slot_factor(rule, site, role)
-            for role in ("up", "gate")
+            m * unit * init_factor(rule, site, role) * self.slot_factor(rule, site, role) for role in ("up", "gate")
         )
         square, stretched = moments(self.activation, gate if self.gated else up)
         size, chi = gain * square**0.5, stretched / square

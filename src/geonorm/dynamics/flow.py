@@ -18,7 +18,7 @@ from torch import Tensor
 from .. import sphere
 from ..errors import ConfigError
 from ..norms import NormSpec
-from ..schemes import Parts, Scheme, Site, parse, read_at, state_of, write_at
+from ..schemes import Parts, Scheme, Site, parse, read_at, write_at
 from .fields import Field
 from .rates import chooses, derivative, motion, unit_parts, write_nothing
 
@@ -66,11 +66,6 @@ class Flow:
         self.parts: dict[tuple[object, ...], Parts] = {}
         self.opaque: set[tuple[Scheme, str, int]] = set()
         self.resting: dict[tuple[int, ...], Tensor] = {}
-        wanted = (2, self.streams, 4) if self.streams > 1 else (2, 4)
-        if self.enter(torch.eye(2, 4, dtype=torch.float64)).shape != wanted:
-            why = f" ({self.scheme.about.lawless})" if self.scheme.about.lawless else ""
-            state = state_of(self.scheme)
-            raise ConfigError(f"{self.scheme} keeps a token as {state}, not as a vector of width dim{why}")
 
     # the ends of the stream
 

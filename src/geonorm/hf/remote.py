@@ -94,7 +94,7 @@ class Module:
         self.path = PACKAGE.joinpath(*name.split("."))
         self.path = self.path / "__init__.py" if self.path.is_dir() else self.path.with_suffix(".py")
         text = self.path.read_text("utf-8") if text is None else text
-        tree, lines = ast.parse(text), text.splitlines()
+        tree, lines = ast.parse(text), text.split("\n")
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (node.level or of_ours(node.module)):
                 self.take(node)
@@ -140,6 +140,11 @@ def read_theirs(kind: type[Scheme]) -> Module:
     if text is None or "." in kind.__qualname__:
         name = f"{place}:{kind.__qualname__}"
         raise ConfigError(f"--remote-code cannot carry scheme {name}: it must stand at the top of one file")
+    for node in ast.parse(text).body:
+        bound = [] if isinstance(node, (ast.Import, ast.ImportFrom)) else elsewhere.names_bound(node)
+        if len(bound) > 1 or (elsewhere.names_changed(node) and not isinstance(node, ast.Expr)):
+            line = text.split("\n")[node.lineno - 1].strip()
+            raise ConfigError(f"--remote-code cannot carry {line!r} of {place}: define each name once, by itself")
     return Module(f"theirs.{re.sub(r'[^A-Za-z0-9]+', '_', place).strip('_')}", text)
 
 

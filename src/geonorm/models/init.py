@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, unknown
+from ..norms import Norm
 from ..residual import Residual, StreamEnd
 from ..schemes import Scheme, Site, belongs_to_scheme, restore
 from .config import TransformerConfig
@@ -241,7 +242,10 @@ def constrain(model: nn.Module) -> None:
 
 @torch.no_grad()
 def restore_scalars(model: nn.Module) -> None:
-    """Restore all that is not drawn: every norm, scalar, buffer, and the bias of every layer that has a role."""
+    """Restore all that is not drawn: what is no layer inside residuals, norms, and the bias of every layer that has a
+    role."""
+    holders = (each for each in model.modules() if isinstance(each, (Residual, StreamEnd)))
+    inside = {part for holder in holders for part in holder.modules()}
     for name, module in model.named_modules():
         if belongs_to_scheme(module):
             restore(module)
@@ -249,8 +253,15 @@ def restore_scalars(model: nn.Module) -> None:
             bias = getattr(module, "bias", None)
             if bias is not None and role_of(name.rpartition(".")[2], module):
                 bias.zero_()
-        elif hasattr(module, "reset_parameters") and (module is not model or isinstance(module, Residual)):
+        elif hasattr(module, "reset_parameters") and (
+            module in inside or (module is not model and has_vectors_alone(module))
+        ):
             module.reset_parameters()
+
+
+def has_vectors_alone(module: nn.Module) -> bool:
+    """True for norms, and for what has no matrix."""
+    return isinstance(module, Norm) or all(parameter.dim() < 2 for parameter in module.parameters())
 
 
 def parameter_roles(model: nn.Module) -> dict[str, str]:
@@ -260,7 +271,13 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
 
     A module that has an attribute `role`, as the layers of this package do, says it itself. Otherwise a table of
     `nn.Embedding` is `embed`, the output layer of a model of transformers `head`, and every other matrix `hidden`.
-    Norms, biases and what belongs to a residual scheme are `gain`. Wrappers such as DDP may stand around the model.
+    Norms, biases and what belongs to a residual scheme are `gain`. A parameter of three dimensions, as that of experts,
+    is a stack of matrices. Wrappers such as DDP may stand around the model.
+
+        >>> model = geonorm.Decoder(geonorm.DecoderConfig(layers=1, width=16, heads=2, hidden=16, vocab_size=32))
+        >>> roles = parameter_roles(model)
+        >>> roles["embed.weight"], roles["blocks.0.mlp.branch.down.weight"], roles["exit.own.norm.weight"]
+        ('embed', 'down', 'gain')
     """
     models: list[Any] = [part for part in model.modules() if hasattr(part, "get_output_embeddings")]
     outputs = [part.get_output_embeddings() for part in models]
@@ -270,7 +287,8 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
         if any(module is output for output in outputs) and not hasattr(module, "role"):
             role = "head"
         for name, parameter in module.named_parameters(recurse=False):
-            matrix = name == "weight" and parameter.dim() == 2 and not belongs_to_scheme(module)
+            matrix = parameter.dim() > (1 if name.endswith("weight") else 2) and "bias" not in name
+            matrix = matrix and not (isinstance(module, Norm) or belongs_to_scheme(module))
             roles[f"{path}.{name}".lstrip(".")] = role if matrix else "gain"
     return roles
 

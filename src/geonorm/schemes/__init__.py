@@ -17,7 +17,6 @@ from .manifold import ManifoldHyper
 from .nag import NAG
 from .origin import schemes_in, sources_of, stored
 from .parts import Parts, Progress, advance, belongs_to_scheme, read_at, restore, slot_at, write_at
-from .polar import Polar
 from .prores import ProRes
 from .registry import names, register
 from .shipped import AffineResidual, Beam, GatedStreams, Muse
@@ -54,7 +53,6 @@ __all__ = [
     "PerKind",
     "Peri",
     "Placement",
-    "Polar",
     "Post",
     "Pre",
     "ProRes",

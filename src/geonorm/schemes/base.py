@@ -121,8 +121,6 @@ class About:
     """Speed factor s and radius law r' without fields, as docs/theory.md writes them; tests hold it against `write`."""
     lawless: str = ""
     """Why there is no law (rho, tau), where the step leaves span{x, u} or knows more than x and u."""
-    state: str = ""
-    """What a token is between two blocks, where that is neither (..., dim) nor (..., streams, dim)."""
     fresh: str = ""
     """Why it is for models that are trained from the start alone."""
     drawn_as: str = ""

@@ -24,8 +24,7 @@ def state_of(scheme: Scheme) -> str:
     """
     if isinstance(scheme, Nested):
         return state_of(scheme.inside()[0])
-    plain = "one stream" if scheme.streams == 1 else f"{scheme.streams} streams of {type(scheme).__name__}"
-    return scheme.about.state or plain
+    return "one stream" if scheme.streams == 1 else f"{scheme.streams} streams of {type(scheme).__name__}"
 
 
 @dataclass(frozen=True)
@@ -166,12 +165,9 @@ class PerKind(Combined):
     )
 
     attn: Scheme = field(default_factory=Pre)
-    """Around attention, cross attention and parallel blocks."""
+    """Around attention, cross attention and parallel blocks. It also sets the embedding norm and the final norm."""
     mlp: Scheme = field(default_factory=Post)
     """Around the MLP."""
-    ends: Literal["attn", "mlp"] = field(default="attn", kw_only=True)
-    """Which of the two sets the embedding norm and the final norm."""
 
     def choose(self, site: Site) -> Scheme:
-        kind = self.ends if site.kind in ("entry", "exit") else site.kind
-        return self.mlp if kind == "mlp" else self.attn
+        return self.mlp if site.kind == "mlp" else self.attn

@@ -29,9 +29,6 @@ class Interpolated(Placement):
     alpha: Annotated[float, Range(TINIEST, 1, "must lie in (0, 1]")] = field(default=0.05, kw_only=True)
     """Initial step size."""
     final: Literal["norm", "none"] = field(default="none", kw_only=True)
-    head: Literal["scaled", "plain"] = field(default="scaled", kw_only=True)
-    """scaled: the head is constrained like all weights, and each logit has a learned scale; plain: neither, unless the
-    head is tied to the embedding."""
 
     def end_parts(self, site: Site, norm: NormSpec) -> Mapping[str, Any]:
         return super().end_parts(site, NormSpec("unit", norm.dim, gains=False, eps=0.0))
@@ -45,9 +42,8 @@ class Interpolated(Placement):
 
     def constrain(self, weights_by_role: Mapping[str, list[Tensor]]) -> None:
         for role, weights in weights_by_role.items():
-            if role != "head" or self.head == "scaled":
-                for weight in weights:
-                    self.project(role, weight)
+            for weight in weights:
+                self.project(role, weight)
 
     def project(self, role: str, weight: Tensor) -> None:
         """Puts a weight back where it may be, in place."""
@@ -98,7 +94,7 @@ class NGPT(Interpolated):
     def slot(self, name: str, shape: tuple[int, ...], dim: int, site: Site) -> nn.Module | None:
         if name in ("up", "gate"):
             return Scaled(Scale(shape, dim**0.5, 1.0))
-        if name == "logits" and self.head == "scaled":
+        if name == "logits":
             return Scaled(Scale(shape, 1.0, dim**-0.5))
         return super().slot(name, shape, dim, site)
 
@@ -155,7 +151,7 @@ class AnGPT(Interpolated):
             return Times(dim / sqrt(shape[-1]))
         if name == "up":
             return Times(1 / silu_rms(sqrt(dim / shape[-1])))
-        if name == "logits" and self.head == "scaled":
+        if name == "logits":
             return Scaled(Scale(shape, 1.0, 0.01))
         return super().slot(name, shape, dim, site)
 

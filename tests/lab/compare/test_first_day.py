@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -87,3 +88,28 @@ def test_the_source_of_a_class_is_what_it_needs_as_it_is_now(monkeypatch: pytest
         "Half", ["POWER = 1.0", CELLS[3].replace("power: float = 1.0", "power: float = POWER"), "POWER = 2.0"]
     )
     assert text is not None and text.rstrip().endswith("POWER = 2.0")  # the class has 1.0: this text must not run
+
+
+def test_the_source_of_a_class_has_what_changes_the_names_that_it_needs() -> None:
+    """And no call of what was imported: that would compare again in each of its own runs."""
+    changes = """
+A = 0.5
+A *= 100
+T = {}
+T["a"] = 1.0
+T.update(b=2.0)
+for i in range(2): T[i] = 0.0
+if A > 1: B = 7.0
+C, D = 3.0, "\f"; E = "\u2028"
+others = []
+others.append(geonorm.names())
+class Half:
+    numbers = A, dict(T), B, C, D, E
+Half.more = 4.0
+print("never")
+"""
+    text = gather_source("Half", ["import geonorm", changes, "geonorm.compare(Half)", "A += 1"])
+    assert text is not None and "never" not in text and "others" not in text and "compare" not in text
+    exec(text, names := dict[str, Any]())  # noqa: S102
+    numbers = 50.0, {"a": 1.0, "b": 2.0, 0: 0.0, 1: 0.0}, 7.0, 3.0, "\f", "\u2028"
+    assert names["Half"].numbers == numbers and names["Half"].more == 4.0 and names["A"] == 51.0

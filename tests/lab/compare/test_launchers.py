@@ -14,6 +14,8 @@ import pytest
 from geonorm import report
 from geonorm.cli.main import main
 from geonorm.lab.compare.clusters import SubmititExecutor
+from geonorm.lab.compare.executors import LocalExecutor
+from geonorm.lab.config import Runtime
 
 from ...rows import each
 from ..conftest import results
@@ -60,6 +62,12 @@ def test_submitit_goes_through_all_phases(on_submitit: Any, tmp_path: Path) -> N
     assert len(final) == 4 and {run["scheme"] for run in final} == {"pre", "post"}
     again = on_submitit(out, *words)
     assert again.status == 0 and "4 of 4 runs are finished already" in again.out and results(out) == found
+
+
+def test_a_gpu_that_was_named_has_one_run_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    for device, jobs in (("auto", 4), ("cuda", 4), ("cuda:1", 1)):
+        assert LocalExecutor(tmp_path, Runtime(device=device), None, print, False).jobs == jobs
 
 
 def test_a_job_that_is_told_to_end_is_saved_and_goes_on(

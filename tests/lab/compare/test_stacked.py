@@ -52,7 +52,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     "words, within, size",
     [
         ("--schemes geonorm prores", 1e-4, 2),
-        ("--schemes polar --optim.rates embed=4 --micro-batch 2 --batch-size 4", 1e-4, 2),
+        ("--schemes peri --optim.rates embed=4 --micro-batch 2 --batch-size 4", 1e-4, 2),
         ("--schemes geonorm geonorm(max_angle=0.2) --runtime.dtype bf16", 2e-2, 4),
     ],
 )

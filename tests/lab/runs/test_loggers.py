@@ -57,7 +57,7 @@ def test_a_logger_gets_what_a_run_diverged_by(text: Path, tmp_path: Path, monkey
 
 
 def test_a_run_on_a_cpu_counts_subnormals_as_zero(text: Path, tmp_path: Path) -> None:
-    """Moments that have decayed into them made runs twice as slow (017); its caller's mode stays."""
+    """Moments that decayed into them made runs twice as slow (017). The mode and threads of its caller stay."""
     tiny, found = torch.tensor([1e-30]), list[float]()
 
     class Multiplying(Kept):
@@ -66,8 +66,12 @@ def test_a_run_on_a_cpu_counts_subnormals_as_zero(text: Path, tmp_path: Path) ->
 
     if not torch.set_flush_denormal(False):
         pytest.skip("this CPU has no such mode")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
     train_run(small_config(text, out=str(tmp_path / "run")), say=lambda line: None, loggers=[Multiplying()])
     assert found and set(found) == {0.0} and (tiny * 1e-10).item() > 0
+    assert torch.get_num_threads() == 3
+    torch.set_num_threads(threads)
 
 
 def test_a_logger_that_fails_is_told_of_once_and_left(text: Path, tmp_path: Path) -> None:

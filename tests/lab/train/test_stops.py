@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from geonorm import Decoder, DecoderConfig
 from geonorm.errors import CheckpointError
 from geonorm.lab import checkpoint
 from geonorm.lab.runs.folder import LOCK, lock_folder, read_rows
 from geonorm.lab.train import loop, validation
+from geonorm.lab.train.diagnose import diagnose
 from geonorm.lab.train.hooks import Hook
 
 from ..conftest import add_hook, summary
@@ -85,6 +87,13 @@ class Poison(Hook):
         if state.step == self.step:
             with torch.no_grad():
                 state.model.blocks[0].mlp.branch.down.weight.fill_(float("inf"))
+
+
+def test_a_diagnosis_of_an_update_whose_square_overflows() -> None:
+    """A norm behind the addition hides it: the stream is finite, and the length of the update no number."""
+    model = Decoder(DecoderConfig("post", layers=2, width=16, heads=2, hidden=16, vocab_size=32))
+    model.blocks[1].mlp.branch.down.weight.data *= 1e25
+    assert "spike at layer 1 mlp: |u| = inf" in diagnose(model, torch.arange(8)[None], 5, "loss is not finite")
 
 
 def test_diverged_run(train: Any, call: Any, monkeypatch: Any, tmp_path: Path) -> None:

@@ -31,8 +31,7 @@ def rms(x: torch.Tensor) -> torch.Tensor:
     return x / x.square().mean(-1, keepdim=True).add(1e-6).sqrt()
 
 
-MEASURED = {  # the one vector per token that stands for several streams, or for direction and log-radius
-    "polar": lambda x: x[..., -1:].exp() * x[..., :-1],
+MEASURED = {  # the one vector per token that stands for several streams
     "residual_dual": lambda x: x[..., 0, :],
     "siamese": lambda x: x[..., 0, :] + rms(x[..., 1, :]),
     "hyper": lambda x: x.sum(-2) / 4,

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from ...devices import pick_device
-from ...elsewhere import MAIN, digest, place_of, run_text, source_of
+from ...elsewhere import MAIN, digest, forget_changed, place_of, run_text, source_of
 from ...errors import CheckpointError, ConfigError
 from ...output import columns
-from ...schemes import Scheme, parse, schemes_in
+from ...schemes import Scheme, parse, schemes_in, sources_of
 from ...schemes.registry import REGISTRY
 from ...settings import check_unused, from_dict, to_dict
 from ..config import TrainConfig
@@ -75,11 +75,13 @@ def compare(schemes: Sequence[str | Scheme] | str | Scheme = ("pre", "geonorm"),
     Traceback (most recent call last):
     geonorm.errors.ConfigError: unknown setting 'step': did you mean 'steps'? (valid: ...)
     """
+    forget_changed()
     rules = [parse(scheme) for scheme in ([schemes] if isinstance(schemes, (str, Scheme)) else schemes)]
     config: CompareConfig = from_dict(CompareConfig, {**settings, "schemes": [str(rule) for rule in rules]})
     check_unused(config, settings)
-    sources = check_sources(rules)
+    check_sources(rules)
     if "out" not in settings:
+        sources = {place: about["source"] for rule in rules for place, about in sources_of(rule).items()}
         identity = json.dumps([to_dict(config), sources], sort_keys=True)
         config = replace(config, out=f"{config.out}-{digest(identity)[:8]}")
     runs = run_comparison(config)["runs"]
@@ -92,18 +94,14 @@ def compare(schemes: Sequence[str | Scheme] | str | Scheme = ("pre", "geonorm"),
     return read_comparison(Path(config.out))
 
 
-def check_sources(schemes: Sequence[Scheme]) -> dict[str, str]:
-    """The sources of the classes of a notebook or a script among some schemes, by place. ConfigError where another
-    process could not run one: every run is one."""
-    sources = {}
+def check_sources(schemes: Sequence[Scheme]) -> None:
+    """ConfigError for a class of a notebook or a script that another process could not run: every run is one."""
     for kind in (kind for scheme in schemes for kind in schemes_in(scheme) if kind.__module__ == "__main__"):
-        source, name, place = source_of(kind), kind.__qualname__, place_of(kind)
+        source, name = source_of(kind), kind.__qualname__
         if source is None or kind in REGISTRY.values():
             why = "leave out its @register" if source else "its source cannot be read here"
             raise ConfigError(f"runs cannot import {name}: {why}; or write it to a file and give './file.py:{name}'")
-        run_text(place, source)
-        sources[place] = source
-    return sources
+        run_text(place_of(kind), source)
 
 
 def run_comparison(

@@ -235,7 +235,8 @@ class LocalExecutor(Executor):
         super().__init__(out, runtime, jobs, say, live)
         self.gpus = torch.cuda.device_count() if runtime.device in ("auto", "cuda") else 0
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self.jobs = jobs or self.gpus or max(1, cores // runtime.threads)
+        named = runtime.device.startswith("cuda")  # cuda:1 is one GPU
+        self.jobs = jobs or self.gpus or (1 if named else max(1, cores // runtime.threads))
 
     def start(self, config: TrainConfig, place: int) -> subprocess.Popen[bytes]:
         path, log = self.settings(config), self.log(config)

@@ -289,7 +289,6 @@ class ComparisonRow(Record):
     """Of two one-sided tests that the difference is `margin` or more."""
     equal: bool | None
     p_holm: float | None
-    moderated_p_holm: float | None
     family: str
     family_size: int
 

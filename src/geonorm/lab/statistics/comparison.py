@@ -232,7 +232,6 @@ def aggregate(
     }
     moderated = _moderate(means, reference)
     p_holm = holm([paired_interval(values).p for values in pairs.values()])
-    moderated_holm = holm([each and each.p for each in moderated.values()])
     count = sum(len(values) > 1 for values in pairs.values())
     family = f"{count} paired {'difference' if count == 1 else 'differences'} to {reference}"
     rows = []
@@ -281,7 +280,6 @@ def aggregate(
                 equal_p=p,
                 equal=None if p is None else significant(p),
                 p_holm=p_holm[place],
-                moderated_p_holm=moderated_holm[place],
                 family=family,
                 family_size=count,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from operator import itemgetter
 
 import torch
@@ -32,9 +33,10 @@ def diagnose(model: Transformer, ids: Tensor, step: int, what: str) -> str:
     if overflow := first_not_finite(rows):
         parts.append(f"first sub-layer to overflow: {overflow}")
     else:
-        row = max(rows, key=itemgetter("update_norm_p99"))
-        word = "spike" if row["update_norm_p99"] > LARGE else "largest update"
-        parts.append(f"{word} at layer {row['layer']} {row['kind']}: |u| = {row['update_norm_p99']:.3g}")
+        lengths = [inf if row["update_norm_p99"] is None else row["update_norm_p99"] for row in rows]
+        length, row = max(zip(lengths, rows, strict=True), key=itemgetter(0))  # none: its square is no number in fp32
+        word = "spike" if length > LARGE else "largest update"
+        parts.append(f"{word} at layer {row['layer']} {row['kind']}: |u| = {length:.3g}")
     if clamped := [row["clamped"] for row in rows if row["clamped"] is not None]:
         parts.append(f"clamp rate {sum(clamped) / len(clamped):.1%}")
     radii = [row["radius_p01"] for row in rows if row["radius"] is not None]

@@ -80,6 +80,7 @@ def train(
     kept) and Interrupted after a signal (all saved): on every rank alike."""
     read_backend("auto")  # $GEONORM_BACKEND, before anything is written
     device = rank_device(pick_device(config.runtime.device))
+    threads = torch.get_num_threads()
     torch.set_num_threads(config.runtime.threads)
 
     def set_up(world: World) -> Resolved:
@@ -87,6 +88,7 @@ def train(
 
     joined = join_world(device, lambda world: load_text(set_up(world).text))
     with joined as world, lost_peers_in_one_line(world), subnormals_as_zero(device), ExitStack() as end:
+        end.callback(torch.set_num_threads, threads)
         setup = set_up(world)
         return train_on_rank(
             setup, world, device, say, loggers, progress or Unwatched(tell=False), profiled, stack, end
