@@ -248,6 +248,7 @@ def test_refusals(tiny_model: Tiny) -> None:
         (bert, "pre", r"^Half of this BertForMaskedLM has a forward that is not transformers' own"),
         (tiny_model("gemma3")[0], "geonorm", "give it the text model alone"),
         (model, "ngpt", "modules inside a branch or head"),
+        (model, "attnres(queries=qkv, every=2)", "gives an attention three inputs"),
         (model, "prores(pre)", "for models trained from the start: its steps begin at 0"),
         (model, "mix(angpt, pre, share=0.5)", "modules inside a branch or head"),
         (model, "geonom", "did you mean 'geonorm'"),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -22,9 +23,10 @@ from ..measure.observe import stacks_of
 from ..measure.rebuild import CARRIED
 from ..measure.recognise import recognise
 from ..models.init import SLOTS
+from ..norms import NormSpec
 from ..parsing import list_paths
 from ..residual import Residual
-from ..schemes import Scheme, Site, parse
+from ..schemes import Parts, Scheme, Site, parse, read_at
 from .block import AppliedBlock, Exit, Stacks, replace_sites
 from .make_class import AppliedFields, forget_hooks, is_applied, make_class, stock_config
 
@@ -243,3 +245,6 @@ def check_applicable(scheme: Scheme, depth: int) -> None:
         if slots or part.constrains:
             needed = f"modules inside a branch or head ({', '.join(slots)})" if slots else "constraints on weights"
             raise ConfigError(f"{scheme} needs {needed}, which a stock model does not have; train geonorm's own")
+        parts = Parts(part, site, NormSpec("rms", 8))
+        if site.kind != "exit" and isinstance(read_at(part, torch.zeros(1, part.streams, 8), parts(), site)[0], tuple):
+            raise ConfigError(f"{scheme} gives an attention three inputs, a stock one takes one")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..measure.anatomy import Branch, Stack, Sublayer, blocks_of, join_path
 from ..measure.rebuild import copy_gains, has_several_norms, norm_in, norm_spec, rebuild
-from ..norms import NormSpec, upcast
+from ..norms import Norm, NormSpec, upcast
 from ..residual import Residual, StreamEnd
 from ..schemes import Scheme, Site
 from ..schemes.scales import Times
@@ -27,22 +27,14 @@ Handover = tuple[Mapping[str, str], frozenset[str] | None]
 what no parameter of the block is for; None where that is everything."""
 
 
-class Affine(nn.Module):
+class Affine(Norm):
     """y times a vector, plus a vector: the gains of a norm that stood before one of several branches."""
 
-    def __init__(self, dim: int, bias: bool) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
-        self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
+    biased = True
 
-    def reset_parameters(self) -> None:
-        nn.init.ones_(self.weight)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
-
-    def forward(self, y: Tensor) -> Tensor:
-        out = upcast(y) * self.weight
-        return (out if self.bias is None else out + self.bias).to(y.dtype)
+    def normalise(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        assert weight is not None
+        return x * weight if bias is None else x * weight + bias
 
 
 class Chain(nn.Module):
@@ -161,7 +153,7 @@ def site_of(block: nn.Module, sublayer: Sublayer, stack: Stack, scheme: Scheme, 
         stock = [block.get_submodule(branch.norm or "") for branch in sublayer.branches]
         parts["input"] = replace(norm_spec(stack, dim, stock), gains=False, bias=False)()
         for chain, norm in zip(chains, stock, strict=True):
-            chain.gains = Affine(dim, getattr(norm, "bias", None) is not None)
+            chain.gains = Affine(dim, bias=getattr(norm, "bias", None) is not None)
             copy_gains(norm, chain.gains, stack.gain_offset)
     like = next(p for chain in chains for p in chain.steps.parameters() if p.is_floating_point())
     for part in (parts, *(chain.gains for chain in chains)):
