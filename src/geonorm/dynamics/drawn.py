@@ -187,7 +187,9 @@ class DrawnFlow:
 
     def find_law(self, averaged: float = SLOWEST) -> Terminal:
         """How the slowest difference between tokens shrinks, as 1 - cos, when depth goes on without end; exponents
-        below 0: tokens move apart. `none` also where it stops: angles whose squares have a finite sum."""
+        below 0: tokens move apart. `none` also where it stops: angles whose squares have a finite sum.
+        Attention weighs tokens alike: that of `olmo2`, which reads a growing stream, turns hard under a causal mask,
+        and the law ends."""
         start = self.turn_through()[-1].after
         rest = find_rest(lambda r: self.turn_block(r, LATE)[-1].after, start)
         grown = (rest, 0.0) if rest else grow(lambda r, t: sum(turn.grown for turn in self.turn_block(r, t)), start)

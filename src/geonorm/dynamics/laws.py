@@ -189,8 +189,9 @@ def terminal_law(times: Sequence[float], gap: Sequence[float], floor: float = 1e
 
 def limit_of(clock: Any, y: Any, rate: float) -> float:
     """The rate to which a slope drifts: that of y = a - rate c + k log(1 + c), where a factor (1 + c)^k stands in front
-    of the law. Its slope comes to its limit as 1/c, slower than all that is known of these systems (other modes fade as
-    powers of t or exponentially), so that it is a cautious guess. `rate` where it is not told from that by noise."""
+    of the law. Its slope comes to its limit as 1/c, as slowly as all that is known of these systems (whole layers of
+    `sqrt`; other modes fade as powers of t or exponentially), so that it is a cautious guess. `rate` where it is not
+    told from that by noise."""
     columns = np.stack((np.ones_like(clock), -clock, np.log1p(clock)), axis=1)
     fitted, *_ = np.linalg.lstsq(columns, y, rcond=None)
     left = y - columns @ fitted

@@ -141,7 +141,7 @@ def initial_velocity(scheme: str | Scheme, n: int, beta: float, depth: int = 1, 
 @torch.no_grad()
 def initial_turn(scheme: str | Scheme, n: int, dim: int, beta: float, depth: int = 1) -> float:
     """|theta'| at time 0, mean over n tokens that begin independent and uniform on the sphere of `dim` dimensions: to
-    first order in 1/dim and 1/sqrt(n), for beta^2 far below dim (docs/theory-clustering.md, Proposition 2d)."""
+    leading order in dim and n, for beta^2 far below dim (docs/theory-clustering.md, Proposition 2d)."""
     frame = Frame(scheme, depth)
     radius = frame.settle(1.0, 0.0)
     m = frame.read(radius, 0.0)
