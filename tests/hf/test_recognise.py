@@ -26,7 +26,7 @@ from ..rows import each
 OTHERS = {
     "arcee": "pre", "exaone4": "olmo2", "glm4": "peri", "cohere": "pre", "gpt_oss": "pre", "qwen3_5_text": "pre",
     "qwen3_next": "pre", "mamba": "pre", "beam": "beam", "zaya": "affine", "gemma4_text": "peri(layer_scalar=learned)",
-    "recurrent_gemma": "pre",
+    "recurrent_gemma": "pre", "falcon_h1": "pre", "diffllama": "pre", "nanochat": "pre",
 }  # fmt: skip
 """Side by side, experts, windows, linear attention, layers that differ within one model, rules with learned parts."""
 SEEN = {
@@ -93,6 +93,20 @@ def test_other_families_keep_their_logits_learn_are_saved_and_come_back(
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     torch.testing.assert_close(again(ids).logits, model(ids).logits)  # of experts not bit for bit
     assert again.config.scheme == "geonorm"
+    assert transformers.PreTrainedConfig.from_pretrained(tmp_path).scheme == "geonorm"  # as Trainer reads it to resume
+
+
+@each("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@each("family", ["llama", "glm4"])
+def test_a_model_as_it_begins_is_recognised(family: str, dtype: torch.dtype) -> None:
+    """Before training a norm of the stream is nearly the stream, and rounding gives both a factor."""
+    torch.manual_seed(0)
+    shape: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 8, "vocab_size": 256}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 32, "pad_token_id": 0}
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(family, **shape), dtype=dtype
+    )
+    assert str(hf.scheme_of(model)) == entering({"llama": "pre", "glm4": "peri"}[family])
 
 
 Change = Callable[[Any, Tensor, Tensor, Tensor], Tensor]

@@ -155,6 +155,7 @@ def test_experts_and_joined_matrices_decay_and_their_biases_do_not() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.up_proj, self.up_proj_bias = nn.Parameter(torch.ones(3, 4, 4)), nn.Parameter(torch.ones(3, 4))
+            self.A_log = nn.Parameter(torch.ones(1, 1, 4, 1))
 
     model = nn.Sequential(Experts(), nn.MultiheadAttention(4, 2), nn.LayerNorm(4))
     roles = parameter_roles(model)

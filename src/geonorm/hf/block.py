@@ -155,7 +155,7 @@ def site_of(block: nn.Module, sublayer: Sublayer, stack: Stack, scheme: Scheme, 
         for chain, norm in zip(chains, stock, strict=True):
             chain.gains = Affine(dim, bias=getattr(norm, "bias", None) is not None)
             copy_gains(norm, chain.gains, stack.gain_offset)
-    like = next(p for chain in chains for p in chain.steps.parameters() if p.is_floating_point())
+    like = next(p for chain in chains for p in chain.steps.parameters() if p.is_floating_point() and p.dim() > 1)
     for part in (parts, *(chain.gains for chain in chains)):
         if isinstance(part, nn.Module):
             part.to(device=like.device, dtype=like.dtype)
@@ -194,7 +194,7 @@ def replace_sites(model: Any, scheme: Scheme, stacks: Stacks) -> None:
     for stack, base in stacks:
         blocks = blocks_of(model, stack, base)
         depth, dim = len(blocks), int(model.config.hidden_size)
-        like = next(p for block in blocks for p in block.parameters() if p.is_floating_point())
+        like = next(p for block in blocks for p in block.parameters() if p.is_floating_point() and p.dim() > 1)
         last = None if stack.exit is None else model.get_submodule(join_path(base, stack.exit))
         inside = [blocks[0].get_submodule(path) for place in stack.of(0) for path in place.norms]
         spec = norm_spec(stack, dim, inside if last is None else [last])

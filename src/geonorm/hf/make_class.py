@@ -45,6 +45,11 @@ class AppliedConfig(PreTrainedConfig):
         return config_class(stock).from_dict(config_dict, **kwargs)
 
 
+PER_LAYER = {"layer_types": "stock_layer_types", "per_layer_config": "stock_per_layer_config"}
+"""Fields of a configuration that transformers holds against the number of layers, in whose place a line stands; and
+what they are called in config.json."""
+
+
 class AppliedFields:
     """Mixed into a stock configuration: `scheme`, `stock_type`."""
 
@@ -57,6 +62,8 @@ class AppliedFields:
         config_dict = {"auto_map": {}, **from_folder(config_dict, kwargs), "model_type": TYPE}
         if layers := config_dict.pop("stock_layers", None):
             config_dict |= dict.fromkeys(cls.guarded(), layers)
+        fields = {name: field for field, name in PER_LAYER.items()}
+        config_dict = {fields.get(key, key): value for key, value in config_dict.items()}
         return super().from_dict(config_dict, **kwargs)  # type: ignore[misc]
 
     @classmethod
@@ -69,7 +76,7 @@ class AppliedFields:
         guard = f"no stock {self.stock_type} but one under {self.scheme}: import geonorm.hf, then use an Auto class"
         saved = {**super().to_diff_dict(), **dict.fromkeys(sorted(self.guarded()), guard)}  # type: ignore[misc]
         saved |= {"stock_layers": getattr(self, GUARD), "geonorm_version": __version__}
-        return {key: value for key, value in saved.items() if value or key != "auto_map"}
+        return {PER_LAYER.get(key, key): value for key, value in saved.items() if value or key != "auto_map"}
 
 
 class AppliedModel(ReadsFolders):
@@ -85,6 +92,11 @@ class AppliedModel(ReadsFolders):
             stacks = stacks_of(model)
             make_class(model, str(rule), model.config.stock_type, stacks)
             replace_sites(model, rule, stacks)
+
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        """False: of code of one's own transformers initialises no buffer outside of modules with parameters."""
+        return False
 
     def _init_weights(self, module: nn.Module) -> None:
         """What a file held stays: a module is handed over, too, for a buffer alone that no file holds."""

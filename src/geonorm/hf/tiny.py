@@ -98,7 +98,7 @@ def small_config(config: Any) -> Any:
         if isinstance(value, list) and len(value) == getattr(config, "num_hidden_layers", LAYERS):
             kinds = list({str(each): each for each in value}.values())[:LAYERS]
             others[key] = (kinds * LAYERS)[:LAYERS]
-        elif isinstance(value, bool | int | float | str) and value != default[key]:
+        elif isinstance(value, bool | int | float | str) and value != default.get(key, value):
             others[key] = value
     return type(config)(**others | small)
 

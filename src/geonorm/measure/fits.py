@@ -47,12 +47,23 @@ def sum_factors(target: Tensor, atoms: Sequence[Tensor]) -> list[float] | None:
     first, *others = atoms  # a norm of a stream that is normalised is the stream again
     apart = [first, *(0 * atom if close(atom, first) else atom for atom in others)]
     matrix = torch.stack([atom.double().flatten().cpu() for atom in apart], -1)
-    factors = torch.linalg.lstsq(matrix, wide[:, None], driver="gelsd").solution[:, 0]
-    noise = (matrix @ factors - wide).norm() / wide.numel() ** 0.5  # in one number: what a factor cannot be told from
-    used = factors.abs() * matrix.norm(dim=0) > 20 * noise + 1e-7 * wide.norm()
-    solved = torch.zeros_like(factors)
-    solved[used] = torch.linalg.lstsq(matrix[:, used], wide[:, None], driver="gelsd").solution[:, 0]
-    return solved.tolist() if close(matrix @ solved, target) else None
+    used, lengths = matrix.norm(dim=0) > 0, matrix.norm(dim=0)
+    best, left = fit_columns(matrix, wide, used)
+    while used.sum() > 1:  # as few as explain it: beside x its norm is nearly x, and rounding gives both a factor
+        fewer = used.clone()
+        fewer[(best.abs() * lengths).masked_fill(~used, torch.inf).argmin()] = False
+        factors, more = fit_columns(matrix, wide, fewer)
+        if not close(matrix @ factors, target) or more > 2 * left + 1e-7 * float(wide.norm()):
+            break
+        used, best, left = fewer, factors, more
+    return best.tolist() if close(matrix @ best, target) else None
+
+
+def fit_columns(matrix: Tensor, wide: Tensor, used: Tensor) -> tuple[Tensor, float]:
+    """Factors of some columns that come nearest to a vector, 0 for the others, and the length of what is left."""
+    factors = torch.zeros_like(matrix[0])
+    factors[used] = torch.linalg.lstsq(matrix[:, used], wide[:, None], driver="gelsd").solution[:, 0]
+    return factors, float((matrix @ factors - wide).norm())
 
 
 def is_one(factor: float, x: Tensor) -> bool:

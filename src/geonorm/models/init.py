@@ -287,7 +287,8 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
         if any(module is output for output in outputs) and not hasattr(module, "role"):
             role = "head"
         for name, parameter in module.named_parameters(recurse=False):
-            matrix = parameter.dim() > (1 if name.endswith("weight") else 2) and "bias" not in name
+            sizes = [size for size in parameter.shape if size > 1]
+            matrix = len(sizes) > (1 if name.endswith("weight") else 2) and "bias" not in name
             matrix = matrix and not (isinstance(module, Norm) or belongs_to_scheme(module))
             roles[f"{path}.{name}".lstrip(".")] = role if matrix else "gain"
     return roles
