@@ -138,8 +138,8 @@ def scheme_of(model: Any) -> Scheme:
 
 
 def restore(model: Any) -> None:
-    """Gives a model back its residual scheme, its norms and its type. Weights that were trained meanwhile, and what was
-    set in the configuration, stay. ConfigError, one line, for a model that nothing was done to.
+    """Gives a model back its residual scheme, its norms and its type. Matrices that were trained meanwhile, and what was
+    set in the configuration, stay; the gains of its norms are those from before. ConfigError, one line, for a model that nothing was done to.
 
         >>> import transformers
         >>> from geonorm import hf
