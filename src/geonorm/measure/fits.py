@@ -60,7 +60,11 @@ def sum_factors(target: Tensor, atoms: Sequence[Tensor]) -> list[float] | None:
 
 
 def fit_columns(matrix: Tensor, wide: Tensor, used: Tensor) -> tuple[Tensor, float]:
-    """Factors of some columns that come nearest to a vector, 0 for the others, and the length of what is left."""
+    """Factors of some columns that come nearest to a vector, 0 for the others, and the length of what is left.
+
+    >>> fit_columns(torch.eye(2), torch.tensor([3.0, 4.0]), torch.tensor([True, False]))
+    (tensor([3., 0.]), 4.0)
+    """
     factors = torch.zeros_like(matrix[0])
     factors[used] = torch.linalg.lstsq(matrix[:, used], wide[:, None], driver="gelsd").solution[:, 0]
     return factors, float((matrix @ factors - wide).norm())

@@ -260,7 +260,11 @@ def restore_scalars(model: nn.Module) -> None:
 
 
 def has_vectors_alone(module: nn.Module) -> bool:
-    """True for norms, and for what has no matrix."""
+    """True for norms, and for what has no matrix.
+
+    >>> has_vectors_alone(nn.LayerNorm(4)), has_vectors_alone(nn.Conv1d(4, 4, 3))
+    (True, False)
+    """
     return isinstance(module, Norm) or all(parameter.dim() < 2 for parameter in module.parameters())
 
 
