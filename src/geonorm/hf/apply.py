@@ -141,6 +141,15 @@ def restore(model: Any) -> None:
     """Gives a model back its residual scheme, its norms and its type. Matrices that were trained meanwhile stay, and
     what was set in the configuration; the gains of its norms are those from before. ConfigError, one line, for a model
     that nothing was done to.
+
+        >>> import transformers
+        >>> from geonorm import hf
+        >>> size = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+        >>> model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=16, **size))
+        >>> _ = hf.apply(model, "peri")
+        >>> hf.restore(model)
+        >>> type(model).__name__
+        'LlamaForCausalLM'
     """
     undo = vars(model).get(RECORD)
     if undo is None:
