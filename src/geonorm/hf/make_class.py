@@ -21,9 +21,10 @@ from transformers.utils import output_capturing
 from .. import __version__
 from ..errors import ConfigError
 from ..measure.observe import stacks_of
+from ..norms import Norm
 from ..residual import Residual, StreamEnd
 from ..schemes import parse, sources_of
-from .block import Affine, StockBranch, replace_sites
+from .block import StockBranch, replace_sites
 from .config import from_folder
 from .loading import ReadsFolders, loaded_kept
 
@@ -105,7 +106,7 @@ class AppliedModel(ReadsFolders):
         if isinstance(module, (Residual, StreamEnd)):
             with loaded_kept(module.own):
                 module.own.reset_parameters()
-        elif isinstance(module, Affine):
+        elif isinstance(module, Norm):  # by a name such as theirs transformers would take one for its own
             with loaded_kept(module):
                 module.reset_parameters()
         else:
