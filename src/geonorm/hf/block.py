@@ -33,8 +33,7 @@ class Affine(Norm):
     biased = True
 
     def normalise(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        assert weight is not None
-        return x * weight if bias is None else x * weight + bias
+        return x * weight if bias is None else x * weight + bias  # type: ignore[operator]
 
 
 class Chain(nn.Module):
