@@ -15,6 +15,7 @@ import torch
 from geonorm import Site, elsewhere, parse
 from geonorm.elsewhere import Stored, allow_within
 from geonorm.errors import ConfigError, UntrustedCode
+from geonorm.lab.compare import compare
 from geonorm.schemes import sources_of, stored
 
 RULE = """
@@ -206,10 +207,11 @@ def test_a_stored_text_stays_one_when_it_is_copied() -> None:
         assert (copy, copy.sources, copy.where) == ("a:B", {"a": "text"}, "runs/a")
 
 
-def test_a_file_that_was_edited_is_read_again_by_the_next_comparison(folder: Folder) -> None:
-    folder.write("rule_here.py")
-    assert share("./rule_here.py:Half") == 0.5
-    folder.write("rule_here.py", share="0.25")
-    assert share("./rule_here.py:Half") == 0.5
-    elsewhere.forget_changed()
-    assert share("./rule_here.py:Half") == 0.25
+def test_a_file_that_was_edited_is_compared_in_another_folder(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, float] = {}
+    monkeypatch.setattr(compare, "run_comparison", lambda c: found.update({c.out: share(c.schemes[0])}))
+    for part in ("0.5", "0.25"):
+        folder.write("rule_here.py", share=part)
+        with pytest.raises(TypeError):  # nothing was run
+            compare.compare("./rule_here.py:Half", data="stdlib")
+    assert list(found.values()) == [0.5, 0.25]  # two keys: two folders

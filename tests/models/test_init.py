@@ -163,8 +163,7 @@ def test_experts_and_joined_matrices_decay_and_their_biases_do_not() -> None:
     assert {name for name, role in roles.items() if role == "hidden"} == matrices
 
 
-def test_initialize_leaves_layers_outside_residuals_as_they_are() -> None:
-    """Of these it restores norms alone: a stem may be pretrained."""
+def test_initialize_restores_norms_alone_outside_residuals() -> None:
     residual = Residual(Mlp(), "pre", Site(0, "mlp", 1), 16)
     model = nn.Sequential(nn.Conv1d(4, 4, 3), nn.GRU(4, 4), nn.LayerNorm(4), residual)
     for parameter in model[:3].parameters():

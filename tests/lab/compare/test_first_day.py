@@ -101,8 +101,7 @@ T.update(b=2.0)
 for i in range(2): T[i] = 0.0
 if A > 1: B = 7.0
 C, D = 3.0, "\f"; E = "\u2028"
-others = []
-others.append(geonorm.names())
+others = []; others.append(geonorm.names())
 class Half:
     numbers = A, dict(T), B, C, D, E
 Half.more = 4.0
