@@ -67,14 +67,20 @@ def settings(**values: object) -> list[str]:
 
 
 def change(words: Sequence[str], **values: object) -> list[str]:
-    """The same options with other values for some."""
+    """The same options with other values for some, which must be there."""
     flat = settings(**values)
     new = dict(zip(flat[::2], flat[1::2], strict=True))
+    assert new.keys() <= set(words), f"not among the options: {new.keys() - set(words)}"
     return [new.get(option, word) for option, word in zip(["", *words], words, strict=False)]
 
 
 ALWAYS = settings(checkpoint__keep=1, runtime__compile="true", runtime__tensorboard="false")
 """Of every run, beside what its plan says."""
+
+
+def load_definitions(experiment: str | Path) -> dict[str, Any]:
+    """What the runs.py of an experiment defines; a name alone is a folder beside this file."""
+    return runpy.run_path(str(Path(__file__).parent / experiment / "runs.py"))
 
 
 def read_lines(file: Path) -> Iterator[dict[str, Any]]:
@@ -253,7 +259,7 @@ def main(verb: str, experiment: Path, out: Path | None, minutes: float = inf) ->
         print_table(experiment, out)
         return 0
     assert out is not None
-    plan: Plan = runpy.run_path(str(experiment / "runs.py"))["plan"]
+    plan: Plan = load_definitions(experiment.resolve())["plan"]
     if verb == "run":
         out.mkdir(parents=True, exist_ok=True)
         return carry_out(experiment, plan, out, minutes)

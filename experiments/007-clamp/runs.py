@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable
 
 from programme import Grid, Summaries, settings
-from rates import extend, read_losses, tidy
+from rates import add_runs, plan_rows
 
 from geonorm.lab.runs.folder import slug
 
@@ -40,36 +39,23 @@ TELLING = ("fan_in-sphere-raw", "neox-embedding-raw")
 
 
 def plan(known: Summaries) -> Grid:
+    """The ends with every ceiling, their rates by octaves and a second seed at the best; then fewer ceilings."""
+
+    def rows(place: str, ceilings: Iterable[str], mark: str = "", **extra: object) -> dict[str, list[str]]:
+        init, fields = SETTINGS[place]
+        schemes = [f"geonorm({fields}, {CEILINGS[ceiling]})" for ceiling in ceilings]
+        return {
+            f"{place}-{slug(scheme)}{mark}": [*COMMON, *settings(model__init=init, scheme=scheme, **extra)]
+            for scheme in schemes
+        }
+
     grid: dict[str, list[str]] = {}
-
-    def add(place: str, scheme: str, rate: float, seed: int = 0, mark: str = "", **extra: object) -> str:
-        start = f"{place}-{slug(scheme)}{mark}-lr"
-        own = settings(model__init=SETTINGS[place][0], scheme=scheme, lr=f"{rate:g}", seed=seed, **extra)
-        grid[f"{start}{rate:g}-seed{seed}"] = [*COMMON, *own]
-        return start
-
-    def tune(place: str, scheme: str, seeds: int = 1, rates: Sequence[float] = RATES, **extra: Any) -> None:
-        """Rates by octaves until the best is interior; seeds more at that."""
-        start = add(place, scheme, rates[0], **extra)
-        losses = read_losses([run for name, run in known.items() if name.startswith(start)])
-        octaves = extend(losses, rates) if len(rates) > 2 else rates
-        for rate in octaves:
-            add(place, scheme, tidy(rate), **extra)
-        if seeds > 1 and set(octaves) <= set(losses):
-            for seed in range(1, seeds):
-                add(place, scheme, min(losses, key=losses.__getitem__), seed, **extra)
-
     for place in TELLING:
-        for ceiling in CEILINGS.values():
-            tune(place, f"geonorm({SETTINGS[place][1]}, {ceiling})")
-    for place in TELLING:
-        for ceiling in CEILINGS.values():
-            tune(place, f"geonorm({SETTINGS[place][1]}, {ceiling})", seeds=2)
+        grid |= plan_rows(known, rows(place, CEILINGS), RATES, 2)
     for place in SETTINGS:
-        for ceiling in FEWER:
-            tune(place, f"geonorm({SETTINGS[place][1]}, {CEILINGS[ceiling]})", rates=(RATES[0], RATES[2]))
+        for row, words in rows(place, FEWER).items():
+            add_runs(grid, row, words, RATES[::2])
     for place in TELLING:
-        for ceiling in FEWER:
-            scheme = f"geonorm({SETTINGS[place][1]}, {CEILINGS[ceiling]})"
-            tune(place, scheme, rates=RATES[:2], mark="-layers", model__layers=12)
+        for row, words in rows(place, FEWER, "-layers", model__layers=12).items():
+            add_runs(grid, row, words, RATES[:2])
     return grid

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from programme import EQUAL_SHARES, Grid, Summaries, settings
@@ -43,10 +43,14 @@ class Wanted:
         self.known = known
         self.grid: dict[str, list[str]] = {}
 
-    def add(self, scheme: str, rate: float, seed: int = 0, data: str = "books", gains: bool = True) -> None:
+    def add(
+        self, schemes: Iterable[str], rates: Iterable[float], seeds: Iterable[int] = (0,), data: str = "books",
+        gains: bool = True,
+    ) -> None:  # fmt: skip
         extra = [] if gains else settings(model__gains="false")
-        words = [*RECIPE, *extra, *settings(scheme=scheme, data=data)]
-        add_runs(self.grid, label(scheme, data, gains), words, [rate], [seed])
+        for scheme in schemes:
+            words = [*RECIPE, *extra, *settings(scheme=scheme, data=data)]
+            add_runs(self.grid, label(scheme, data, gains), words, rates, seeds)
 
     def losses(self, scheme: str, data: str = "books", gains: bool = True) -> Losses:
         """By rate, of seed 0: the other seeds run at few rates, and beside one run a mean over three is no peer."""
@@ -66,44 +70,27 @@ def tune(
     losses = wanted.losses(scheme, **where)
     octaves = extend(losses, start)
     rates = [*octaves, *(refine(losses, octaves) if half else ())]
-    for rate in rates:
-        wanted.add(scheme, rate, **where)
+    wanted.add([scheme], rates, **where)
     if set(rates) <= set(losses):
         yield min(rates, key=losses.__getitem__)
 
 
 def plan(known: Summaries) -> Grid:
     wanted = Wanted(known)
-    for rate in OCTAVES[:2]:  # the sign at the paper's rate and at half of it, first of all
-        for scheme in (*CELLS, UNIT, EQUAL):
-            wanted.add(scheme, rate)
-    for seed in range(1, 3):
-        for scheme in (EQUAL, UNIT):
-            wanted.add(scheme, OCTAVES[1], seed)
-    best = {scheme: rate for scheme in CELLS for rate in tune(wanted, scheme, half=True)}
-    for seed in range(5):
-        for scheme, rate in best.items():
-            wanted.add(scheme, rate, seed)
-    for seed in range(1, 3):
-        for scheme in CELLS[:2]:
-            for rate in OCTAVES[:2]:
-                wanted.add(scheme, rate, seed)
-    for scheme in OTHERS:
-        for rate in tune(wanted, scheme, OCTAVES[:2]):
-            for seed in range(3):
-                wanted.add(scheme, rate, seed)
+    pair = OCTAVES[:2]
+    wanted.add((*CELLS, UNIT, EQUAL), pair)  # the sign at the paper's rate and at half of it, first of all
+    wanted.add((EQUAL, UNIT), OCTAVES[1:2], range(1, 3))
+    for scheme in CELLS:
+        for rate in tune(wanted, scheme, half=True):
+            wanted.add([scheme], [rate], range(5))
+    wanted.add(CELLS[:2], pair, range(1, 3))
+    for scheme in (*OTHERS, READ):
+        for rate in tune(wanted, scheme, pair):
+            wanted.add([scheme], [rate], range(3))
     for gains, schemes in PARTS.items():  # what is compared has one rate
-        for scheme in schemes:
-            for rate in OCTAVES[:2]:
-                wanted.add(scheme, rate, gains=gains)
-    latex = {scheme: rate for scheme in CELLS[:2] for rate in tune(wanted, scheme, OCTAVES[:2], data="latex")}
-    for rate in tune(wanted, READ, OCTAVES[:2]):
-        for seed in range(3):
-            wanted.add(READ, rate, seed)
-    for scheme, rate in latex.items():
-        for seed in range(3):
-            wanted.add(scheme, rate, seed, data="latex")
-    for seed in range(1, 3):  # the other seeds of Pre-Norm at the two rates, which the parts compare
-        for rate in OCTAVES[:2]:
-            wanted.add(READ, rate, seed)
+        wanted.add(schemes, pair, gains=gains)
+    for scheme in CELLS[:2]:
+        for rate in tune(wanted, scheme, pair, data="latex"):
+            wanted.add([scheme], [rate], range(3), data="latex")
+    wanted.add([READ], pair, range(1, 3))  # the other seeds of Pre-Norm at the two rates, which the parts compare
     return wanted.grid

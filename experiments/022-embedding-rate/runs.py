@@ -25,6 +25,8 @@ WITHOUT = [
 """Without a norm after the embedding. GeoNorm in both readings of the paper: sub-layers that read the stream, and
 sub-layers that keep their input norm."""
 WITH = ["pre", "geonorm", "geonorm(input=norm)", "peri", f"geonorm({CANDIDATE})"]
+RIVALS = ["deepnorm", "sandwich(entry=sphere)", "post"]
+"""Of 017, where they have no embedding norm; here they have one, and 16 as the only multiplier."""
 RATES = (2.61e-3, 3.7e-3, 5.23e-3)
 FACTOR = sqrt(2)
 EXTENSIONS = 5
@@ -44,7 +46,7 @@ def label(scheme: str, embedding: float, head: float = 1) -> str:
 def plan(known: Summaries) -> Grid:
     """Pre-Norm and GeoNorm without an embedding norm at all four multipliers first, then their fresh seeds at the best
     and with the embedding at the matrices' rate; then every other row, which tries 4 and 64 beside its best
-    matrix rate at 16, and 1 where 4 is best; then the head's rate."""
+    matrix rate at 16, and 1 where 4 is best; then rivals; then the head's rate."""
     grid: dict[str, list[str]] = {}
 
     def add(scheme: str, embedding: float, rates: Sequence[float], seeds: Sequence[int], head: float = 1) -> None:
@@ -76,9 +78,10 @@ def plan(known: Summaries) -> Grid:
     every = {scheme: {each: tune(scheme, each) for each in (MAIN, 1.0, 4.0, 64.0)} for scheme in WITHOUT[:2]}
     for scheme, tuned in every.items():
         finish(scheme, tuned, also=(1, MAIN))
-    for scheme in [*WITH[:3], WITHOUT[2], WITH[3], WITHOUT[3], WITH[4], WITHOUT[4]]:
+    for scheme in [*WITH[:3], WITHOUT[2], WITH[3], WITHOUT[3], WITH[4], WITHOUT[4], *RIVALS]:
         if ended := tune(scheme, MAIN):
-            finish(scheme, {MAIN: ended, **{each: tune(scheme, each, ended) for each in (4.0, 64.0)}})
+            others = () if scheme in RIVALS else (4.0, 64.0)
+            finish(scheme, {MAIN: ended, **{each: tune(scheme, each, ended) for each in others}})
     for scheme, tuned in every.items():
         if ended := tuned[MAIN]:
             for head in HEADS:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
-
-from programme import Grid, Summaries, change, settings
+from programme import Grid, Summaries, change, load_definitions, settings
 from rates import tune_then_repeat
 
 from geonorm.lab.runs.folder import slug
 
-OF_022 = runpy.run_path(str(Path(__file__).parents[1] / "022-embedding-rate" / "runs.py"))
+OF_022 = load_definitions("022-embedding-rate")
 RECIPE = change(OF_022["COMMON"], batch_size=32, steps=1612, optim__warmup_steps=25, evaluation__every=403)
 """That of 022 with 32 sequences a step for 4, and as many tokens in all."""
 ARMS = ("pre(entry=embedding)", "geonorm(entry=embedding)", "pre", "peri")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import runpy
 from math import sqrt
-from pathlib import Path
 
-from programme import Grid, Summaries, change, settings
+from programme import Grid, Summaries, change, load_definitions, settings
 from rates import tidy, tune_then_repeat
 
 from geonorm.lab.runs.folder import slug
 
-OF_022 = runpy.run_path(str(Path(__file__).parents[1] / "022-embedding-rate" / "runs.py"))
+OF_022 = load_definitions("022-embedding-rate")
 RECIPE = change(
     OF_022["COMMON"], model__width=96, model__layers=6, model__heads=6, model__hidden=258, steps=33800,
     evaluation__every=8450,

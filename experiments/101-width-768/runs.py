@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
-
-from programme import Grid, Summaries, change, settings
+from programme import Grid, Summaries, change, load_definitions, settings
 from rates import name_run
 
 from geonorm.lab.runs.folder import slug
 
-OF_100 = runpy.run_path(str(Path(__file__).parents[1] / "100-paper-125m" / "runs.py"))["RECIPE"]
+OF_100 = load_definitions("100-paper-125m")["RECIPE"]
 RECIPE = change(OF_100, steps=600, optim__warmup_steps=60, evaluation__every=150, checkpoint__every=600)
 """That of experiment 100 with 600 steps: its gap of half a nat was there at step 500."""
 ARMS = (
