@@ -109,8 +109,8 @@ def diagram(scheme: Scheme) -> str:
 
 def moves(name: str) -> str:
     """How block 1 moves a token, without words: a line from x to x' for each length of the update."""
-    scheme = geonorm.parse(geonorm.parse(name).about.drawn_as or name)
-    paths = follow_write(scheme, 1, step=round(scheme.about.moment * getattr(scheme, "steps", 0)))
+    scheme = geonorm.parse(geonorm.parse(name).about.figure_of or name)
+    paths = follow_write(scheme, 1, step=round(scheme.about.figure_at * getattr(scheme, "steps", 0)))
     radius = round(84 / max(1, *(max(point) for path in paths for point in path.points)))
     shapes = [f'<path d="M{8 + radius} 92A{radius} {radius} 0 0 0 8 {92 - radius}" stroke-dasharray="2 3"/>']
     for path in paths:

@@ -37,6 +37,7 @@ DIFFERENT = [
     ("geonorm", "geonorm(alpha=1.001)"),
     ("geonorm", "geonorm(index=sublayer)"),
     ("geonorm", "geonorm(max_angle=0.8)"),
+    ("prores(geonorm)", "prores(geonorm(max_angle=0.1))"),
 ]
 ALIKE_AT_THE_START = [("pre", "affine"), ("pre", "hyper"), ("geonorm", "geonorm(learn=gain)")]
 

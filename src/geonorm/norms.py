@@ -31,11 +31,6 @@ def is_transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
-def is_eager() -> bool:
-    """True in plain eager mode (no torch.compile, no functorch), where `.item()` is safe."""
-    return not torch.compiler.is_compiling() and not is_transformed()
-
-
 def autocast_device(x: Tensor) -> str:
     """The type of x's device as autocast knows it: meta has none of its own and counts as the CPU."""
     return "cpu" if x.is_meta else x.device.type

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import ConfigError
-from .norms import NormSpec, autocast_device, is_eager
+from .norms import NormSpec, autocast_device, is_transformed
 from .ops import fused_write, geodesic_step
 from .schemes import Parts, Scheme, Site, parse, read_at, write_at
 from .schemes.base import normalise_update
@@ -88,7 +88,7 @@ class Residual(nn.Module):
     def site(self, x: Tensor) -> Site:
         """Where this stands, with the layer as a 0-d tensor in the precision of the maths on x where a compiler or a
         transform looks on, else as a number: converting the tensor costs as much as adding two tokens."""
-        if is_eager():
+        if not (torch.compiler.is_compiling() or is_transformed()):
             return self.place()
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         return Site(self.layer.to(dtype), self.kind, self.depth, self.sublayers)

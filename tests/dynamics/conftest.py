@@ -37,7 +37,7 @@ VARIANTS = [
 ]
 """Fields that change the motion, of schemes that stay in the plane of x and u."""
 PLANAR = [*(name for name in names() if parse(name).planar), *VARIANTS]
-"""Schemes with a (rho, tau) law."""
+"""Schemes with a (rho, sigma) law."""
 
 
 def speed_of(flow: dynamics.Flow, x: Tensor, tau: float = 0.0, sublayer: int = 0) -> Tensor:

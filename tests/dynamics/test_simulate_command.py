@@ -12,7 +12,7 @@ from geonorm import report
 from geonorm.cli.main import main
 from geonorm.dynamics import simulate as simulation
 from geonorm.errors import CheckpointError, GeonormError
-from geonorm.lab.simulate import read_trajectories
+from geonorm.lab.study_folder import read_trajectories
 
 from ..rows import each
 

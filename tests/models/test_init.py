@@ -13,13 +13,14 @@ import geonorm
 from geonorm import Decoder, DecoderConfig, Residual, Site, names
 from geonorm.errors import ConfigError
 from geonorm.lab.config import RATED, Optim
+from geonorm.models import VisionConfig, VisionTransformer
 from geonorm.models.init import ROLES, SHARED_ROLES, parameter_groups, parameter_roles
 
 SHAPE: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "hidden": 16, "vocab_size": 32, "context": 8}
 
 
 def test_roles_are_those_of_the_models_own_table() -> None:
-    """For every scheme, with biases, learned positions, tables of token values and a tied head."""
+    """For every scheme, with biases, learned positions, tables of token values and a tied head; and of images."""
     for scheme in [*names(), "geonorm(learn=affine)", "mix(ngpt, geonorm)"]:
         for fields in ({"bias": True, "positions": "learned"}, {"tied": True, "values": "token"}, {"values": "first"}):
             model = Decoder(DecoderConfig(scheme, **SHAPE, **fields))
@@ -27,6 +28,8 @@ def test_roles_are_those_of_the_models_own_table() -> None:
             found = parameter_roles(model)
             for name, parameter in model.named_parameters():
                 assert found[name] == table.get(id(parameter), "gain"), f"{scheme}: {name}"
+    found = parameter_roles(VisionTransformer(VisionConfig("pre", 1, 8, positions="learned")))
+    assert (found["class_token.weight"], found["position.weight"]) == ("class_token", "position")
 
 
 def test_rates_and_decay_go_by_role() -> None:

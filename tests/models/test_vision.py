@@ -78,6 +78,7 @@ def test_rotary_turns_are_of_rows_and_columns() -> None:
         ({"values": "token"}, "needs tokens of a vocabulary"),
         ({"positions": "rope", "width": 12}, "must be a multiple of 4"),
         ({"pool": "max"}, "'max'"),
+        ({"image_size": 33}, "must be a multiple of model.patch"),
     ],
 )
 def test_what_is_refused(changes: dict[str, Any], message: str) -> None:

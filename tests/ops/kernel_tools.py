@@ -35,6 +35,12 @@ def sample(rows: int, dim: int, device: str, types: tuple[torch.dtype, ...] = (t
     return [t.to(dtype).to(device) for t, dtype in ((x, types[0]), (u, types[1]), (grad, types[0]))]
 
 
+def special_rows(x: Tensor, u: Tensor) -> None:
+    """Of the first rows: x = 0, both 0, u = 0; u along x, and long against it."""
+    x[0] = x[1] = u[1] = u[2] = 0
+    u[3], u[4] = x[3], -1e4 * x[4]
+
+
 def run(x: Tensor, u: Tensor, grad: Tensor, angles: AngleMap, backend: str = "auto") -> tuple[Tensor, ...]:
     """x', dx and du."""
     a, b = x.detach().requires_grad_(), u.detach().requires_grad_()

@@ -36,9 +36,9 @@ def draw_scheme(name: str) -> Spec:
     """The picture of a scheme: one whose step is 0 at first is drawn with another initial value or later in training,
     and says so."""
     scheme = parse(name)
-    if scheme.about.drawn_as and scheme == type(scheme)():
-        name, scheme = scheme.about.drawn_as, parse(scheme.about.drawn_as)
-    step = round(scheme.about.moment * getattr(scheme, "steps", 0))
+    if scheme.about.figure_of and scheme == type(scheme)():
+        name, scheme = scheme.about.figure_of, parse(scheme.about.figure_of)
+    step = round(scheme.about.figure_at * getattr(scheme, "steps", 0))
     blocks = {t: follow_write(scheme, t, step=step) for t in BLOCKS}
     return draw_paths(f"{name}, step {step:,}" if step else name, scheme.about.equation, blocks, ANGLE)
 

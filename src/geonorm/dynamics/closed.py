@@ -41,7 +41,7 @@ def solve_equiangular(
     """Solve the closed equation from cosine `gamma` and report it at `times` (ascending from 0 on).
 
     The state is (log(1 - gamma), log r) in log(1 + tau), by scipy's solve_ivp with error `tolerance` per step, so that
-    a collapse is followed to 1e-300. Raises ConfigError for a scheme that has no (rho, tau) law; GeonormError where
+    a collapse is followed to 1e-300. Raises ConfigError for a scheme that has no (rho, sigma) law; GeonormError where
     particles meet before the end.
     """
     frame = Frame(scheme, depth)

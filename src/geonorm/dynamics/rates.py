@@ -2,9 +2,9 @@
 
 For particles theta_j = x_j / r_j the paper writes theta' = P_theta(A) / s and r' = ..., with a speed factor s and a
 radius law per scheme. Both follow from the definition that trains: in the frame of x (u = c x + v, v tangent) a
-rotation-equivariant write is x' = rho x + tau v, so s = r / (dtau/dh) and r' = r drho/dh. Equivariance also means that
-the same write, run on the 2-vectors (r, 0) and (c r, |v|), gives both numbers at cost n x 2 whatever the dimension.
-N is unit here: radius 1, eps 0, no gains.
+rotation-equivariant write is x' = rho x + sigma v, so s = r / (dsigma/dh) and r' = r drho/dh. Equivariance also means
+that the same write, run on the 2-vectors (r, 0) and (c r, |v|), gives both numbers at cost n x 2 whatever the
+dimension. N is unit here: radius 1, eps 0, no gains.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def write_nothing(rule: Scheme, parts: Parts, x: Tensor, site: Site) -> Tensor:
 
 
 def in_plane(rule: Scheme, parts: Parts, x: Tensor, u: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
-    """(drho/dh, dtau/dh, v): the rates, each (..., 1), and the tangential part of u; differentiable in x and u.
+    """(drho/dh, dsigma/dh, v): the rates, each (..., 1), and the tangential part of u; differentiable in x and u.
 
     parts: those of the site at dim = 2.
     """
@@ -82,27 +82,27 @@ def in_plane(rule: Scheme, parts: Parts, x: Tensor, u: Tensor, site: Site) -> tu
 
 
 def motion(rule: Scheme, parts: Parts, x: Tensor, u: Tensor, site: Site) -> tuple[Tensor, Tensor | None]:
-    """(dx/dh, dtau/dh) for an update u that is held fixed: shape of x, and (..., 1) or None for a rule that leaves the
-    plane of x and u. parts: those of the site at dim = 2, or at dim = x.shape[-1] for such a rule."""
+    """(dx/dh, dsigma/dh) for an update u that is held fixed: shape of x, and (..., 1) or None for a rule that leaves
+    the plane of x and u. parts: those of the site at dim = 2, or at dim = x.shape[-1] for such a rule."""
     if not rule.planar:
         return derivative(rule, parts, x, u, site), None
-    drho, dtau, v = in_plane(rule, parts, x, u, site)
-    return torch.addcmul(drho * x, dtau, v), dtau
+    drho, dsigma, v = in_plane(rule, parts, x, u, site)
+    return torch.addcmul(drho * x, dsigma, v), dsigma
 
 
 @torch.no_grad()
 def rates(scheme: str | Scheme, x: Tensor, u: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
-    """(drho/dh, dtau/dh) at h = 0 for tokens x and updates u, both (..., dim), and |x| after a step of size 0; each of
-    shape (...), without a graph.
+    """(drho/dh, dsigma/dh) at h = 0 for tokens x and updates u, both (..., dim), and |x| after a step of size 0; each
+    of shape (...), without a graph.
 
     Raises ConfigError for a scheme without such a law (several streams, or a step that leaves span{x, u}).
     """
     rule = parse(scheme).resolve(site)
     if not rule.planar:
-        raise ConfigError(f"{rule} has no (rho, tau) law: its step does not stay in the plane of x and u")
+        raise ConfigError(f"{rule} has no (rho, sigma) law: its step does not stay in the plane of x and u")
     parts = unit_parts(rule, site, 2, x)
-    drho, dtau, _ = in_plane(rule, parts, x, u, site)
-    return drho.squeeze(-1), dtau.squeeze(-1), settled_radius(rule, parts, x, site).squeeze(-1)
+    drho, dsigma, _ = in_plane(rule, parts, x, u, site)
+    return drho.squeeze(-1), dsigma.squeeze(-1), settled_radius(rule, parts, x, site).squeeze(-1)
 
 
 def speed(scheme: str | Scheme, x: Tensor, u: Tensor, site: Site) -> Tensor:
@@ -115,8 +115,8 @@ def speed(scheme: str | Scheme, x: Tensor, u: Tensor, site: Site) -> Tensor:
     >>> geonorm.dynamics.speed("pre", x, u, geonorm.Site(0, "attn", 12))  # Pre-Norm: s = r
     tensor(2.)
     """
-    _, dtau, length = rates(scheme, x, u, site)
-    return torch.where(dtau == 0, torch.inf, length / dtau)
+    _, dsigma, length = rates(scheme, x, u, site)
+    return torch.where(dsigma == 0, torch.inf, length / dsigma)
 
 
 @torch.no_grad()

@@ -58,7 +58,8 @@ OF_A_NETWORK = ("cos_ones", "angle_ones", "cos_null", "rotation", "ratio_p99", "
 @dataclass(frozen=True, repr=False)
 class Simulation(Result):
     """summary: the content of summary.json. trace: rows. theory: the closed equation per scheme, where it applies.
-    particles: directions of the first seed at a few times, in three dimensions, per scheme. trajectories: what `keep`
+    particles: the frames of `pictures.take_pictures` per scheme, of other tokens than the trace where weights are the
+    identity and dim is above 3. trajectories: what `keep`
     names of every particle, per scheme: `time` (times,) in fp64, tokens (seeds, times, n, dim), stream the same or
     (seeds, times, n, streams, dim), on the CPU; NaN where the tokens of a seed had come together before.
 
@@ -141,7 +142,7 @@ def check_scheme(config: SimulateConfig, scheme: Scheme, start: Tensor) -> None:
     """ConfigError for a scheme that particles cannot follow, or not to the end: a few of them are moved there once."""
     if config.weights != "network":
         check_values(scheme, config.layers)
-    if why := next((kind.about.fresh for kind in schemes_in(scheme) if kind.about.fresh), None):
+    if why := next((kind.about.why_from_start for kind in schemes_in(scheme) if kind.about.why_from_start), None):
         raise ConfigError(f"{scheme} does not move particles, {why}: simulate the scheme inside")
     flow = Flow(scheme, build_sublayers(config, scheme, 0, start.device), config.layers)
     few = flow.start(start[:1, :2])
@@ -235,9 +236,9 @@ def measure(flow: Flow, x: Tensor, tau: float) -> list[dict[str, Any]]:
         rule, site = flow.rule(tau)
         u = flow.update(x, tau)
         parts = flow.parts_at(rule, site, 2, x)
-        drho, dtau, v = in_plane(rule, parts, x, u, site)
-        radius, across = sphere.radius(x), dtau * sphere.radius(v)
-        s = torch.where(dtau == 0, torch.nan, settled_radius(rule, parts, x, site) / dtau)
+        drho, dsigma, v = in_plane(rule, parts, x, u, site)
+        radius, across = sphere.radius(x), dsigma * sphere.radius(v)
+        s = torch.where(dsigma == 0, torch.nan, settled_radius(rule, parts, x, site) / dsigma)
         hit = rule.clamped(x, u, flow.parts_at(rule, site, x.shape[-1], x)(), site)
         columns |= {
             "step_norm": (drho**2 * radius**2 + across**2).sqrt().mean((-1, -2)),

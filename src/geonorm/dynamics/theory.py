@@ -69,7 +69,6 @@ class Frame:
 
     def __init__(self, scheme: str | Scheme, depth: int) -> None:
         self.flow = Flow(scheme, Attention(), depth)
-        self.depth = depth
         if not self.flow.scheme.planar:
             raise ConfigError(f"{self.flow.scheme} has no closed equation: its step leaves the plane of x and u")
 
@@ -81,13 +80,13 @@ class Frame:
         return y[0, 0].item()
 
     def rates(self, radius: float, tau: float, radial: float, tangential: float) -> tuple[float, float]:
-        """(dtau/dh over the settled r = 1/s, r') under an update of these components along and across the token."""
+        """(dsigma/dh over the settled r = 1/s, r') under an update of these components along and across the token."""
         rule, site = self.flow.rule(tau)
         x = torch.tensor([[radius, 0.0]], dtype=torch.float64)
         u = torch.tensor([[radial, max(tangential, NEAR * abs(radial))]], dtype=torch.float64)
         parts = self.flow.parts_at(rule, site, 2, x)
-        drho, dtau, _ = in_plane(rule, parts, x, u, site)
-        return dtau.item() / settled_radius(rule, parts, x, site).item(), drho.item() * radius
+        drho, dsigma, _ = in_plane(rule, parts, x, u, site)
+        return dsigma.item() / settled_radius(rule, parts, x, site).item(), drho.item() * radius
 
     def settle(self, radius: float, tau: float) -> float:
         """The radius after a step of size 0."""
@@ -113,7 +112,7 @@ class Frame:
 
     def whole(self, radius: float, tau: float, causal: bool) -> float:
         """-log of the factor by which one layer, h = 1, shrinks 1 - cos of two tokens that are nearly one."""
-        flow = Flow(self.flow.scheme, Attention(0.0, causal=causal), self.depth)
+        flow = Flow(self.flow.scheme, Attention(0.0, causal=causal), self.flow.depth)
         angle = torch.tensor([0.0, 1e-4], dtype=torch.float64)
         x = radius * torch.stack((angle.cos(), angle.sin()), -1)
         before, after = (mean_gap(flow.tokens(state)).item() for state in (x, flow.layer(x, tau)))

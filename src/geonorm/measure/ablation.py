@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import sphere
-from .accumulate import flat, single
+from ..norms import upcast
+from .accumulate import flat
 from .capture import fit_mask
 from .observe import ModelSite, stream_of, stream_past, watch
 from .probe import Inputs, ProbedModel
@@ -86,7 +87,7 @@ def window_angles(
             inputs = probed.inputs(batch)
             probed.run(inputs, head=False)
             mask = fit_mask(probed.masks(inputs).get(stack), depths[0])
-            rows = [single(flat(x, mask)) for x in depths]
+            rows = [upcast(flat(x, mask)) for x in depths]
             for start, end in windows:
                 totals[start, end] += sphere.angle(rows[start], rows[end]).sum().item()
             count += rows[0].shape[0]

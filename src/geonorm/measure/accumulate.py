@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..norms import upcast
 from ..parsing import finite_or_none
 from ..sphere import safe_divide
 from .metrics import (
@@ -35,11 +36,6 @@ CHUNK = 1 << 17
 NULL_SHARE = 0.25
 """A random quarter of the tokens: 64 dot products per token are expensive, and the mean over a quarter is accurate
 enough. A fixed stride would meet the same positions of every window, the first token among them."""
-
-
-def single(x: Tensor) -> Tensor:
-    """x in the precision of the streaming measures: fp64 stays, everything else becomes fp32."""
-    return x.detach() if x.dtype in (torch.float32, torch.float64) else x.detach().float()
 
 
 class Moments:
@@ -118,7 +114,7 @@ class Sample:
             chosen = chosen[keys[chosen].topk(self.size, largest=False).indices]
         if chosen.numel() == 0:
             return
-        new = tuple(single(row[chosen.to(row.device)]) for row in rows)
+        new = tuple(upcast(row[chosen.to(row.device)]) for row in rows)
         self.keys = torch.cat([self.keys, keys[chosen]])
         self.rows = tuple(torch.cat(pair) for pair in zip(self.rows, new, strict=True)) if self.rows else new
         if self.keys.numel() > self.size:
@@ -178,8 +174,8 @@ class SiteMeasure:
     update(x, after, u, mask, clamped): the stream before and after it and the raw output of its branch (None if
     unknown), all (batch, tokens, dim) in any floating dtype; (batch, tokens): mask is False for padding, clamped True
     for updates that a scheme clamps (None for one without a clamp). row() has the columns of
-    trace.jsonl, with NAME_std and quantiles NAME_p01 ... NAME_p99 (to 1 %) of every quantity over tokens; None is
-    unknown or not finite.
+    trace.jsonl, with NAME_std and quantiles NAME_p01 ... NAME_p99 (to 1 %) over tokens of every quantity but
+    `radius_after`, `abs_peak` and `clamped`; None is unknown or not finite.
 
     >>> import torch
     >>> from geonorm.measure import SiteMeasure
@@ -208,10 +204,10 @@ class SiteMeasure:
         rows, afters, updates = flat(x, mask), flat(after, mask), None if u is None else flat(u, mask)
         values = []
         for part in chunks(rows):
-            part_x, part_u = single(rows[part]), None if updates is None else single(updates[part])
+            part_x, part_u = upcast(rows[part]), None if updates is None else upcast(updates[part])
             squares = part_x.square()
             radius = squares.sum(-1).sqrt()
-            columns = step_per_token(part_x, single(afters[part]), part_u, radius) | ones_per_token(part_x, radius)
+            columns = step_per_token(part_x, upcast(afters[part]), part_u, radius) | ones_per_token(part_x, radius)
             columns["abs_peak"] = squares.amax(-1).sqrt()
             columns["peak"] = safe_divide(columns["abs_peak"] * sqrt(x.shape[-1]), radius)
             values.append(torch.stack(list(columns.values())))
@@ -236,7 +232,7 @@ class SiteMeasure:
         else:
             weight = torch.zeros(x.shape[:2], dtype=radius.dtype, device=x.device).masked_scatter_(mask, weight)
             count = mask.sum(1)
-        total = torch.stack([w @ single(row) for w, row in zip(weight, x, strict=True)]).double()
+        total = torch.stack([w @ upcast(row) for w, row in zip(weight, x, strict=True)]).double()
         squares = (weight > 0).sum(1)  # of unit rows: 1 each, 0 for a zero token
         several = count > 1
         cosine = (total.square().sum(-1) - squares) / (count * (count - 1)).clamp(min=1)
@@ -283,7 +279,7 @@ class NormMeasure:
     def update(self, before: Tensor, after: Tensor, mask: Tensor | None = None) -> None:
         xs, ys, values = flat(before, mask), flat(after, mask), []
         for part in chunks(xs):
-            x, y = single(xs[part]), single(ys[part])
+            x, y = upcast(xs[part]), upcast(ys[part])
             columns = norm_per_token(x, y)
             for null, rows, end in zip(self.nulls, (x, y), ("before", "after"), strict=True):
                 radius = columns[f"norm_{end}"]

@@ -63,7 +63,7 @@ class ModelSite:
     def seen(self, x: Tensor) -> Tensor:
         """The stream that measurements are about, (..., dim)."""
         rule = self.rule if self.residual is None else self.residual.scheme
-        if self.rule is not None and x.shape[-2] != self.rule.streams:  # Qwen4-Exp's stand one behind the other
+        if self.rule is not None and x.dim() < 4:  # Qwen4-Exp's stand one behind the other
             x = x.unflatten(-1, (self.rule.streams, -1))
         return x if rule is None else rule.seen(x)
 

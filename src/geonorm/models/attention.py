@@ -29,10 +29,7 @@ def rope(positions: Tensor, dim: int, theta: float) -> Rope:
 
 def rotary_of(config: DecoderConfig) -> Callable[[Tensor], Rope] | None:
     """The rotation of a decoder, from positions to their table; None where queries and keys are not rotated."""
-    c = config
-    if c.positions != "rope":
-        return None
-    return partial(rope, dim=c.rotary_dim, theta=c.rope_theta)
+    return partial(rope, dim=config.rotary_dim, theta=config.rope_theta) if config.positions == "rope" else None
 
 
 def rotate(x: Tensor, positions: Rope) -> Tensor:
@@ -143,13 +140,13 @@ class SelfAttention(nn.Module):
         self.o = linear("o", c.heads * c.head_dim, c.width, c.bias)
         self.gate = linear("q", c.width, c.heads * c.head_dim, c.bias) if c.attn_gate else None
         self.mix = value_mix(c, site)
-        self.shows = c.values == "first" and int(site.layer) == 0
-        self.sharper, self.dropout, self.window = c.qk_scale**2, c.attn_dropout, c.window_of(int(site.layer))
+        self.returns_values = c.values == "first" and int(site.layer) == 0
+        self.query_scale, self.dropout, self.window = c.qk_scale**2, c.attn_dropout, c.window_of(int(site.layer))
         self.norms = nn.ModuleDict()
         if c.qk_norm != "none":
             for name, heads in (("q", c.heads), ("k", c.groups)):
                 self.norms[name] = RMSNorm(c.head_dim * (heads if c.qk_norm == "full" else 1), c.gains, c.eps)
-        self.whole = c.qk_norm == "full"
+        self.norm_over_heads = c.qk_norm == "full"
         self.slots = nn.ModuleDict()
         for name in ("q", "k", "v", "q_rope", "k_rope"):
             heads = c.heads if name.startswith("q") else c.groups
@@ -161,10 +158,10 @@ class SelfAttention(nn.Module):
 
     def split(self, name: str, y: Tensor) -> Tensor:
         """(batch, tokens, heads * head_dim) to (batch, tokens, heads, head_dim), through norm and slot of that name."""
-        if self.whole and name in self.normed:
+        if self.norm_over_heads and name in self.normed:
             y = self.norms[name](y)
         y = y.unflatten(-1, (-1, self.head_dim))
-        if not self.whole and name in self.normed:
+        if not self.norm_over_heads and name in self.normed:
             y = self.norms[name](y)
         return self.slots[name](y) if name in self.slotted else y
 
@@ -188,11 +185,11 @@ class SelfAttention(nn.Module):
             v = self.mix(v, values, y)
         result = self.update(y, q, k, v.transpose(1, 2), **context)
         # a copy, not a view: FSDP hooks what a block returns
-        return (result, v.flatten(-2).clone()) if self.shows else result
+        return (result, v.flatten(-2).clone()) if self.returns_values else result
 
     def update(self, y: Tensor, q: Tensor, k: Tensor, v: Tensor, **context: Any) -> Tensor:
         """What attention finds, through the gate, which reads y, and the output matrix: (batch, tokens, width)."""
-        heads = self.attend(q if self.sharper == 1 else q * self.sharper, k, v, **context).flatten(-2)
+        heads = self.attend(q if self.query_scale == 1 else q * self.query_scale, k, v, **context).flatten(-2)
         return self.o(heads if self.gate is None else heads * torch.sigmoid(self.gate(y)))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | None = None, mask: Any = None) -> Tensor:

@@ -187,6 +187,8 @@ class VisionConfig(TransformerConfig):
             raise ConfigError("model.causal is for tokens: patches of an image have no order")
         if self.values == "token":
             raise ConfigError("model.values token needs tokens of a vocabulary; for images choose own or first")
+        if self.image_size % self.patch:
+            raise ConfigError(f"model.image_size {self.image_size} must be a multiple of model.patch {self.patch}")
         if self.positions == "rope" and self.rotary_dim % 4:
             raise ConfigError(
                 f"model.rotary {self.rotary:g} of a head of {self.head_dim}: {self.rotary_dim} dimensions turn, which "

@@ -294,6 +294,7 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
             sizes = [size for size in parameter.shape if size > 1]
             matrix = len(sizes) > (1 if name.endswith("weight") else 2) and "bias" not in name
             matrix = matrix and not (isinstance(module, Norm) or belongs_to_scheme(module))
+            matrix = matrix or (name == "weight" and hasattr(module, "role"))
             roles[f"{path}.{name}".lstrip(".")] = role if matrix else "gain"
     return roles
 

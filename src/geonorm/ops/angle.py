@@ -43,14 +43,14 @@ class AngleMap:
 
     @property
     def bare(self) -> bool:
-        """Whether there is nothing beside the retraction, the ceiling and a decay behind it."""
-        numbers = (self.pre, self.gain, self.bias)
-        return not any(isinstance(n, Tensor) for n in numbers) and numbers == (1.0, 1.0, 0.0)
+        """Whether there is nothing beside the ceiling on the ratio itself and a decay behind it."""
+        numbers = (self.pre, self.gain, self.bias, self.power)
+        return not any(isinstance(n, Tensor) for n in numbers) and numbers == (1.0, 1.0, 0.0, inf)
 
     @property
     def plain(self) -> bool:
         """Whether it is the paper's: a decay, at most 1, behind the clamp of the ratio itself."""
-        return self.bare and self.power == inf and not isinstance(self.post, Tensor) and self.post <= 1
+        return self.bare and not isinstance(self.post, Tensor) and self.post <= 1
 
     @property
     def levelled(self) -> bool:

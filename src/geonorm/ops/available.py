@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
-from math import inf
 
 import torch
 from torch import Tensor
@@ -50,7 +49,7 @@ def fusible(angles: AngleMap) -> bool:
     """Whether the kernels have this map: a decay that nobody learns, after the clamp of the ratio itself, or of one
     angle for all tokens."""
     learned = isinstance(angles.post, Tensor) and angles.post.requires_grad and torch.is_grad_enabled()
-    return ((angles.bare and angles.power == inf) or angles.levelled) and not learned
+    return (angles.bare or angles.levelled) and not learned
 
 
 def read_backend(backend: str) -> str:

@@ -11,7 +11,8 @@ from torch import Tensor
 MAX_DIM = 16384
 """A row must fit on chip; wider rows take the closed form."""
 MAX_NORM_DIM = 8192
-"""Wider rows take one kernel for the step and the norm after it: six tensors of a row do not fit on chip."""
+"""Of wider rows the kernel makes the step alone, and the norm is called behind it: six tensors of a row do not fit on
+chip."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FUSED = {"enable_fp_fusion": True}
 """Multiply and add in one instruction, the default until Triton 3.9, which warns that it will change."""

@@ -50,6 +50,7 @@ def fused_write(
     offer: AngleMap | Callable[[], WeightedSum | None],
     dtype: torch.dtype | None = None,
     norm: nn.Module | None = None,
+    backend: str = "auto",
 ) -> tuple[Tensor, Tensor] | None:
     """x' and, with `dtype`, what the next sub-layer reads of it in that dtype, through `norm` if it has one, by the
     kernels: 3 + 5 passes over memory, 4 + 6 through a norm. Without `dtype` x' twice. offer: the angle map of a
@@ -61,7 +62,7 @@ def fused_write(
     True
     """
     if isinstance(offer, AngleMap):
-        plan = fused.plan_step(offer) if choose_backend("auto", x, u, offer) == "triton" else None
+        plan = fused.plan_step(offer) if choose_backend(backend, x, u, offer) == "triton" else None
     else:
         terms = offer() if kernels_add(x, u) else None
         plan = None if terms is None else plan_sum(terms, x)

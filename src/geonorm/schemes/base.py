@@ -31,7 +31,8 @@ INTERFACE = 2
 class Site:
     """Where a residual stands.
 
-    layer: 0-based block; an int when a model is built, a 0-d tensor in a forward pass, a float for simulated time.
+    layer: 0-based block; an int, a 0-d tensor in a forward pass that is compiled or transformed, a float for simulated
+    time.
     kind: attn | mlp | cross | parallel, and entry, exit at the ends of the stream. depth: number of blocks L.
     sublayers: residuals of a block, 3 where cross-attention stands between attention and MLP; 1 at the ends of a model
     of parallel sites, which have 2 themselves, for attention and MLP. Of a model of two stacks each counts its own
@@ -118,14 +119,15 @@ class About:
     shipped: str = ""
     """Models that ship the rule, as their code in transformers shows."""
     law: str = ""
-    """Speed factor s and radius law r' without fields, as docs/theory.md writes them; tests hold it against `write`."""
+    """Speed factor s and radius law r' with default settings, as docs/theory.md writes them; tests hold it against
+    `write`."""
     lawless: str = ""
-    """Why there is no law (rho, tau), where the step leaves span{x, u} or knows more than x and u."""
-    fresh: str = ""
+    """Why there is no law (rho, sigma), where the step leaves span{x, u} or knows more than x and u."""
+    why_from_start: str = ""
     """Why it is for models that are trained from the start alone."""
-    drawn_as: str = ""
-    """The scheme that is drawn in place of one without fields, where that stands still at first."""
-    moment: float = 0.0
+    figure_of: str = ""
+    """The scheme of the figure, where one with default settings stands still at first."""
+    figure_at: float = 0.0
     """When it is drawn, of a scheme that changes over training: optimizer steps that are made, over its `steps`."""
 
 
@@ -185,7 +187,7 @@ class Scheme:
 
     @property
     def planar(self) -> bool:
-        """One stream that stays in span{x, u}: with unit norms, write is a law of two numbers (rho, tau)."""
+        """One stream that stays in span{x, u}: with unit norms, write is a law of two numbers (rho, sigma)."""
         return self.streams == 1 and not self.about.lawless
 
     def end_parts(self, site: Site, norm: NormSpec) -> Mapping[str, Any]:
@@ -247,8 +249,8 @@ class Scheme:
         return None
 
     def init_std(self, role: str, fan_in: int, fan_out: int, site: Site, base: float) -> float:
-        """Initial standard deviation of a weight by role (embed patch position class_token q k v o up gate down head
-        transform), stated against the base."""
+        """Initial standard deviation of a weight by role (embed values patch position class_token q k v o up gate
+        down head transform), stated against the base."""
         return base
 
     def constrain(self, weights_by_role: Mapping[str, list[Tensor]]) -> None:

@@ -86,7 +86,7 @@ class SchemeReader:
         keywords: dict[str, Any] = {}
         for keyword in call.keywords:
             if keyword.arg is None or keyword.arg in keywords:
-                raise self.refuse(f"it sets {keyword.arg!r} twice")
+                raise self.refuse("** names no field" if keyword.arg is None else f"it sets {keyword.arg!r} twice")
             keywords[keyword.arg] = self.value(keyword.value, level)
         return build_scheme(self.places.get(call.func.id, call.func.id), arguments, keywords)
 

@@ -37,7 +37,7 @@ class ReZero(Placement):
         claim="No number of the paper is on record here.",
         checked="official code run (majumderb/rezero e2c94a8), bit for bit, but for the scalar that it shares within "
         "a layer",
-        drawn_as="rezero(alpha=0.5)",
+        figure_of="rezero(alpha=0.5)",
     )
     final: Literal["norm", "none"] = field(default="none", kw_only=True)
     alpha: float = field(default=0.0, kw_only=True)

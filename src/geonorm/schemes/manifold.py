@@ -94,9 +94,8 @@ class ManifoldHyper(Connected):
 
     def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
         wide = upcast(x)
-        with torch.autocast(
-            autocast_device(x), enabled=False
-        ):  # mixing is no matrix product of the model: it stays wide
+        # mixing is no matrix product of the model: it stays wide
+        with torch.autocast(autocast_device(x), enabled=False):
             reading, share, mixing = p.mapping(p.all(wide.flatten(-2)))
             rest = wide if mixing is None else self.stochastic(mixing) @ wide
             y = (reading.unsqueeze(-2) @ wide).squeeze(-2)

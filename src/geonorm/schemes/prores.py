@@ -45,8 +45,8 @@ class ProRes(Nested):
         "9.94.",
         checked="official code run (dandingsky/ProRes 5253e0d) around pre, post, deepnorm and sandwich, bit for bit",
         lawless="its step grows over training: at the end the law is that of the scheme inside",
-        fresh="its steps begin at 0 and grow with those of the optimizer",
-        moment=2.0,
+        why_from_start="its steps begin at 0 and grow with those of the optimizer",
+        figure_at=2.0,
     )
 
     scheme: Scheme = field(default_factory=Pre)

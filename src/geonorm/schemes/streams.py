@@ -147,9 +147,8 @@ class Hyper(Connected):
 
     def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
         wide = upcast(x)
-        with torch.autocast(
-            autocast_device(x), enabled=False
-        ):  # mixing is no matrix product of the model: it stays wide
+        # mixing is no matrix product of the model: it stays wide
+        with torch.autocast(autocast_device(x), enabled=False):
             mix, share = p.connection(p.streams(wide) if self.dynamic == "tanh" else None, wide.dtype)
             mixed = mix.transpose(-1, -2) @ wide
         y, rest = mixed[..., 0, :], mixed[..., 1:, :]
