@@ -19,7 +19,7 @@ import geonorm
 from geonorm.cli.catalogue import DEPTH, DIM, format_theory, join_pairs, look_up
 from geonorm.cli.main import COMMANDS
 from geonorm.cli.pictures import draw_schemes
-from geonorm.hf.register import read_rules
+from geonorm.hf.rules import read_rules
 from geonorm.hf.tiny import default_config
 from geonorm.measure.anatomy import FAMILIES, stacks_by_name
 from geonorm.report.charts import Figure

@@ -3,7 +3,7 @@ Look inside a model
 ===================
 
 ``probe`` measures what every sub-layer does to the hidden state: how far it turns a token, how much longer it
-makes it, and whether the tokens come together. It takes a Hugging Face model by name, a run, or any module.
+makes it, and whether the tokens come together. It takes a Hugging Face model by name, a run, or a module.
 Here a small model is made on the spot.
 """
 

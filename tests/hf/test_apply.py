@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 from geonorm import hf
@@ -237,6 +238,8 @@ def test_refusals(tiny_model: Tiny) -> None:
     block = type(bert.bert.encoder.layer[1])
     bert.bert.encoder.layer[1].__class__ = type("Half", (block,), {"forward": lambda self, x, *args, **more: x})
     names = [name for name, _ in model.named_parameters()]
+    small = {f"{side}_{size}": 2 for side in ("encoder", "decoder") for size in ("layers", "attention_heads")}
+    bart = transformers.BartForConditionalGeneration(transformers.BartConfig(d_model=8, vocab_size=60, **small))
     for subject, scheme, message in [
         (nn.Linear(2, 2), "geonorm", "apply changes transformers models, not Linear"),
         (torch.compile(model, backend="eager"), "geonorm", r"apply changes .* not OptimizedModule"),
@@ -247,6 +250,7 @@ def test_refusals(tiny_model: Tiny) -> None:
         (applied, "geonorm", "post is already applied"),
         (bert, "pre", r"^Half of this BertForMaskedLM has a forward that is not transformers' own"),
         (tiny_model("gemma3")[0], "geonorm", "give it the text model alone"),
+        (bart, "geonorm", "or two stacks"),
         (model, "ngpt", "modules inside a branch or head"),
         (model, "attnres(queries=qkv, every=2)", "gives an attention three inputs"),
         (model, "prores(pre)", "for models trained from the start: its steps begin at 0"),

@@ -26,7 +26,7 @@ from ..rows import each
 OTHERS = {
     "arcee": "pre", "exaone4": "olmo2", "glm4": "peri", "cohere": "pre", "gpt_oss": "pre", "qwen3_5_text": "pre",
     "qwen3_next": "pre", "mamba": "pre", "beam": "beam", "zaya": "affine", "gemma4_text": "peri(layer_scalar=learned)",
-    "recurrent_gemma": "pre", "falcon_h1": "pre", "diffllama": "pre", "nanochat": "pre",
+    "recurrent_gemma": "pre", "falcon_h1": "pre", "diffllama": "pre", "nanochat": "pre", "bamba": "pre",
 }  # fmt: skip
 """Side by side, experts, windows, linear attention, layers that differ within one model, rules with learned parts."""
 SEEN = {
@@ -183,10 +183,11 @@ def test_the_rule_in_other_words_and_a_factor_of_the_update(dtype: torch.dtype, 
 
 @torch.no_grad()
 def test_what_is_wrong_beside_the_sums_is_refused(tiny_model: Any) -> None:
-    """Gains that are not the norm's weight, a stream that is changed between blocks, parameters that nothing reads."""
+    """Gains that are not the norm's weight, a stream changed between blocks, parameters that nothing reads, NaN."""
     for change, said in (
         (lambda m: m.model.layers[1].register_forward_pre_hook(lambda _, args: (1.01 * args[0], *args[1:])), "changes"),
         (lambda m: m.model.layers[0].input_layernorm.register_forward_hook(lambda *a: 1.01 * a[2]), "handed more"),
+        (lambda m: m.model.layers[1].mlp.down_proj.weight[0].fill_(torch.nan), r"layers\.1 .* holds NaN or infinity"),
     ):
         model = copy.deepcopy(tiny_model("llama")[0])
         change(model)
@@ -253,6 +254,7 @@ def test_streams_are_not_changed(family: str, streams: int, ids: Tensor) -> None
     seen: list[Tensor] = []
     home, *_ = next(layers for layers in model.modules() if isinstance(layers, nn.ModuleList))
     home.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    radius = probe(model, ids).sites[0]["radius"]
-    mean = seen[-1].view(*ids.shape, streams, -1).mean(-2)
-    assert radius == pytest.approx(float(mean.norm(dim=-1).mean()), rel=1e-4)
+    for handed in (ids, ids[:, :streams]):  # as many tokens as streams, too
+        radius = probe(model, handed).sites[0]["radius"]
+        mean = seen[-1].view(*handed.shape, streams, -1).mean(-2)
+        assert radius == pytest.approx(float(mean.norm(dim=-1).mean()), rel=1e-4)

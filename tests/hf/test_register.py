@@ -19,10 +19,13 @@ from typing import Any
 import pytest
 import torch
 
+import geonorm
+
 pytest.importorskip("transformers.models.muse_spark", reason="families of 2026 need transformers 5.24")
 
 from geonorm.cli.main import main
-from geonorm.hf.register import rule_of
+from geonorm.errors import ConfigError
+from geonorm.hf.rules import rule_of
 from geonorm.hf.tiny import default_config, tiny
 
 from ..rows import each
@@ -81,7 +84,7 @@ def test_planted_angles_come_back(family: str, tmp_path: Path) -> None:
 
 
 def test_what_a_layer_scalar_leaves(tmp_path: Path) -> None:
-    """Gemma 4: a block multiplies what was before it, not what comes after."""
+    """Gemma 4: a block multiplies what was before it, not what comes after. With inputs per layer it is refused."""
     model: Any = tiny(default_config("gemma4_text"))
     for number, layer in enumerate(model.model.layers):
         layer.layer_scalar.fill_(0.5 + 0.1 * number)
@@ -94,6 +97,10 @@ def test_what_a_layer_scalar_leaves(tmp_path: Path) -> None:
     rule = rule_of(str(tmp_path))
     seen = [rule.entry, *(row["share"] for row in rule.sublayers)]
     assert seen == pytest.approx([share / sum(shares) for share in shares], rel=1e-4)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**settings, "hidden_size_per_layer_input": 256}))
+    with pytest.raises(ConfigError, match=r"per_layer_input_norm .* is no sum of the stream"):
+        rule_of(str(tmp_path))
 
 
 def test_planted_queries_come_back(tmp_path: Path) -> None:
@@ -158,7 +165,7 @@ def test_by_range_from_a_server(server: str, tmp_path: Path, monkeypatch: Any, c
     muse, _ = json.loads((out / "summary.json").read_text())["rules"]
     assert [row["angle"] for row in muse["sublayers"]] == pytest.approx(wanted, abs=2e-4)
     assert len((out / "register.csv").read_text().splitlines()) == 1 + 8 + 104
-    assert "Sub-layers" in (out / "report.html").read_text()
+    assert "Sub-layers" in (out / "report.html").read_text() and len(geonorm.load(out).tables()["rules"]) == 2
     monkeypatch.setattr(Ranges, "whole", True)
     for model, said in ((f"{server}/muse", "gives 0 of the"), (f"{server}/nothing", "404"), ("beem", "no run and no")):
         assert main(["register", model, "--out", str(tmp_path / "new")]) == 2
@@ -174,11 +181,18 @@ def test_damaged_files(tmp_path: Path, capsys: Any) -> None:
         (file := tmp_path / "one.safetensors").write_bytes(content)
         assert main(["register", str(file), "--out", str(index)]) == 2
         assert capsys.readouterr().err.count("\n") == 1 and not index.exists()
+    for text, said in (
+        ("{nope", "is damaged"),
+        ("[1]", "is damaged"),
+        ('{"model_type": "geonorm"}', "of transformers"),
+    ):
+        (tmp_path / "config.json").write_text(text)
+        assert main(["register", str(tmp_path), "--out", str(index)]) == 2 and said in capsys.readouterr().err
 
 
 LARGE = """
 import json, re, resource, struct, sys
-from geonorm.hf.register import rule_of
+from geonorm.hf.rules import rule_of
 from geonorm.hf.tiny import default_config
 folder, config = sys.argv[1], default_config("muse_spark")
 json.dump(config.to_dict(), open(f"{folder}/config.json", "w"))

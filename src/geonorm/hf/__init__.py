@@ -1,4 +1,4 @@
-"""geonorm models as transformers models. Importing this registers them with its Auto classes."""
+"""transformers: our models there, theirs under another scheme. Importing this registers ours with the Auto classes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .modeling import (
     GeoNormModel,
     GeoNormPreTrainedModel,
 )
-from .register import Rule, rule_of
+from .rules import Rule, rule_of
 from .stock import to_stock
 
 if TYPE_CHECKING:

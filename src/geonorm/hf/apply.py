@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..errors import ConfigError
 from ..measure.anatomy import blocks_of, stacks_by_name
@@ -73,8 +74,8 @@ class Report:
 
 
 def apply(model: Any, scheme: str | Scheme) -> Report:
-    """Puts a model of transformers under a scheme, in place, and says what it changed: one whose own scheme
-    `scheme_of` knows.
+    """Puts a model of transformers whose own scheme `scheme_of` knows under another one, in place, and says what it
+    changed.
 
     Every weight stays as it is; norms of the scheme that stand where a stock norm stood take over its gains, others
     start as the scheme says.
@@ -208,11 +209,18 @@ def check_model(model: Any) -> None:
     if not isinstance(model, PreTrainedModel):
         raise ConfigError(f"apply changes transformers models, not {name}; geonorm.Residual is for models of your own")
     if is_applied(model):
-        raise ConfigError(f"{model.config.scheme} is already applied to this {name}: undo it first (hf.restore)")
+        raise ConfigError(
+            f"{model.config.scheme} is already applied to this {name}: begin from the stock "
+            "model (hf.restore gives it back, unless this was loaded from a folder)"
+        )
     family = str(model.config.model_type)
     if family.startswith("geonorm"):
         raise ConfigError(f"{name} is geonorm's own model: its scheme is a field of its configuration")
-    if getattr(model, "hf_quantizer", None) is not None or not all(p.is_floating_point() for p in model.parameters()):
+    if (
+        getattr(model, "hf_quantizer", None) is not None
+        or not all(p.is_floating_point() for p in model.parameters())
+        or any("quantized" in type(module).__module__ for module in model.modules())
+    ):
         raise ConfigError(f"this {name} is quantised: apply the scheme to the full-precision model")
     if any("forward" in vars(module) or hasattr(module, "_hf_hook") for module in model.modules()):
         raise ConfigError(f"modules of this {name} are wrapped (by accelerate or a patch): apply first")
@@ -222,8 +230,9 @@ def check_blocks(model: Any, stacks: Stacks) -> None:
     """ConfigError for a model whose blocks are those of a part of it, and for blocks of a family that is known by name
     which are not transformers' own."""
     name = type(model).__name__
-    if not stacks or any("language_model" in stack.blocks for stack, _ in stacks):
-        raise ConfigError(f"{name} has no blocks that apply knows; give it the text model alone")
+    known = {part for stack, base in stacks for block in blocks_of(model, stack, base) for part in block.modules()}
+    if not stacks or {part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)} - known:
+        raise ConfigError(f"{name} has blocks that apply does not know; give it the text model alone")
     if any(parse(stack.scheme).streams > 1 for stack, _ in stacks if stack.scheme):
         raise ConfigError(
             f"the streams of {name} part and meet outside of its blocks: apply changes models of one stream"
@@ -240,8 +249,8 @@ def check_applicable(scheme: Scheme, depth: int) -> None:
     """ConfigError for a scheme that needs more than what stands around a sub-layer."""
     for site, names in ((Site(layer, kind, depth), names) for kind, names in SLOTS.items() for layer in range(depth)):
         part = scheme.resolve(site)
-        if part.about.fresh:
-            raise ConfigError(f"{scheme} is for models trained from the start: {part.about.fresh}")
+        if part.about.why_from_start:
+            raise ConfigError(f"{scheme} is for models trained from the start: {part.about.why_from_start}")
         slots = [name for name in names if part.slot(name, (1, 8), 8, site) is not None]
         if slots or part.constrains:
             needed = f"modules inside a branch or head ({', '.join(slots)})" if slots else "constraints on weights"

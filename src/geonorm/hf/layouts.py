@@ -251,9 +251,9 @@ SHARED = ("vocab_size", "width", "hidden", "layers", "heads", "kv_heads", "conte
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
-def layout_of(config: DecoderConfig, model_type: str | None = None) -> Layout:
-    """The architecture that a decoder equals: the one of that name, or the first. ConfigError names what stands in the
-    way.
+def layout_of(config: DecoderConfig, model_type: str = "stock") -> Layout:
+    """The architecture that a decoder equals: the one of that name, or (stock) the first. ConfigError names what stands
+    in the way.
 
         >>> from geonorm import DecoderConfig, hf
         >>> hf.layout_of(DecoderConfig("olmo2", qk_norm="full")).model_type
@@ -261,16 +261,14 @@ def layout_of(config: DecoderConfig, model_type: str | None = None) -> Layout:
     """
     scheme = parse(config.scheme)
     plain = str(enter_as(scheme, "embedding"))
-    candidates = [layout for layout in LAYOUTS if model_type in (None, layout.model_type)]
+    candidates = [layout for layout in LAYOUTS if model_type in ("stock", layout.model_type)]
     if not candidates:
-        raise ConfigError(
-            unknown("layout", str(model_type), {"geonorm", "stock", *(each.model_type for each in LAYOUTS)})
-        )
+        raise ConfigError(unknown("layout", model_type, {"geonorm", "stock", *(each.model_type for each in LAYOUTS)}))
     by_scheme = [layout for layout in candidates if plain in layout.schemes]
     if not by_scheme:
         known = ", ".join(sorted({layout.schemes[0] for layout in candidates}))
         what = f"not {model_type}, which is {known}"
-        what = f"no architecture of transformers (those are {known})" if model_type is None else what
+        what = f"no architecture of transformers (those are {known})" if model_type == "stock" else what
         raise ConfigError(f"{scheme} is {what}: use --layout geonorm")
     wrong = [(layout.unlike(config), layout) for layout in by_scheme]
     unlike, layout = min(wrong, key=lambda pair: len(pair[0]))
@@ -292,6 +290,4 @@ def layout_of(config: DecoderConfig, model_type: str | None = None) -> Layout:
 
 def architecture(config: DecoderConfig, layout: str) -> str:
     """The model_type of an export for --layout: geonorm, an architecture, or stock for the first that is equal."""
-    if layout == "geonorm":
-        return layout
-    return layout_of(config, None if layout == "stock" else layout).model_type
+    return layout if layout == "geonorm" else layout_of(config, layout).model_type

@@ -187,10 +187,10 @@ def guard_saving() -> None:
     PreTrainedModel.save_pretrained = save_pretrained
 
 
-def stock_config(worn: Any, before: Any) -> Any:
+def stock_config(applied: Any, before: Any) -> Any:
     """The stock configuration of one under a scheme, with what was set in it since; `before`, which it was made from,
     where that is nothing."""
-    config = copy.deepcopy(worn)
+    config = copy.deepcopy(applied)
     config.__class__ = type(before)
     for key in (*OURS, "model_type"):
         vars(config).pop(key, None)

@@ -1,8 +1,8 @@
 """Models for transformers: thin adapters around the blocks of `geonorm.models`.
 
 What is here is what transformers wants to know: masks, its caches, its attention functions, its outputs. Weights,
-norms, rotation and the residual scheme are those of `nn`, so there is one implementation. The residual stream is fp32
-where weights are in half precision.
+norms, rotation and the residual scheme are those of `geonorm.models`, so there is one implementation. The residual
+stream is fp32 where weights are in half precision.
 """
 
 from __future__ import annotations

@@ -93,9 +93,9 @@ def rule_of(model: str) -> Rule:
         check_name(model)
         base = hf_hub_url(model, "config.json").rpartition("/")[0]
     base = base or "."
-    settings = json.loads(read_part(f"{base}/config.json"))
-    if (family := settings.get("model_type")) not in CONFIG_MAPPING:
-        raise ConfigError(f"{model}: transformers has no type of model {family!r}")
+    settings = read_json(f"{base}/config.json")
+    if (family := str(settings.get("model_type"))).startswith("geonorm") or family not in CONFIG_MAPPING:
+        raise ConfigError(f"{model}: {family!r} is no type of model of transformers itself")
     config = CONFIG_MAPPING[family].from_dict(settings).get_text_config()
     stack, names = read_family(config)
     return follow_factors(model, config, config.hidden_size, stack, read_blocks(base, file, config, names))
@@ -185,15 +185,15 @@ def follow_factors(model: str, config: Any, dim: int, stack: Stack, blocks: Iter
                          })  # fmt: skip
     entry, *shares = (b.square().sum(-1) / b.square().sum()).tolist()
     rows = [{**row, "share": share} for row, share in zip(rows, shares, strict=True)]
-    law = scheme.about.law or f"none: {scheme.about.lawless}"
-    return Rule(model, config.model_type, str(scheme), scheme.about.equation, law, rows, entry, unit)
+    equation, law = scheme.about.equation, scheme.about.law or f"none: {scheme.about.lawless}"
+    return Rule(model, config.model_type, str(scheme), equation, law, rows, entry, unit)
 
 
 def read_blocks(base: str, file: str, config: Any, ends: list[Names]) -> Iterator[Block]:
     """The vectors of each block of a checkpoint."""
-    headers = cache(read_header)
+    headers = cache(lambda file: read_json(file, 8, int.from_bytes(read_part(file, 0, 8), "little")))  # entries by name
     try:
-        stored = {} if file else json.loads(read_part(f"{base}/model.safetensors.index.json"))["weight_map"]
+        stored = {} if file else read_json(f"{base}/model.safetensors.index.json")["weight_map"]
     except OSError:
         stored = {}
     stored = stored or dict.fromkeys(headers(f"{base}/{file or 'model.safetensors'}"), file or "model.safetensors")
@@ -220,13 +220,13 @@ def read_vector(file: str, name: str, headers: Any) -> Tensor:
     return torch.frombuffer(bytearray(content), dtype=DTYPES[entry["dtype"]]).float()
 
 
-def read_header(file: str) -> Any:
-    """The entries of a safetensors file by name."""
-    text = read_part(file, 8, int.from_bytes(read_part(file, 0, 8), "little"))
+def read_json(place: str, start: int = 0, length: int | None = None) -> dict[str, Any]:
+    """The object of JSON in a file or URL, or in a part of it."""
+    content = read_part(place, start, length)
     try:
-        return json.loads(text)
-    except ValueError:
-        raise DataError(f"{file} is no safetensors file") from None
+        return dict(json.loads(content))
+    except (TypeError, ValueError):
+        raise DataError(f"{place} is damaged: no object of JSON where one should be") from None
 
 
 def read_part(place: str, start: int = 0, length: int | None = None) -> bytes:

@@ -23,8 +23,9 @@ Weights = dict[str, Tensor]
 
 
 @torch.no_grad()
-def to_stock(model: GeoNormForCausalLM, model_type: str | None = None) -> Any:
-    """The same function as a model of transformers: of that architecture, or of the first that is equal. Memory is
+def to_stock(model: GeoNormForCausalLM, model_type: str = "stock") -> Any:
+    """The same function as a model of transformers: of that architecture, or (stock) of the first
+    that is equal. Memory is
     shared where a weight is the same there, and what is frozen stays so. Where the stream enters as N(embedding), the
     rows of the embedding are normalised once and for all. ConfigError if no architecture is equal.
 

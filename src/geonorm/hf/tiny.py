@@ -30,8 +30,8 @@ SMALL: dict[str, Any] = {
     "mamba_n_heads": 8, "mamba_num_heads": 8, "mamba_d_head": 16, "mamba_head_dim": 16, "mamba_d_state": 8,
     "ssm_state_size": 8, "state_size": 8, "mamba_d_conv": 4, "mamba_dt_rank": 4, "mamba_n_groups": 1, "n_groups": 1,
     "mamba_d_ssm": 128, "chunk_size": 8, "mamba_chunk_size": 8, "lru_width": 64, "attention_window_size": 8,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "hidden_size_per_layer_input": 8,
-    "vocab_size_per_layer_input": 96, "num_nextn_predict_layers": 0, "num_kv_shared_layers": 0,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "vocab_size_per_layer_input": 96,
+    "num_nextn_predict_layers": 0, "num_kv_shared_layers": 0,
 }  # fmt: skip
 """What sizes are called in configurations, with a small one."""
 
@@ -40,7 +40,6 @@ MIXED: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
-    "gemma4_text": {"hidden_size_per_layer_input": 0},
     "dory": {"n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1},
     **{
         name: {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
@@ -65,31 +64,38 @@ MIXED: dict[str, dict[str, Any]] = {
         "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 16, "d_rel": 4, "rel_extent": 8,
     },
     "zaya": {"num_experts_per_tok": 1},
-    "nemotron": {"head_dim": 16, "intermediate_size": 80},
+    "nemotron": {"num_key_value_heads": 2},
 }  # fmt: skip
 """What small models of some families need beside: layers of each kind, numbers that fit one another."""
+LARGER: dict[str, dict[str, Any]] = {"gemma4_text": {"hidden_size_per_layer_input": 0}}
+"""What most sizes of a family have, where its default configuration is that of its smallest ones."""
 LIMIT = 10_000_000
 """Parameters: a family that is larger has sizes by names that are not in SMALL."""
 
 
 def families() -> list[str]:
     """Types of causal models, and of the text models of multimodal ones."""
-    texts = {name for name in MODEL_MAPPING_NAMES if name.endswith("_text")}
-    return sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *texts})
+    return sorted(
+        {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *(name for name in MODEL_MAPPING_NAMES if name.endswith("_text"))}
+    )
 
 
 def default_config(family: str) -> Any:
     """The configuration of a family by default, of the text model where there are several."""
     kind = CONFIG_MAPPING[family]
-    return kind().get_text_config() if "text_config" in getattr(kind, "sub_configs", {}) else kind()
+    config = kind().get_text_config() if "text_config" in getattr(kind, "sub_configs", {}) else kind()
+    return type(config)(**LARGER.get(config.model_type, {}))
 
 
 def small_config(config: Any) -> Any:
     """A configuration at a small size, all else as it is; lists by layer are cut to fit, with a layer of each kind."""
     every, default = config.to_dict(), type(config)().to_dict()
-    unset = {name for name, value in every.items() if value is None and name != "head_dim"}
     names = {key: config.attribute_map.get(key, key) for key in SMALL}
-    small = {key: SMALL[key] for key, name in names.items() if name in every and name not in unset}
+    small = {
+        key: SMALL[key]
+        for key, name in names.items()
+        if every.get(name) is not None or (name == "head_dim" and name in every)
+    }
     if "qk_rope_head_dim" in small:
         small |= {"head_dim": small["qk_rope_head_dim"], "num_key_value_heads": 4}
     small |= MIXED.get(config.model_type, {})

@@ -45,7 +45,7 @@ class Trainer(transformers.Trainer):
     >>> config = geonorm.hf.GeoNormConfig(hidden_size=16, num_hidden_layers=1, vocab_size=9)
     >>> model = geonorm.hf.GeoNormForCausalLM(config)
     >>> trainer = geonorm.hf.Trainer(model=model, args=TrainingArguments("out", report_to="none", use_cpu=True))
-    >>> "model.embed.weight" in trainer.get_decay_parameter_names(model)  # no weight decay on the embedding
+    >>> "model.embed_tokens.weight" in trainer.get_decay_parameter_names(model)  # no weight decay on the embedding
     False
     """
 

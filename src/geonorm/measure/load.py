@@ -141,8 +141,8 @@ def context_of(config: Any) -> int | None:
     most = next((number for number in limits if number is not None), None)
     if most is None:
         return None
-    # RoBERTa counts positions from behind its padding
-    return int(most) - (config.pad_token_id + 1 if config.model_type in ("roberta", "xlm-roberta") else 0)
+    padded = getattr(config, "model_type", None) in ("roberta", "xlm-roberta")  # positions count from behind padding
+    return int(most) - (config.pad_token_id + 1 if padded else 0)
 
 
 @contextmanager

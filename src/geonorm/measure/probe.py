@@ -28,10 +28,10 @@ class ProbedModel:
     """
 
     def __init__(self, model: nn.Module, *, sites: bool = True) -> None:
-        self.model = model
-        config = getattr(model, "config", None)
+        self.model: nn.Module = getattr(model, "_orig_mod", model)  # of a compiled one the model itself
+        config = getattr(self.model, "config", None)
         self.config = config if hasattr(config, "model_type") else None  # that of a model of transformers
-        self.capture = Capture(model, sites=sites)
+        self.capture = Capture(self.model, sites=sites)
 
     @property
     def device(self) -> torch.device:
@@ -72,7 +72,7 @@ class ProbedModel:
         return inputs
 
     def run(self, inputs: Inputs, *, head: bool) -> Any:
-        """A forward pass in evaluation mode; without the head where the loss is not needed, which saves logits."""
+        """A forward pass in evaluation mode; of a Hugging Face model without the head where the loss is not needed."""
         inputs = {name: value for name, value in inputs.items() if name != "labels"}  # a base model takes none
         with evaluating(self.model):
             if "" in inputs:

@@ -55,8 +55,8 @@ def recognise(model: nn.Module) -> Stack:
     for run in passes:
         lists.setdefault(run.path.rpartition(".")[0], []).append(run)
     name = type(model).__name__
-    if not lists:
-        raise Refused(f"{name} has no list of blocks that its pass runs through")
+    if not lists or getattr(model.config, "is_encoder_decoder", False):
+        raise Refused(f"{name} has no list of blocks that its pass runs through, or two stacks of them")
     path, runs = max(lists.items(), key=lambda item: len(item[1]))
     blocks = list(model.get_submodule(path).children())
     if [run.module for run in runs] != blocks:
@@ -115,7 +115,7 @@ def recognise(model: nn.Module) -> Stack:
         gain_offset=next(iter(offsets), 0.0) or 0.0,
         exit_offset=(exits[0][1].offset or 0.0) if exits else 0.0,
         eps=norms[0].eps if norms else 1e-6,
-        returns=returned(runs[0], readers[0]) if tupled and streams < 2 else (),
+        returns=returned(runs, readers) if tupled and streams < 2 else (),
         tupled=tupled,
     )
     refusals = []
@@ -129,14 +129,17 @@ def recognise(model: nn.Module) -> Stack:
     raise refusals[0]
 
 
-def returned(run: BlockCall, reader: LayerReader) -> tuple[str, ...]:
-    """Kinds of sub-layers whose module returns what the block returns beside the stream, in that order."""
-    results = {sublayer.kind: reader.call_of(sublayer).result for sublayer in reader.sublayers}
-    seconds = {kind: result[1] for kind, result in results.items() if isinstance(result, tuple) and len(result) > 1}
-    kinds = [kind for value in run.result[1:] for kind, second in seconds.items() if value is second]
-    if len(kinds) < len(run.result) - 1:
-        reader.refuse("it returns more than the stream and what its attention returns")
-    return tuple(kinds)
+def returned(runs: Sequence[BlockCall], readers: Sequence[LayerReader]) -> tuple[str, ...]:
+    """Kinds of sub-layers whose module returns what a block returns beside the stream, in that order; of the block that
+    has most: one without attention returns None in its place."""
+    every = list[tuple[str, ...]]()
+    for run, reader in zip(runs, readers, strict=True):
+        results = {sublayer.kind: reader.call_of(sublayer).result for sublayer in reader.sublayers}
+        seconds = {kind: result[1] for kind, result in results.items() if isinstance(result, tuple) and len(result) > 1}
+        every.append(tuple(kind for value in run.result[1:] for kind, second in seconds.items() if value is second))
+    if len(kinds := max(every, key=len)) < len(runs[0].result) - 1:
+        readers[0].refuse("it returns more than the stream and what its attention returns")
+    return kinds
 
 
 class Replay(nn.Module):

@@ -101,6 +101,8 @@ class LayerReader:
 
     def place(self, call: ModuleCall | None, target: Tensor, stream: Tensor) -> Tensor:
         """Says what a call is handed, or the block returns, and gives the stream as it is then."""
+        if not target.isfinite().all():
+            self.refuse(f"what {name_call(call)} is handed holds NaN or infinity")
         norms = [norm for norm in self.readings if not isinstance(norm.module, nn.Identity)]
         norms.sort(key=lambda norm: call is None or norm.result is not call.handed)  # new norms have equal outputs
         chains = [chain for chain in self.chains if same_size(chain.end, stream)]
