@@ -61,6 +61,8 @@ class Side:
 
     scheme: str = ""
     runs: str | None = None
+    setting: str = ""
+    """Where that of the claim is not meant."""
     lr: float | None = None
     levels: Sequence[tuple[str, str]] = ()
     """Of crossed runs, the levels of factors that make this side."""
@@ -147,7 +149,7 @@ class Evidence:
         return self.cache[path]
 
     def runs_of(self, claim: Claim, side: Side) -> Iterator[Values]:
-        setting = self.settings[claim.setting]
+        setting = self.settings[side.setting or claim.setting]
         start, wanted = setting.runs if side.runs is None else side.runs, side.lr or claim.lr
         for row in self.rows(setting):
             if (
@@ -163,7 +165,7 @@ class Evidence:
     def arm(self, claim: Claim, side: Side) -> Arm:
         """The runs of a side at its best rate: that of the matrices, with a multiplier of the embedding's where the
         name of a run has one. Crossed runs enter at every rate."""
-        setting = self.settings[claim.setting]
+        setting = self.settings[side.setting or claim.setting]
         rates: dict[Any, dict[Any, Values]] = {}
         diverged = set()
         for row in self.runs_of(claim, side):

@@ -17,7 +17,7 @@ from geonorm.settings import Settings, options
 
 SOURCE = Path(geonorm.__file__).parent
 ROOT = Path(__file__).parents[1]
-REGISTER = {SOURCE / name for name in ("hf/register.py", "hf/tiny.py", "report/register.py")}
+REGISTER = {SOURCE / name for name in ("hf/rules.py", "hf/tiny.py", "report/register.py")}
 EMPTY_NAMES = set("found told said kept shown own made given asked".split())
 """Names that say nothing of what the thing is."""
 

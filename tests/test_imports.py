@@ -58,7 +58,7 @@ FREE_OF_TORCH = """
     errors lazy output parsing progress results decay settings elsewhere measure.anatomy cli.arguments
     cli.main dynamics.config measure.config models.config lab.config lab.compare.config lab.compare.ladder_config
     lab.load lab.runs.folder lab.runs.identity lab.runs.records lab.runs.ladder_records lab.statistics.spikes
-    lab.statistics.comparison lab.simulate
+    lab.statistics.comparison lab.study_folder
     lab.transfer_config bench.config report report.config report.comparison report.ladder report.probe report.register
     report.simulation report.transfer
 """.split()
@@ -131,7 +131,7 @@ def test_import_direction() -> None:
 
 LAB_ORDER = """
     config schedule data distributed runs statistics load resolve footprint plan storage checkpoint open train evaluate
-    export probe_inputs simulate transfer_config transfer probe compare
+    export probe_inputs study_folder transfer_config transfer probe compare
 """.split()
 """The sub-packages and modules of `lab`, from the ground up: each imports what stands before it."""
 
@@ -157,7 +157,7 @@ def test_modules_import_each_other_one_way() -> None:
     [
         ("from .. import sphere", "ops.angle", False, ["sphere"]),
         ("from ...models.decoder import Decoder", "lab.train.loop", False, ["models.decoder"]),
-        ("from . import evaluate, optim", "lab.train.loop", False, ["lab.train.evaluate", "lab.train.optim"]),
+        ("from . import held_out, optim", "lab.train.loop", False, ["lab.train.held_out", "lab.train.optim"]),
         ("def f():\n    from geonorm.cli.main import main", "lab.data", True, ["cli.main"]),
         ("import geonorm.lab.train.loop as t, torch", "sphere", False, ["lab.train.loop"]),
         ("from ... import __version__", "lab.runs.environment", False, [""]),

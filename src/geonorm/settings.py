@@ -57,7 +57,7 @@ class Range:
             raise ConfigError(f"{name} {self.rule or f'must be {bound}'}, got {number}")
 
 
-Count = Annotated[int, Range(1)]
+Count = Annotated[int, Range(1), Range(1, 2**53)]
 Natural = Annotated[int, Range(0)]
 NotNegative = Annotated[float, Range(0)]
 Share = Annotated[float, Range(0, 1)]
@@ -203,12 +203,7 @@ class Option:
 
     @property
     def many(self) -> bool:
-        return get_origin(self.hint) in (list, tuple)
-
-    @property
-    def one(self) -> Any:
-        """The type of one value, of a list that of its elements."""
-        return get_args(self.hint)[0] if self.many else self.hint
+        return any(get_origin(member) in (list, tuple) for member in members(self.hint))
 
     @property
     def switch(self) -> bool:

@@ -5,7 +5,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import MISSING
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -51,8 +51,13 @@ def texts() -> list[tuple[str, str]]:
         (command, option.name)
         for command, kind in COMMANDS.items()
         for option in options(kind).values()
-        if str in map(bare, members(option.one))
+        if str in map(bare, members(one_of(option)))
     ]
+
+
+def one_of(option: Any) -> Any:
+    """The type of one value, of a list that of its elements."""
+    return get_args(option.hint)[0] if option.many else option.hint
 
 
 @pytest.mark.parametrize(("command", "name"), texts())
@@ -64,7 +69,7 @@ def test_no_text_of_a_file_is_typed(command: str, name: str) -> None:
     for group in reversed(name.split(".")):
         value = {group: value}
     asked = [o for o in options(kind).values() if o.default is MISSING]
-    needed = {o.name: choices(o.one)[0] if choices(o.one) else "1" for o in asked}
+    needed = {o.name: choices(one_of(o))[0] if choices(one_of(o)) else "1" for o in asked}
 
     def ask() -> None:
         with suppress(ConfigError):  # refused before anything could be made of it

@@ -60,6 +60,10 @@ BAD = [
     ("check-transfer --widths 40", "a width must be a multiple of 16, the width of a head, got 40"),
     ("check-transfer --schemes rezero --depths 4 --widths 64", "rezero turns no token at initialization"),
     ("check-transfer --out .", "is not empty and holds no check of transfer"),
+    ("check-transfer --lr 1e-30", "lr must be between 1e-07 and 0.1"),
+    ("report . --size 60", "--size takes"),
+    ("data prepare text.txt --vocab-size -5", "vocab_size must be at least 1"),
+    ("train --model.context 1000000000000000000", "must be between 1 and 9.0072e+15"),
     ("eval", "MODEL is missing"),
     ("eval nowhere --data x.txt", "there is no run and no model folder nowhere"),
     ("generate \x1b[2J", r"there is no run and no model folder \x1b[2J"),  # nothing moves the terminal's cursor

@@ -31,21 +31,13 @@ MODEL = (
     "--model.layers 1 --model.width 16 --model.heads 2 --model.hidden 16 --model.context 16 --model.vocab_size 257 "
     "--tokens.tokenizer byte --evaluation.tokens 256 --evaluation.trace_tokens 64 --runtime.device cpu"
 ).split()
-
-
 SMALL = {"layers": 1, "width": 16, "heads": 2, "hidden": 16, "context": 16, "vocab_size": 257}
 
 
 def small_config(data: Path, **settings: Any) -> TrainConfig:
     """The settings of a run of four steps with the smallest model."""
-    known = {
-        "model": SMALL,
-        "data": str(data),
-        "tokens": {"tokenizer": "byte"},
-        "steps": 4,
-        "runtime": {"device": "cpu", "tensorboard": False},
-        "evaluation": {"tokens": 256, "trace_tokens": 0},
-    }
+    known: dict[str, Any] = {"model": SMALL, "data": str(data), "tokens": {"tokenizer": "byte"}, "steps": 4}
+    known |= {"runtime": {"device": "cpu", "tensorboard": False}, "evaluation": {"tokens": 256, "trace_tokens": 0}}
     config: TrainConfig = from_dict(TrainConfig, known | settings)
     return config
 

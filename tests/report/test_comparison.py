@@ -132,8 +132,8 @@ def test_rates_tuned_on_another_length_are_a_limit(make_run: MakeRun, tmp_path: 
 
 
 def test_what_was_left_out_or_passed_over_is_a_limit(make_run: MakeRun, tmp_path: Path) -> None:
-    """Shorter runs, other numbers of parameters within a scheme, losses that were null, steps that were skipped; a
-    scheme that diverged early says nothing of the length."""
+    """Shorter runs, other numbers of parameters within a scheme, steps that were rewound; a scheme that diverged early
+    says nothing of the length."""
     for seed in range(5):
         folder = make_run("pre", seed, tokens=30_000_000)
         make_run("post", seed, tokens=40_960, status="diverged", val_loss=None, parts=BARE)
@@ -142,14 +142,11 @@ def test_what_was_left_out_or_passed_over_is_a_limit(make_run: MakeRun, tmp_path
             summary |= {"parameters": 2 * summary["parameters"]}
         if seed == 2:
             summary["events"] = [{"step": 3, "action": "skip"}]
-            with (folder / "metrics.jsonl").open("a") as file:
-                file.write(json.dumps({"step": 10**6, "loss": None}) + "\n")
         (folder / "summary.json").write_text(json.dumps(summary))
     make_run("pre", 7, tokens=409_600, parts=BARE)
     limits = load_comparison([tmp_path]).limits()
     assert "pre: 1 shorter run left out, for lengths do not mix in a mean." in limits
-    for start in ("The numbers of parameters differ by 100 %", "pre · seed 2 · lr 0.003: 1 step skipped or rewound",
-                  "The training loss was not finite at some step of pre · seed 2"):  # fmt: skip
+    for start in ("The numbers of parameters differ by 100 %", "pre · seed 2 · lr 0.003: 1 step rewound"):
         assert any(limit.startswith(start) for limit in limits), start
     assert not any("tokens per parameter" in limit for limit in limits)
     longer = [make_run("peri", seed, tokens=60_000_000, matmul_parameters=900_000, parts=BARE) for seed in range(5)]

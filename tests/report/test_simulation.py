@@ -16,7 +16,7 @@ import geonorm
 from geonorm import report
 from geonorm.dynamics.pictures import FRAMES
 from geonorm.errors import GeonormError
-from geonorm.lab.simulate import save
+from geonorm.lab.study_folder import save
 from geonorm.report.simulation import SCALE, SavedSimulation, unpack
 from geonorm.settings import to_dict
 

@@ -67,7 +67,7 @@ PRELOAD = """
     torch._dynamo torch._decomp.decompositions_for_jvp transformers.models.auto.modeling_auto tyro
     torch.distributed._composable torch.distributed.fsdp
 """.split()
-TIMES = re.compile(r"seconds|per_second|memory|wall|stopped_within|^identity$|^rows_sha256$|^sha256$")
+TIMES = re.compile(r"seconds|per_second|memory|wall|^identity$|^rows_sha256$|^sha256$")
 
 
 class Ended(NamedTuple):

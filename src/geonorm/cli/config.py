@@ -72,7 +72,7 @@ class DataConfig(Settings):
     """Text, as for --data of train."""
     tokenizer: str = "bpe"
     """For prepare, as --tokens.tokenizer of train."""
-    vocab_size: int = 1024
+    vocab_size: Count = 1024
     """For prepare, the model's vocabulary, which a BPE that is trained on the text fills."""
     field: str | None = None
     """As --tokens.field of train."""

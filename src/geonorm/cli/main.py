@@ -226,7 +226,7 @@ def run_report(options: ReportConfig) -> int:
         raise GeonormError(f"--labels {wrong[0]} is not NAME=LABEL")
     labels = dict(label.rsplit("=", 1) for label in options.labels)
     page = build(options.dirs, out, options.figures, format=options.format, schemes=options.schemes,
-                 panels=options.panels, labels=labels, size=options.size)  # fmt: skip
+                 panels=options.panels, labels=labels, size=options.size or ())  # fmt: skip
     print(page)
     return 0
 
@@ -244,17 +244,17 @@ def run_bench(config: OpsBench | TrainBench) -> int:
 
 def run_simulate(config: SimulateConfig) -> int:
     """schemes as particle systems on the sphere: how fast tokens come together, beside theory"""
-    from ..lab import simulate as simulations
+    from ..lab import study_folder
 
     out, settings = Path(config.out), asdict(config)
-    simulations.check_directory(out, settings)
+    study_folder.check_directory(out, settings)
     from ..devices import pick_device
     from ..dynamics.simulate import Simulation, run_simulation
     from ..lab.runs import environment
 
-    sources = simulations.describe_sources(config.schemes)
+    sources = study_folder.describe_sources(config.schemes)
     described = environment.collect(pick_device(config.device)) | {"schemes": sources}
-    before = simulations.read_interrupted(out, described)
+    before = study_folder.read_interrupted(out, described)
     simulation = Simulation(config, **before) if before else Simulation.empty(config)
     try:
         with show_progress(watched()) as progress:
@@ -262,7 +262,7 @@ def run_simulate(config: SimulateConfig) -> int:
     except BaseException as stop:
         if not simulation.summary["schemes"]:
             raise
-        simulations.save(out, settings, described, simulation.files(), simulation.trajectories)
+        study_folder.save(out, settings, described, simulation.files(), simulation.trajectories)
         missing = ", ".join(simulation.summary["missing"])
         output.complain(
             f"geonorm simulate: finished schemes are in {out}, missing: {missing}; the same command goes on with these"
@@ -270,10 +270,10 @@ def run_simulate(config: SimulateConfig) -> int:
         if not isinstance(stop, KeyboardInterrupt):
             raise
         return 130
-    simulations.save(out, settings, described, simulation.files(), simulation.trajectories)
+    study_folder.save(out, settings, described, simulation.files(), simulation.trajectories)
     publish(out)
     if config.keep:
-        stored = out / simulations.TRAJECTORIES
+        stored = out / study_folder.TRAJECTORIES
         print(f"stored: {', '.join(config.keep)}, {stored.stat().st_size / 2**20:.3g} MiB in {stored}")
     return 0
 
@@ -299,17 +299,17 @@ def run_check_transfer(config: TransferConfig) -> int:
 
 
 def run_register(config: RegisterConfig) -> int:
-    """the residual rule of any family or checkpoint, with its angles: geonorm register [MODEL ...]"""
+    """the residual rule of any causal family or checkpoint, with its angles: geonorm register [MODEL ...]"""
     from ..devices import pick_device
     from ..lab.runs import environment
-    from ..lab.simulate import check_directory, save
+    from ..lab.study_folder import check_directory, save
     from ..measure.load import hugging_face
     from ..report import build
 
     out, settings = Path(config.out), asdict(config)
     check_directory(out, settings, "register", "models")
     hugging_face()
-    from ..hf.register import read_rules
+    from ..hf.rules import read_rules
 
     with show_progress(watched()) as progress:
         rules = read_rules(config.models, progress.show)

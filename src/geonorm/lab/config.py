@@ -18,7 +18,6 @@ from ..settings import Count, Natural, NotNegative, Positive, Range, Settings, S
 MAX_SEED = 2**63 - 1
 TRAINED_WITH: dict[str, Literal["adamw", "muon"]] = {"modern": "muon", "modern-d12": "muon"}
 """The optimizer that belongs to a preset, where it is not AdamW."""
-Many = Annotated[int, Range(1), Range(1, 2**53)]
 TUNING_SEED = 1_000_000
 """Seed of the runs that choose a learning rate: none that a final run uses, however many seeds are added."""
 
@@ -51,7 +50,7 @@ class Optim(Settings):
 
     name: Literal["adamw", "muon"] | None = None
     """muon: orthogonalised momentum for matrices inside blocks, AdamW for the rest. When not given, that of the preset:
-    muon for modern, adamw for all others."""
+    muon for modern and modern-d12, adamw for all others."""
     weight_decay: NotNegative = 0.1
     """On matrices but not on embeddings, norms and scalars; decoupled."""
     independent: bool = False
@@ -120,7 +119,7 @@ class Evaluation(Settings):
     eighth of the tokens that the run trains on, at least 4096 and at most 65536. Evaluations before the last read
     fewer: a sixteenth of the tokens trained on since the last one, and at least 4096."""
     whole: bool | None = None
-    """The whole validation text, document by document, after the last step; when not given, where that costs little: it
+    """The whole validation text after the last step; when not given, where that costs little: it
     has at most an eighth of the tokens that the run trains on."""
     average: Share = 0.0
     """Share of the steps, the last ones, whose mean weights are evaluated too (val_loss_average); 0: none."""
@@ -283,9 +282,9 @@ class Shared(Settings):
 class Recipe(Shared):
     """What every run of a comparison shares."""
 
-    steps: Many = 300
+    steps: Count = 300
     """Optimizer steps."""
-    batch_size: Many | None = None
+    batch_size: Count | None = None
     """Sequences per step, of all ranks; when not given those of the preset: 4, or 0.1M to 4M tokens for 125m and
     more."""
     micro_batch: Literal["auto"] | Count = "auto"
@@ -303,7 +302,8 @@ class TrainConfig(Recipe):
     """One run."""
 
     scheme: str = "preset"
-    """Residual scheme, as in `geonorm schemes`; preset: that of the preset, modern's lambdas, all others' geonorm."""
+    """Residual scheme, as in `geonorm schemes`; preset: that of the preset, lambdas for modern and modern-d12, geonorm
+    for all others."""
     lr: NotNegative | None = None
     """Highest learning rate; when not given 0.64 / width, 5e-3 at most."""
     seed: Annotated[int, Range(0, MAX_SEED)] = 0

@@ -168,8 +168,8 @@ class Ladder(Saved):
 
 @dataclass(frozen=True, repr=False)
 class SavedStudy(Saved):
-    """The folder of a probe, a simulation or a benchmark: its summary.json, and tables: of a probe sites, norms,
-    ablation and layers; of a simulation schemes and trace; of a benchmark rows."""
+    """The folder of another study: its summary.json, and tables: of a probe sites, norms, ablation and layers; of a
+    simulation schemes and trace; of a benchmark rows; of a register rules; of a coordinate check schemes."""
 
     kind: str
     summary: dict[str, Any]
@@ -179,7 +179,7 @@ class SavedStudy(Saved):
             return {name: list(read_rows(self.path / f"{file}.jsonl")) for name, file in LINES.items()}
         if self.kind == "simulation":
             return {"schemes": self.summary.get("schemes", []), "trace": list(read_rows(self.path / "trace.jsonl"))}
-        return {"rows": self.summary["rows"]}
+        return {name: self.summary[name] for name in ("rows", "rules", "schemes") if name in self.summary}
 
 
 def load(folder: str | PathLike[str]) -> Run | Comparison | Ladder | SavedStudy:
@@ -208,10 +208,12 @@ def load(folder: str | PathLike[str]) -> Run | Comparison | Ladder | SavedStudy:
     if not path.is_dir():
         raise GeonormError(f"there is no folder {path}{near_folder(str(path))}")
     kind = study_kind(path)
-    if kind in ("probe", "simulation", "bench"):
+    if kind not in ("ladder", "comparison", "run"):
         return SavedStudy(path, kind, read_object(path / "summary.json"))
     if kind == "ladder":
-        return Ladder(path, read_object(path / "results.json"))
+        if "points" not in (results := read_object(path / "results.json")):
+            raise GeonormError(f"{path} holds no results yet: its ladder has not finished")
+        return Ladder(path, results)
     return read_run(path) if is_run(path) else read_comparison(path)
 
 

@@ -31,10 +31,11 @@ from ..measure.schedule import implied
 from ..parsing import finite_row
 from ..results import Result, Rows
 from ..schemes import parse
+from .load import LINES
 from .open import Opened, read_settings, run_of
 from .probe_inputs import open_probed, read_data
 from .runs import environment
-from .simulate import check_directory, save
+from .study_folder import check_directory, save
 
 Progress = Callable[[str, float], None]
 ABLATION_TOKENS = 4096
@@ -254,10 +255,9 @@ def short_names(models: Sequence[str]) -> list[str]:
 
 def probe_files(results: Sequence[ProbeResult], data: str | None = None) -> dict[str, Any]:
     """Content of the files of a probe's folder, by name."""
-    tables = {"trace": "sites", "norms": "norms", "ablation": "ablation"}
     files: dict[str, Any] = {
         f"{file}.jsonl": [{"model": one.name, **finite_row(row)} for one in results for row in one.tables()[table]]
-        for file, table in tables.items()
+        for table, file in LINES.items()
         if table in ("sites", "norms") or any(one.tables()[table] for one in results)
     }
     models = [one.summary() for one in results]

@@ -1,4 +1,5 @@
-"""The directory of a simulation: what may be written where, and all of it at once, when the simulation ends.
+"""The folder of a simulation, probe, coordinate check or register: what may be written where, and all of it at once, at
+the end. Of a simulation:
 
 DIR/config.yaml  environment.json  trace.jsonl  summary.json  theory.json  particles.json  report.html  figures/
 and trajectories.safetensors where --keep asks for it.

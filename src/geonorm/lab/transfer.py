@@ -33,8 +33,8 @@ from ..models.init import ROLES
 from ..schemes import parse
 from .runs import environment
 from .runs.folder import check_out_folder, read_object
-from .simulate import describe_sources, save
 from .statistics.comparison import paired_interval
+from .study_folder import describe_sources, save
 from .transfer_config import HEAD, TransferConfig
 
 STEPS = (1, 4, 16)

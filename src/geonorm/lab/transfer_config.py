@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from ..errors import ConfigError
-from ..settings import Count, Positive, Range, Settings, check_out
+from ..settings import Count, Range, Settings, check_out
 
 HEAD = 16
 """Width of an attention head, so that heads = width / 16."""
@@ -35,7 +35,7 @@ class TransferConfig(Settings):
     """Width of the base model."""
     seeds: Annotated[int, Range(2)] = 3
     """Initial weights and random tokens, numbered from 0; intervals are over these."""
-    lr: Positive = 1e-5
+    lr: Annotated[float, Range(1e-7, 0.1)] = 1e-5
     """Rate of Adam, so small that the turn is proportional to it after one step."""
     out: str = "runs/transfer"
     """Directory for rows.jsonl, summary.json, report.html and figures; new, or one of this command."""

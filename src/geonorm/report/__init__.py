@@ -59,10 +59,10 @@ def build(
 def write_figures(dirs: Sequence[AnyPath] | AnyPath, out_dir: AnyPath) -> list[Path]:
     """Write every figure as PNG, SVG and PDF; return what was written.
 
-    Of a comparison: final_loss, loss_curves, geometry, learning_rates; of a ladder: speedup, loss,
-    difference; of a simulation: cosine, collapse, speed, sphere; of a coordinate check: turn; of a probe: those of
-    `report.probe`. A figure with nothing to show (no trace, one learning rate) is left out. Each of several sources has
-    a numbered folder with its name.
+    Of a comparison: final_loss, loss_curves, geometry, learning_rates; of a ladder: speedup, loss, difference; of a
+    simulation: cosine, collapse, turn, speed, sphere; of a coordinate check: turn; of a register: register; of a
+    probe: those of `report.probe`. A figure with nothing to show (no trace, one learning rate) is left out. Each of
+    several sources has a numbered folder with its name.
 
     >>> with geonorm.simulate(schemes="pre", tokens=3, dim=3, time=2.0, points=9, seeds=1).folder() as folder:
     ...     [file.name for file in geonorm.report.write_figures(folder, "figures")][:3]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -164,23 +163,19 @@ def _data(comparison: ComparedRuns) -> list[str]:
 
 
 def _losses(comparison: ComparedRuns) -> list[str]:
-    """A finished run whose training loss is not finite somewhere (null on record), or that passed over batches, so that
-    it saw other data than its pair."""
+    """A finished run that passed over batches, so that it saw other data than its pair."""
     finished = [run for run in comparison.runs if run.summary.status == "finished"]
-    bad = [run.label for run in finished if any(math.isnan(row.loss) for row in run.metrics)]
-    return [f"The training loss was not finite at some step of {label}." for label in bad] + [
-        f"{run.label}: {count(len(events), 'step')} skipped or rewound, so it saw other data than its pair."
+    return [
+        f"{run.label}: {count(len(events), 'step')} rewound, so it saw other data than its pair."
         for run in finished if (events := run.summary.events)
     ]  # fmt: skip
 
 
 def list_irregular_runs(runs: Sequence[Summary]) -> list[str]:
     """The same of the runs of a ladder, as far as their summaries say it."""
-    kinds = {"null_losses": "with a training loss that was not finite at some step",
-             "events": "with steps skipped or rewound, so that other data were seen than by the pair"}  # fmt: skip
-    irregular = {what: [str(run.run) for run in runs if run.status == "finished" and getattr(run, key)]
-                 for key, what in kinds.items()}  # fmt: skip
-    return [f"{count(len(each), 'run')} {what}: {name_some(each)}." for what, each in irregular.items() if each]
+    rewound = [str(run.run) for run in runs if run.status == "finished" and run.events]
+    what = "with steps rewound, so that other data were seen than by the pair"
+    return [f"{count(len(rewound), 'run')} {what}: {name_some(rewound)}."] if rewound else []
 
 
 def list_other_sizes(sizes: Iterable[tuple[str, int, int]], whom: str) -> list[str]:

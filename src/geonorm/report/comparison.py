@@ -181,7 +181,7 @@ def headline(row: ComparisonRow) -> str:
         )
     outlook, needed = "", row.seeds_needed
     if row.equal:
-        outlook = f"; equal within {row.margin:g} by the spreads of all schemes (p = {row.equal_p:.2g})"
+        outlook = f"; equal within {row.margin:g} (p = {row.equal_p:.2g})"
     elif needed is not None and needed > row.pairs:
         amount = f"more than {SEED_CAP}" if needed > SEED_CAP else f"about {needed}"
         outlook = f"; {amount} seeds would resolve a difference of this size"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..settings import Settings
+from ..settings import Positive, Settings
 
 
 @dataclass(frozen=True)
@@ -32,5 +32,5 @@ class ReportConfig(Settings):
     """These figures or single panels alone, in figures and PDF: learning_rates, radius."""
     labels: list[str] = field(default_factory=list)
     """NAME=LABEL: names to write in figures and LaTeX; figures then have no title and text, as papers want them."""
-    size: list[float] = field(default_factory=list)
+    size: tuple[Positive, Positive] | None = None
     """Width and height of each panel inside its axes, in mm; figures then have no title and text."""

@@ -16,13 +16,7 @@ from .tables import Table, count, ratio_text
 
 TITLES = ("turn", "sum of angles", "coherence", "to base after 1 step", "4 steps", "16 steps")
 AXES = {"depth": "blocks", "width": "width"}
-NOTE = (
-    "Turn: the mean angle, in radians, between what the head reads before and after one step of Adam on the hidden "
-    "matrices. It is the rate times the width times the coherence times the sum of angles, the angles by which "
-    "sub-layers turn a token at initialization. Where the turn grows with size, theory has the best learning rate fall "
-    "as much. "
-    "Ratios are to the base model; intervals of 95 % are over seeds."
-)
+NOTE = "Ratios are to the base model; intervals of 95 % are over seeds."
 
 
 @dataclass(frozen=True)

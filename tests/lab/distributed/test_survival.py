@@ -52,18 +52,15 @@ def test_torchrun(tiny: list[str], train: Any, losses: Any, after: Any, tmp_path
         while set(children(running.pid)) & set(ranks):
             time.sleep(0.05)
         reach(max(row["step"] for row in read_rows(run / "metrics.jsonl")) + 40)
-        told = time.monotonic()
         running.send_signal(signal.SIGTERM)
         while not (run / "summary.json").exists() and running.poll() is None:
             time.sleep(0.01)
-        took = time.monotonic() - told  # less than the forty steps before it took, which are none of it
         out, err = running.communicate()
     finally:
         running.kill()
     assert out.count("resuming") == 1 and re.search(r"resuming .* at step [1-9]\d*0 of", out), (out, err)
     summary = json.loads((run / "summary.json").read_text())
     assert summary["status"] == "interrupted" and summary["world_size"] == 2
-    assert 0 < summary["stopped_within"] < took
     stopped = summary["steps"]
     assert checkpoint.saved_steps(run / "checkpoints")[-1] == stopped
     assert f"stopped at step {stopped} of {steps}; saved in {run}" in err

@@ -151,6 +151,9 @@ def test_rows_say_equal_only_with_evidence() -> None:
     assert row(0.0, 6, 0.001).equal and not row(0.0, 3, 0.03).equal and not row(0.02, 6, 0.001).equal
     runs = [summary(s, i, 3.0 + i / 100 + 0.015 * (s == "b") + 1e-4 * i * (s == "b")) for s in "ab" for i in range(3)]
     assert aggregate(runs, margin=0.1)[1].equal and aggregate(runs, margin=0.1)[1].margin == 0.1
+    wide = {"a": (0, 8, 4), "b": (8, 0, 4)} | dict.fromkeys("cdef", (0, 1, 2))  # others are narrow: the pairs decide
+    runs = [summary(s, i, 3 + loss / 1000) for s, losses in wide.items() for i, loss in enumerate(losses)]
+    assert not aggregate(runs, "a")[1].equal
 
 
 def test_rows_carry_the_family() -> None:

@@ -16,7 +16,7 @@ from geonorm.lab.data.batches import MaskedTokens
 from geonorm.lab.open import Opened, open_run
 from geonorm.lab.resolve import resolve
 from geonorm.lab.runs.folder import read_rows
-from geonorm.lab.train.evaluate import evaluate_held_out
+from geonorm.lab.train.held_out import evaluate_held_out
 from geonorm.lab.train.text import load_text
 
 from ..conftest import summary

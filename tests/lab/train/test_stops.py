@@ -53,7 +53,6 @@ def test_lost_terminal(train: Any, after: Any, tmp_path: Path, number: signal.Si
     assert signal.signal(number, before) is (signal.SIG_IGN if ignored else signal.SIG_DFL)
     goes_on = ignored and number == signal.SIGHUP
     assert result.status == (0 if goes_on else 130) and stopped_early(tmp_path / "run") is not goes_on
-    assert goes_on or 0 < summary(tmp_path / "run")["stopped_within"] < 60
 
 
 def test_removed_folder_does_not_grow_back(train: Any, after: Any, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from geonorm.lab.resolve import resolve
 from geonorm.lab.runs.folder import read_rows
 from geonorm.lab.schedule import Schedule
 from geonorm.lab.train.averaging import Averaging
-from geonorm.lab.train.evaluate import share_batches
+from geonorm.lab.train.held_out import share_batches
 from geonorm.lab.train.loop import train as train_run
 from geonorm.lab.train.text import load_text
 from geonorm.lab.train.validation import Validation

@@ -198,11 +198,11 @@ def begin_study(config: Grid, samples: list[TrainConfig], say: Say, live: bool) 
 
 def resolve_samples(samples: Sequence[TrainConfig], launcher: str, device: str) -> list[Resolved]:
     """GeonormError where a run could not begin: its device is not there, its memory too small, its settings wrong."""
-    on_cpu, here = False, launcher in ("local", "stacked")
-    if here or not device.startswith("cuda"):  # elsewhere there may be GPUs
-        on_cpu = pick_device(device).type == "cpu" and here
+    here = launcher in ("local", "stacked")
+    # elsewhere there may be GPUs
+    kind = "cuda" if device.startswith("cuda") and not here else pick_device(device).type
     world = None if launcher == "submitit" else ALONE  # a job of Slurm may have several ranks
-    setups = [resolve(sample, world, on_cpu) for sample in samples]
+    setups = [resolve(sample, world, on_cpu=here and kind == "cpu") for sample in samples]
     for setup in setups if launcher == "stacked" else ():
         shape = setup.shape
         # a transformed function may not draw, count or compute again, and trackers know one run of a process

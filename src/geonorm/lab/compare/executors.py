@@ -201,7 +201,7 @@ class Executor(ABC):
         threads = str(self.runtime.threads)
         return {"OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false", "PYTHONSAFEPATH": "1"}
 
-    def settings(self, config: TrainConfig) -> Path:
+    def save_settings(self, config: TrainConfig) -> Path:
         """Write the settings of a run where its process reads them."""
         path = self.out / "configs" / f"{Path(config.out).name}.yaml"
         path.parent.mkdir(exist_ok=True)
@@ -239,7 +239,7 @@ class LocalExecutor(Executor):
         self.jobs = jobs or self.gpus or (1 if named else max(1, cores // runtime.threads))
 
     def start(self, config: TrainConfig, place: int) -> subprocess.Popen[bytes]:
-        path, log = self.settings(config), self.log(config)
+        path, log = self.save_settings(config), self.log(config)
         environment = {**os.environ, **self.variables(), PARENT: str(os.getpid())}
         if self.gpus:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -273,7 +273,7 @@ class StackedExecutor(Executor):
         self.stacks: dict[str, StackedModels] = {}
 
     def start(self, config: TrainConfig, place: int) -> Thread:
-        self.settings(config)
+        self.save_settings(config)
         kind, numbers = split_scheme(parse(config.scheme))
         shape = repr((kind, to_dict(config) | dict.fromkeys(("scheme", "seed", "lr", "optim", "out"))))
         stack = self.stacks.get(shape)

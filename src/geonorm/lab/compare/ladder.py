@@ -91,8 +91,7 @@ def ladder_run(config: LadderConfig, size: Size, scheme: str, rate: float, seed:
     if len(size.steps) > 1 and config.optim.warmup_steps is None:
         shared["optim"] = replace(config.optim, warmup_steps=round(config.optim.warmup * size.steps[0]))
     if config.optim.rates:
-        optim = shared.get("optim", config.optim)
-        shared["optim"] = optim.at_width(size.width / preset(config.preset).width)
+        shared["optim"] = shared["optim"].at_width(size.width / preset(config.preset).width)
     lr = round_rate(rate * size.lr)
     folders = [
         str(Path(config.out) / "runs" / f"{size.name}-{steps}-{slug(scheme)}-lr{lr:g}-seed{seed}")

@@ -101,7 +101,7 @@ def missing_rates(losses: Mapping[float, float], start: Sequence[float], extend:
     if not extend or len(losses) >= MOST_RATES:
         return []
     best = min(losses, key=lambda lr: (losses[lr], lr))
-    diverged = min((lr for lr, loss in losses.items() if loss == inf and lr > best), default=inf)
+    diverged = min((lr for lr, loss in losses.items() if loss == inf and lr >= best), default=inf)
     wanted = [round_rate(best * factor) for factor in HALF_OCTAVES]
     return [lr for lr in wanted if lr < diverged and all(abs(log(lr / other)) > NEAR for other in losses)]
 

@@ -55,7 +55,7 @@ def token_span(path: Path) -> Span:
     """All ids of a file, by how it begins; without a beginning that is known they are uint32 where all upper halves are
     small, else uint16. DataError, one line, for what holds no ids: an array of another kind, a file that was cut
     short."""
-    if path.suffix not in TOKEN_SUFFIXES:
+    if path.suffix.lower() not in TOKEN_SUFFIXES:
         raise DataError(f"{path}: text beside token ids: one source holds one of the two")
     if path.suffix == ".bin" and path.with_suffix(".idx").exists():
         return megatron_span(path, path.with_suffix(".idx"))

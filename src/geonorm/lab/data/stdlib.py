@@ -42,12 +42,12 @@ MODULES: tuple[str, ...] = tuple(
 VALIDATION = frozenset(sorted(MODULES, key=lambda module: hashlib.sha256(module.encode()).hexdigest())[:32])
 
 
-def find_modules(folder: Path | None = None) -> dict[str, Path]:
-    """Map each module of `MODULES` found under the standard-library `folder` to its source file.
+def find_modules() -> dict[str, Path]:
+    """Map each module of `MODULES` found in the standard library to its source file.
 
     Nothing is imported. A module that this Python lacks is left out; the corpus hash covers what was found.
     """
-    root = folder or Path(sysconfig.get_path("stdlib"))
+    root = Path(sysconfig.get_path("stdlib"))
     files = {module: root.joinpath(*module.split(".")).with_suffix(".py") for module in MODULES}
     packages = {module: file.with_suffix("") / "__init__.py" for module, file in files.items()}
     files_here = {module: file if file.is_file() else packages[module] for module, file in files.items()}

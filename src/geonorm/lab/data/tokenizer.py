@@ -252,8 +252,8 @@ def train_bpe(source: Source, vocab_size: int, special: list[str]) -> str:
     tokenizer.train_from_iterator(beginning(), trainer)
     if (size := tokenizer.get_vocab_size()) != vocab_size:
         raise DataError(
-            f"{source.name}: too little text for {vocab_size} BPE ids (it gives {size}): "
-            f"set --model.vocab_size {size} or give more text"
+            f"{source.name} gives {size} BPE ids, not {vocab_size}: set --model.vocab_size {size}"
+            + (" or give more text" if size < vocab_size else "")
         )
     return str(tokenizer.to_str())
 

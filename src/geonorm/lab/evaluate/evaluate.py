@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib.metadata import version
+from math import exp, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ from torch import Tensor, nn
 from ...devices import pick_device
 from ...errors import ConfigError
 from ...measure.load import predicts_masked
+from ...parsing import finite_or_none
 from ...progress import Pace, show_progress
 from ..data import open_source, tokenize
 from ..data.batches import Pair, validation_batches
 from ..open import Opened, OpenedRun, open_model, run_folder
 from ..runs.folder import check_out_folder
 from ..runs.provenance import seen_data
-from ..train.evaluate import evaluate_held_out, with_perplexity
+from ..train.held_out import evaluate_held_out
 from ..train.validation import EVALUATION_BATCH
 from .config import EvalConfig
 from .downstream import Tasks, adapt_decoder, harness_model
@@ -85,7 +87,9 @@ def evaluate_text(opened: Opened, context: int, data: str, tokens: int | None, l
     held-out part where the text comes with one or is the run's training text, else on all of it."""
     source = open_source(data)
     text = tokenize(source, opened.reader)
-    whole = not source.own_split and text.sha256 not in trained_on(opened)
+    limit = opened.config.tokens.limit if isinstance(opened, OpenedRun) else None
+    as_read = text if limit is None else tokenize(source, opened.reader, limit=limit)  # by the run
+    whole = not source.own_split and trained_on(opened).isdisjoint(as_read.sha256.split())
     ids = np.concatenate([text.train, text.validation] if whole else [text.validation])
     opened.check(int(ids.max()))
     objective = opened.objective()
@@ -136,3 +140,17 @@ class Scorer(nn.Module):
 
     def loss(self, ids: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         return F.cross_entropy(self(ids).flatten(0, 1), targets.flatten(), reduction=reduction)
+
+
+def with_perplexity(result: dict[str, float]) -> dict[str, Any]:
+    """What `geonorm eval` reports."""
+    loss = result["val_loss"]
+    return {
+        "loss": finite_or_none(loss),
+        **({} if isfinite(loss) else {"problem": "the loss is not finite: geonorm probe says where the model breaks"}),
+        **({"accuracy": result["val_accuracy"]} if "val_accuracy" in result else {}),
+        "perplexity": exp(loss) if loss < 700 else None,
+        "bits_per_byte": finite_or_none(result.get("val_bpb")),
+        "tokens": result["tokens"],
+        "bytes": result["bytes"],
+    }

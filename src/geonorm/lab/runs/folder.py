@@ -175,7 +175,8 @@ def stored_settings(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"there is no run {folder}{near_folder(str(folder))}")
     if not stored.exists():
         raise CheckpointError(f"{folder} holds no run (no config.yaml)")
-    if strange := next((path for path in folder.rglob("*") if not path.is_file() and not path.is_dir()), None):
+    links = (path for path in folder.rglob("*") if not path.is_file() and not path.is_dir())
+    if strange := next((path for path in links if os.path.lexists(path)), None):  # a file may be on its way to its name
         raise CheckpointError(f"{strange} is no file, but a pipe, a device or a broken link: remove it")
     try:
         values = from_yaml(stored.read_text(encoding="utf-8"))

@@ -56,7 +56,8 @@ def sources_in(schemes: Iterable[str]) -> Sources:
 def check_made_from(folder: Path, identity: Mapping[str, Any]) -> None:
     """CheckpointError if the run in a folder was made from other data, another tokenizer or other sources. One that has
     made no step, as its scheme failed, is made from whatever is there now."""
-    if not any((folder / "checkpoints").glob("*")) and not any(read_rows(folder / "metrics.jsonl")):
+    made_steps = (folder / FILE).exists() and any(read_rows(folder / "metrics.jsonl"))  # a branch copies rows first
+    if not made_steps and not any((folder / "checkpoints").glob("*")):
         return
     before = recorded_identity(folder, {})
     if differs := first_difference(before, {name: identity[name] for name in identity if name in before}):

@@ -124,7 +124,7 @@ class Summary(HeldOut):
     paper_recipe: dict[str, Any] | None = None
     """What the scheme's own recipe would set."""
     events: list[Any] | None = None
-    """Steps that were skipped or rewound."""
+    """Steps that were rewound."""
     diagnosis: str | None
     """Why a run diverged."""
     identity: str | None = None
@@ -140,8 +140,6 @@ class Summary(HeldOut):
     """Nats a token on held-out text with the final weights; None where it is not finite or was not measured."""
     val_bpb: float | None
     """The same in bits a byte."""
-    null_losses: int | None = None
-    """Steps whose training loss was not finite."""
     spikes: int | None
     spike_steps: list[int] | None = None
     grad_spikes: int | None
@@ -149,8 +147,6 @@ class Summary(HeldOut):
     tokens_per_second: float | None
     """Median over the steps."""
     peak_memory_bytes: int | None
-    stopped_within: float | None = None
-    """Seconds from the signal to the end."""
     run: str | None = None
     """Name of the run's folder in a comparison; below, what a comparison and a ladder add."""
     requested: bool | None = None

@@ -31,6 +31,7 @@ from .moderated import (
     moderate,
     two_sided_p,
 )
+from .synthesis import ZERO
 
 SEED_CAP = 1000  # `seeds_needed` returns SEED_CAP + 1 for "more than SEED_CAP"
 
@@ -240,7 +241,10 @@ def aggregate(
         difference, contrasted = paired_interval(pairs[scheme]), moderated[scheme]
         compared = bool(pairs[scheme])
         bpb, accuracy = _finite(runs, "val_bpb"), _finite(runs, "val_accuracy")
-        p = equal_p(contrasted, margin) if contrasted else None
+        p = None
+        if difference.std is not None:
+            paired = Estimate(difference.mean, difference.std**2 / difference.n, difference.n - 1)
+            p = equal_p(contrast(paired, ZERO), margin)
         rows.append(
             ComparisonRow(
                 scheme=scheme,

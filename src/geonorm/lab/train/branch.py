@@ -36,8 +36,9 @@ class SharedPrefix:
 
 
 def find_shared_prefix(folder: FolderPart, schedule: Schedule) -> SharedPrefix | None:
-    """GeonormError, before anything is written, if `branch` names no run or one that does not fit."""
-    if folder.branch is None:
+    """GeonormError, before anything is written, if `branch` names no run or one that does not fit. A branch
+    with checkpoints of its own needs it no more."""
+    if folder.branch is None or saved_steps(folder.path / "checkpoints"):
         return None
     trunk = RunFolder(Path(folder.branch))
     stored = trunk.config()

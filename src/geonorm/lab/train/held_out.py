@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from math import exp, isfinite, log
+from math import log
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ...models.decoder import IGNORED, Decoder
 from ...modes import evaluating
-from ...parsing import finite_or_none
 from ..distributed.ranks import ALONE, World
 
 
@@ -67,17 +66,3 @@ def share_batches(batches: Iterable[tuple[Tensor, Tensor]], world: World) -> Ite
     waiting = iter(batches)
     while group := list(islice(waiting, world.size)):
         yield *group[min(world.rank, len(group) - 1)], world.rank < len(group)
-
-
-def with_perplexity(result: dict[str, float]) -> dict[str, Any]:
-    """What `geonorm eval` reports."""
-    loss = result["val_loss"]
-    return {
-        "loss": finite_or_none(loss),
-        **({} if isfinite(loss) else {"problem": "the loss is not finite: geonorm probe says where the model breaks"}),
-        **({"accuracy": result["val_accuracy"]} if "val_accuracy" in result else {}),
-        "perplexity": exp(loss) if loss < 700 else None,
-        "bits_per_byte": finite_or_none(result.get("val_bpb")),
-        "tokens": result["tokens"],
-        "bytes": result["bytes"],
-    }

@@ -167,7 +167,7 @@ def train_on_rank(
         sources = sources_in([setup.shape.scheme])
         if changed := record_part(run.path, state.step, state.identity, before, sources, versions):
             say(changed)
-        if may_differ != {*VOLATILE}:
+        if shared is not None or folder.accepted:  # the stored settings are no longer these
             write_settings(run.path / "config.yaml", folder.settings)
         text.save(run)
 
@@ -258,7 +258,7 @@ def train_on_rank(
                     parallel_model.reshard()  # under FSDP an evaluation leaves weights gathered
                     rows[-1] = finite_row(rows[-1]) | {"evaluation_seconds": time.monotonic() - begun}
                 run.append(run.metrics, rows)
-                trackers.log(rows)  # before the guard looks at them: a tracker shows what a run diverged by
+                trackers.log(rows)  # before the guard looks at them: trackers show a loss that is not finite
                 if anomaly := guard.first_not_finite(rows) or guard.first_spike(rows):
                     rewind(state, anomaly, hooks, run, prefix, saver, say)
                     times.start()
@@ -275,9 +275,7 @@ def train_on_rank(
                 if last or request > SAVE_DUE:
                     saver.wait()
                 if request > SAVE_DUE and not last:
-                    # without times of its own the signal was another rank's
-                    stopped_within = time.monotonic() - min(stop_times, default=times.begun)
-                    write_summary(setup, state, run, "interrupted", stopped_within=stopped_within)
+                    write_summary(setup, state, run, "interrupted")
                     raise Interrupted(f"stopped at step {step} of {schedule.steps}; saved in {run.path}")
                 times.start()
         except Diverged as diagnosis:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Iterator
-from math import isnan
 from statistics import median
 from typing import Any
 
@@ -43,7 +42,6 @@ def summarise(run: RunFolder, about: dict[str, Any], device: torch.device) -> Su
             **about,
             "tokens": rows[-1].tokens if rows else 0,
             "train_loss": finite_or_none(sum(tail) / len(tail)) if tail else None,
-            "null_losses": sum(isnan(row.loss) for row in rows),
             **find_spikes(rows),
             "tokens_per_second": median(speeds) if speeds else None,
             "peak_memory_bytes": peak_memory(device),

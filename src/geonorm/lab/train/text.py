@@ -14,7 +14,7 @@ from ..data import TokenData, Tokenizer, load_tokenizer, open_source, tokenize
 from ..data.batches import Batches, Objective, pick_objective, validation_batches
 from ..distributed.ranks import ALONE, World
 from ..resolve import TextPart
-from ..runs.folder import RunFolder
+from ..runs.folder import RunFolder, write_atomic
 from ..runs.identity import identity_of
 from ..runs.provenance import Sources
 from .validation import Validation
@@ -46,8 +46,7 @@ class TrainingText:
 
     def save(self, run: RunFolder) -> None:
         """Put the tokenizer into the folder of a run."""
-        if not (path := run.path / "tokenizer.json").exists():
-            path.write_text(self.tokenizer.json, encoding="utf-8")
+        write_atomic(run.path / "tokenizer.json", self.tokenizer.json)
 
 
 def load_text(part: TextPart) -> TrainingText:

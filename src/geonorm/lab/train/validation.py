@@ -12,7 +12,7 @@ from ..config import Evaluation
 from ..data import TokenData
 from ..data.batches import NEXT, Objective, validation_batches
 from ..distributed.ranks import ALONE, World
-from .evaluate import evaluate_held_out
+from .held_out import evaluate_held_out
 
 EVALUATION_BATCH = 4096
 """Tokens of a forward pass in evaluations."""
