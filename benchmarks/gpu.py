@@ -1,4 +1,4 @@
-"""One GPU session: what is promised for a GPU, measured on it, correctness first. Needs no command-line extra.
+"""One GPU session: what is promised for a GPU, measured on it, correctness first. Needs scipy besides torch.
 
     python benchmarks/gpu.py ops --out DIR      the update and its peers, bf16, shapes of TARGETS     (under 10 minutes)
     python benchmarks/gpu.py dtypes --out DIR   fp32, fp16 and mixed at two shapes                    (under 5)

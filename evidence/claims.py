@@ -24,8 +24,6 @@ from geonorm.lab.statistics.synthesis import ZERO, grade, judge, pool
 
 ROOT = Path(__file__).parents[1]
 PRE_NORMS = ("pre", "pre(entry=embedding)")
-OPEN = "open"
-"""The status of a planned claim, as long as it has no interval. Without runs it stands nowhere."""
 CUT = 1500  # the step at which runs that were cut off are compared
 PAIRS = 3
 """The tuning seed counts where fewer pairs than these remain without it."""
@@ -134,13 +132,7 @@ class Evidence:
         for name, words in self.file["claims"].items():
             sides = {key: read_side(words[key]) for key in ("first", "second") if key in words}
             claims[name] = Claim(**{"name": name, **words, **sides})
-        return {name: claim for name, claim in claims.items() if claim.status != OPEN or self.has_runs(claim)}
-
-    def has_runs(self, claim: Claim) -> bool:
-        try:
-            return bool(self.differences(claim))
-        except ClaimError:
-            return False
+        return claims
 
     def rows(self, setting: Setting) -> list[Values]:
         path = self.root / "experiments" / setting.experiment / setting.results

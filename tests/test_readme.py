@@ -22,9 +22,7 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 GUIDE, VISION = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("guide.md", "vision.md"))
 PAGES_TEXT = "".join(path.read_text("utf-8") for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))))
-SCRIPTS = [  # those of 005 and 006 call the lab from Python: one factor of the model at a time is no comparison
-    path for path in sorted((ROOT / "experiments").glob("*/run.sh")) if "geonorm " in path.read_text(encoding="utf-8")
-]
+SCRIPTS = sorted((ROOT / "experiments").glob("*/run.sh"))
 
 
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README + GUIDE + VISION, re.DOTALL | re.MULTILINE)

@@ -98,3 +98,10 @@ def test_022_tunes_the_embedding_apart_and_then_asks_for_fresh_seeds() -> None:
     assert {name for name in known if name.startswith("peri-e1-lr0.00261")}
     assert {name.rpartition("-seed")[2] for name in final} == {"20", "21", "22", "23", "24"}
     assert len(final) == 5 * (13 + 2), "every scheme at its best, two also with the embedding at the matrices' rate"
+
+
+def test_024_takes_pre_norm_and_its_best_rate_to_every_width() -> None:
+    plan, known = plan_of("024-size-by-transfer"), {}
+    for _ in range(4):
+        known = finished(plan(known), lambda lr: 3 + abs(log2(lr / 4e-3)))
+    assert len([name for name in known if name.startswith(("384-pre-lr0.00267-", "640-pre-lr0.0016-"))]) == 4
