@@ -1,7 +1,5 @@
 """The environment of all tests, and tiny random models: one for each kind of block, and each family known by name."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -151,14 +149,11 @@ def nothing_from_elsewhere() -> None:
     elsewhere.MODULES.clear()
 
 
+Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
+
+
 @pytest.fixture
-def tiny_model() -> Callable[[str], tuple[Any, dict[str, Any]]]:
+def tiny_model() -> Tiny:
     """tiny_model(case) for a name in CASES: a model and the inputs of one forward pass. Shared: leave it as it is."""
     pytest.importorskip("transformers")
     return build
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test with an argument `family` runs for every case."""
-    if "family" in metafunc.fixturenames:
-        metafunc.parametrize("family", list(CASES))

@@ -1,7 +1,5 @@
 """Which device a setting means."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

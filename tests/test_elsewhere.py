@@ -1,7 +1,5 @@
 """What may run: names that a person typed, from the working directory too; those in a folder if that is allowed."""
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 import sys

@@ -1,7 +1,5 @@
 """Which way the parts depend on each other (design page, section 4), read from the source of every file."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -1,7 +1,5 @@
 """Every normaliser against its formula, and the rule of dtypes: fp32 maths, one cast at the end."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

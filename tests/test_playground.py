@@ -1,7 +1,5 @@
 """The playground's simulator in JavaScript against the simulator that it shows; diagrams and equations of the site."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The drop-in module: dtypes, what it stores, and that it trains under every scheme."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from dataclasses import dataclass

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 import geonorm
 from geonorm.errors import GeonormError
@@ -62,14 +63,8 @@ def test_tables_of_a_comparison(compared: Any) -> None:
     assert metrics["step_lr"].nunique() > 1  # of the schedule
     assert set(compared.frame("trace")["site_scheme"]) == {"pre", "geonorm"}
     assert len(repr(compared)) < 300  # what a notebook prints
-    assert geonorm.compare("pre", **settings_of(compared)).frame("runs").shape[0] == 4  # nothing is trained again
-
-
-def settings_of(compared: Any) -> dict[str, Any]:
-    import yaml
-
-    stored = yaml.safe_load((compared.path / "config.yaml").read_text())
-    return {name: value for name, value in stored.items() if name != "schemes"}
+    settings = yaml.safe_load((compared.path / "config.yaml").read_text()) | {"schemes": "pre"}
+    assert geonorm.compare(**settings).frame("runs").shape[0] == 4  # nothing is trained again
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Geometry of the sphere against its definitions, in fp64, and the accuracy of the frame in fp32."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

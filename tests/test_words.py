@@ -1,7 +1,5 @@
 """The pages by hand: how many words they have, how long sentences and cells are, and which words they do without."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

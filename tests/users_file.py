@@ -1,8 +1,6 @@
 """What an editor and mypy say of a user's file. mypy reads it with src (make check), where an ignore that is not needed
 is an error, as it would be if a public name were Any."""
 
-from __future__ import annotations
-
 from typing import assert_type
 
 from torch import Tensor, nn

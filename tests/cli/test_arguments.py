@@ -1,6 +1,5 @@
 """Settings from a file: they run no code that nobody has typed, whichever setting names it."""
 
-from collections.abc import Iterator
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import MISSING
@@ -10,7 +9,7 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from geonorm import elsewhere, parse
+from geonorm import parse
 from geonorm.cli.arguments import read
 from geonorm.cli.main import COMMANDS, main
 from geonorm.errors import ConfigError, UntrustedCode
@@ -31,14 +30,13 @@ EVIL = "./stranger/rule_of_one.py:Evil"
 
 
 @pytest.fixture(autouse=True)
-def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with somebody's folder in it, and a user who has typed nothing yet."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GEONORM_CACHE", str(tmp_path / "cache"))
     (tmp_path / "stranger").mkdir()
     (tmp_path / "stranger" / "rule_of_one.py").write_text(RULE)
-    yield tmp_path
-    elsewhere.MODULES.clear()
+    return tmp_path
 
 
 def file_of(**settings: Any) -> str:

@@ -13,6 +13,9 @@ from ..rows import each
 
 EXAMPLE = "--model.layers 1 --model.width 16 --model.heads 2 --model.hidden 16 --model.context 16".split()
 BYTES = ["--tokens.tokenizer", "byte", "--model.vocab_size", "257"]
+TRAINED = [*EXAMPLE, *BYTES, *"--data text.txt --out out --steps 2".split()]
+SIMULATED = "--tokens 4 --dim 8 --time 2 --out out --points 8".split()
+SMALL = {"train": TRAINED, "compare": TRAINED, "simulate": SIMULATED}
 
 BAD = [
     ("fly", "unknown verb 'fly'"),
@@ -26,6 +29,23 @@ BAD = [
     ("train --model.width 15", "model.width 15 must be an even multiple of model.heads"),
     ("train --model.layers 1000000000", "weights and gradients of this model take more than"),
     ("simulate --init uniform --tokens 1000000000000", "out of memory"),
+    ("simulate --schemes geonrom", "did you mean 'geonorm'?"),
+    ("simulate --schemes pre pre()", "--schemes names pre twice"),
+    ("simulate --tokens 9 --dim 8", "9 equiangular particles need dim >= 9, got 8"),
+    ("simulate --heads 3 --weights network", "model.width 8 must be a multiple of model.heads 3"),
+    ("simulate --delta 3 --init cone", "delta must lie in (0, 2], got 3"),
+    ("simulate --delta 0.2", "--delta does nothing here, it needs --init cone"),
+    ("simulate --per layer", "--per does nothing here, it needs --weights kaiming"),
+    ("simulate --hidden 3 --weights network", "--hidden does nothing here, it needs --mlp"),
+    ("simulate --beta 2 --weights network", "--beta does nothing here"),
+    ("simulate --method layers --time 2.5", "time must be a whole number"),
+    ("simulate --device tpu", "unknown device 'tpu'"),
+    ("simulate --out text.txt", "out is a file"),
+    ("simulate --out .", "is not empty and holds no simulation"),
+    ("simulate --schemes post hybrid", "hybrid changes v inside attention"),
+    ("simulate --schemes post per_kind --weights network --mlp gelu", "do not put the stream on one sphere"),
+    ("simulate --schemes mix(ngpt,pre,share=0.5) --weights network", "mixes streams of radius 1 (ngpt) and 2.828"),
+    ("simulate --out text.txt/x", "cannot write to text.txt/x: Not a directory"),
     ("train --scheme ngpt --model.init zero", "under ngpt output matrices that begin at 0 would stay there"),
     ("train --world-size 2", "--world-size does nothing here, it needs --dry-run"),
     ("train --dry-run --world-size 3", "batch_size 4 must be a multiple of 3 ranks"),
@@ -83,12 +103,10 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     (tmp_path / "text.txt").write_text("a line of text\n" * 200)
     words = line.split(" ") if "(" not in line else re.split(r" (?![^(]*\))", line)
     verb = words[0]
-    if verb in ("train", "compare"):
-        small = [*EXAMPLE, *BYTES, "--data", "text.txt", "--out", "out", "--steps", "2"]
-        given = {word.partition("=")[0].replace("-", "_") for word in words}
-        for name, value in zip(small[::2], small[1::2], strict=True):
-            if name.replace("-", "_") not in given:
-                words += [name, value]
+    given = {word.partition("=")[0].replace("-", "_") for word in words}
+    for name, value in zip(*[iter(SMALL.get(verb, []))] * 2, strict=True):
+        if name.replace("-", "_") not in given:
+            words += [name, value]
     assert main(words) == 2
     out, err = capsys.readouterr()
     assert said in err and len(err.splitlines()) == 1 and err.startswith(f"geonorm {verb}: "), err

@@ -1,7 +1,5 @@
 """Schemes that several of these tests run through."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from geonorm import dynamics, names, parse

@@ -1,6 +1,6 @@
 """One formula for drawn weights (docs/theory-random-weights.md) against particles and against real decoders."""
 
-from math import cos, exp, isclose, log, pi, prod, sin, sqrt
+from math import isclose, log, pi, prod, sin, sqrt
 from typing import Any
 
 import pytest
@@ -217,4 +217,3 @@ def test_what_has_no_angle_is_refused() -> None:
         DrawnFlow("hybrid", 4)
     still = DrawnFlow("rezero", 4).turn_through()
     assert all(turn.angle == 0 and turn.stretch(turn.chi) == turn.relative() == 1 for turn in still)
-    assert exp(0) == cos(0)

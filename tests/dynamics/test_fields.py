@@ -1,7 +1,5 @@
 """Attention against plain loops, and what its weights are drawn from."""
 
-from __future__ import annotations
-
 from math import exp, sqrt
 from typing import Any
 

@@ -12,8 +12,6 @@ from geonorm.errors import GeonormError
 
 from ..rows import each
 
-F64 = torch.float64
-
 
 def end(flow: Flow, x: Tensor, time: float, **settings: object) -> Tensor:
     with torch.no_grad():

@@ -1,7 +1,5 @@
 """Measures of collapse against loops and closed forms; starting points; terminal laws."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Blocks of a decoder as particles: against real decoders, and against docs/theory-random-weights.md."""
 
-from __future__ import annotations
-
 from math import log, sqrt
 from typing import Any
 

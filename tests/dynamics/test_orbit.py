@@ -1,7 +1,5 @@
 """One orbit, many clocks (docs/theory-clustering.md): schemes that turn all tokens by one factor of depth alone."""
 
-from __future__ import annotations
-
 from math import exp, sqrt
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Speed factor and radius law derived from the schemes, against the table of arXiv:2510.22026 and the design page."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Simulations against the laws of docs/theory-clustering.md."""
 
-from __future__ import annotations
-
 import json
 from math import isclose
 from typing import Any

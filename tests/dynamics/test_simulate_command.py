@@ -1,7 +1,5 @@
 """The command `geonorm simulate`: what it refuses, its directory, interrupts, its report."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -13,46 +11,6 @@ from geonorm.cli.main import main
 from geonorm.dynamics import simulate as simulation
 from geonorm.errors import CheckpointError, GeonormError
 from geonorm.lab.study_folder import read_trajectories
-
-from ..rows import each
-
-BAD = [
-    ("--schemes geonrom", "did you mean 'geonorm'?"),
-    ("--schemes pre pre()", "--schemes names pre twice"),
-    ("--tokens 9 --dim 8", "9 equiangular particles need dim >= 9, got 8"),
-    ("--heads 3 --weights network", "model.width 8 must be a multiple of model.heads 3"),
-    ("--delta 3 --init cone", "delta must lie in (0, 2], got 3"),
-    ("--delta 0.2", "--delta does nothing here, it needs --init cone"),
-    ("--per layer", "--per does nothing here, it needs --weights kaiming"),
-    ("--hidden 3 --weights network", "--hidden does nothing here, it needs --mlp"),
-    ("--beta 2 --weights network", "--beta does nothing here"),
-    ("--method layers --time 2.5", "time must be a whole number"),
-    ("--device tpu", "unknown device 'tpu'"),
-    ("--out text.txt", "out is a file"),
-    ("--out .", "is not empty and holds no simulation"),
-    ("--schemes post hybrid", "hybrid changes v inside attention"),
-    ("--schemes post per_kind --weights network --mlp gelu", "do not put the stream on one sphere"),
-    ("--schemes mix(ngpt,pre,share=0.5) --weights network", "mixes streams of radius 1 (ngpt) and 2.828 (pre)"),
-    ("--out text.txt/x", "cannot write to text.txt/x: Not a directory"),
-]
-
-
-@each("line, said", BAD)
-def test_bad_input_is_one_line_and_leaves_nothing(
-    line: str, said: str, capsys: Any, tmp_path: Path, monkeypatch: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(simulation, "run_scheme", lambda *_: pytest.fail("computed before everything was checked"))
-    (tmp_path / "text.txt").write_text("here")
-    words = line.split(" ")
-    for name, value in (("--tokens", "4"), ("--dim", "8"), ("--time", "2"), ("--out", "out"), ("--points", "8")):
-        if not any(word.partition("=")[0] == name for word in words):
-            words += [name, value]
-    assert main(["simulate", *words]) == 2
-    out, err = capsys.readouterr()
-    assert said in err and len(err.splitlines()) == 1 and err.startswith("geonorm simulate: "), err
-    assert out == "" and [path.name for path in tmp_path.iterdir()] == ["text.txt"]
-
 
 WORDS = "--schemes pre geonorm --tokens 4 --dim 4 --time 4 --points 10 --seeds 1 --keep tokens --out".split()
 

@@ -12,13 +12,9 @@ from geonorm.schemes import Scheme
 
 from ..rows import each
 from .conftest import growth_of, speed_of
+from .test_integrators import end as last
 
 F64 = torch.float64
-
-
-def last(flow: d.Flow, x: Tensor, time: float, **settings: object) -> Tensor:
-    with torch.no_grad():
-        return list(d.integrate(flow, x, [time], **settings))[-1][1]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -73,8 +69,7 @@ def test_first_turn_and_last_law_of_uniform_tokens(scheme: str) -> None:
 @pytest.mark.parametrize("scheme", ["pre(entry=embedding)", "peri(entry=embedding)", "pre", "peri"])
 def test_pre_and_peri_synchronise_when_n_is_at_most_exp_beta(scheme: str) -> None:
     """The corollary: r' >= 1/(n e^beta) > 0 for every particle, from Gaussian starts."""
-    n, beta = 7, 2.0
-    assert n <= exp(beta)
+    n, beta = 7, 2.0  # 7 <= exp(2)
     flow = d.Flow(scheme, d.Attention(beta=beta))
     x = flow.start(d.gaussian(n, 8, seeds=range(20)))
     with torch.no_grad():
@@ -124,10 +119,8 @@ def test_variance_in_a_cone_falls_at_the_rate_of_theorem_4_3(scheme: str, law: s
 @each("scheme", ["post", "pre", "peri", "sqrt", "ngpt", "geonorm"])
 def test_an_antipodal_pair_is_stationary(scheme: str) -> None:
     """Why Theorem 4.3 needs delta < 1/(100 n^2) as well: at beta = 1/100 the printed bound admits an antipodal pair."""
-    n, beta = 2, 0.01
-    assert 1 / (100 * n**2 * beta**2) > 2  # delta = 2 is inside the printed hypothesis
     pair = torch.tensor([[1.0, 0.0, 0.0], [-1.0, 0.0, 0.0]], dtype=F64)
-    flow = d.Flow(scheme, d.Attention(beta=beta))
+    flow = d.Flow(scheme, d.Attention(beta=0.01))
     state = flow.start(pair)
     assert speed_of(flow, state).eq(torch.inf).all()
     assert torch.equal(flow.tokens(last(flow, state, 0.5)), pair)

@@ -1,7 +1,5 @@
 """Predictions derived from the definitions, against the laws that docs/theory*.md derive by hand."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 from math import cos, exp, isclose, log, log1p, pi, sin, sqrt

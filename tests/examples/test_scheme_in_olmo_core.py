@@ -1,7 +1,5 @@
 """OLMo-core's model under our schemes trains as ours does; runs where OLMo-core is installed."""
 
-from __future__ import annotations
-
 import runpy
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The vision transformer on images, in plain PyTorch: it runs from its file, and learns colours."""
 
-from __future__ import annotations
-
 import io
 import re
 import runpy

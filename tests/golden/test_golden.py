@@ -10,8 +10,6 @@ moves the last loss by more than five times what is allowed (tested). AdamW's ep
 of gradients that are nothing but rounding. Text and batches are made here; weights come from torch's CPU generator.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

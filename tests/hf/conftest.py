@@ -1,7 +1,5 @@
 """What the tests of `geonorm.hf` share: a tiny model of any scheme, ids, a finished run, quiet transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,18 +31,20 @@ def quiet() -> Iterator[None]:
 
 @pytest.fixture
 def build() -> Callable[..., Any]:
-    """build(scheme, **fields of the configuration): a tiny language model in eval mode; equal calls, equal weights."""
+    """build(scheme, **fields of the configuration): a tiny language model in eval mode, with is_causal=False one of
+    masked tokens; equal calls, equal weights."""
 
     def make(scheme: str = "geonorm", **fields: Any) -> Any:
         import torch
 
-        from geonorm.hf import GeoNormConfig, GeoNormForCausalLM
+        from geonorm import hf
 
         torch.manual_seed(0)
-        model = GeoNormForCausalLM(GeoNormConfig(scheme=scheme, **{**SIZE, **fields})).eval()
+        config = hf.GeoNormConfig(scheme=scheme, **{**SIZE, **fields})
+        model = (hf.GeoNormForCausalLM if config.is_causal else hf.GeoNormForMaskedLM)(config).eval()
         with torch.no_grad():  # gains and scalars that are not 1 or 0, so that none can be forgotten
             for parameter in model.parameters():
-                if parameter.dim() < 2 and parameter.numel() < 61:
+                if parameter.dim() < 2 and (parameter.numel() < 61 or not config.is_causal):
                     parameter += 0.1 * torch.rand(parameter.shape)
         return model
 

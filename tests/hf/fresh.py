@@ -1,7 +1,5 @@
 """Code in an interpreter of its own, without this package unless a path to it is given."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

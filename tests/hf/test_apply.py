@@ -1,9 +1,6 @@
 """A scheme for a stock model in place: every family under its own scheme gives the logits it gave, and can go back."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -18,10 +15,9 @@ from geonorm.errors import ConfigError
 from geonorm.hf.block import Exit
 from geonorm.residual import Residual
 
-from ..conftest import CASES
+from ..conftest import CASES, Tiny
 from ..rows import each
 
-Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
 OWN = {
     "gemma2": "peri(entry=embedding)",
     "olmo2": "olmo2(entry=embedding)",

@@ -1,11 +1,8 @@
 """A model under another scheme is saved as what it is: it loads again equal, and not as the stock model."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re
-from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -13,18 +10,17 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from torch import Tensor
 
 import geonorm
 from geonorm import hf
 from geonorm.errors import ConfigError
 from geonorm.schemes import names, parse
 
-from ..conftest import CASES
+from ..conftest import CASES, Tiny
 from ..rows import each
 from .fresh import python
+from .test_apply import returned
 
-Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
 AUTO = {
     "ForCausalLM": "AutoModelForCausalLM",
     "LMHeadModel": "AutoModelForCausalLM",
@@ -45,12 +41,6 @@ def moved(case: str, scheme: str, tiny_model: Tiny) -> tuple[Any, Any, dict[str,
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     return type(stock), model, inputs
-
-
-@torch.no_grad()
-def returned(model: Any, inputs: dict[str, Any]) -> Tensor:
-    out = model(**inputs)
-    return out.logits if hasattr(out, "logits") else out.last_hidden_state
 
 
 @each("family, scheme", zip(LOADED, cycle(["geonorm(learn=gain, update=norm)", "peri"]), strict=False))

@@ -1,7 +1,5 @@
 """The configuration in transformers: the fields of the decoder under transformers' names, checked alike."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import fields

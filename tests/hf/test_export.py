@@ -1,7 +1,5 @@
 """From a run to a folder that transformers loads, alone if need be; and refusals that leave nothing behind."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys
@@ -177,8 +175,7 @@ def elsewhere_model(tmp_path: Path, monkeypatch: Any) -> Any:
             del sys.modules[name]
         return decoder, folder
 
-    yield made
-    elsewhere.MODULES.clear()
+    return made
 
 
 @pytest.mark.parametrize("auto", [True, False])
@@ -242,7 +239,6 @@ def test_the_modeling_file_carries_a_scheme_from_elsewhere(elsewhere_model: Any,
 )
 def test_what_the_modeling_file_cannot_carry(old: str, new: str, said: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    elsewhere.MODULES.clear()
     (tmp_path / "odd_rule.py").write_text(HALF.replace(old, new))
     monkeypatch.syspath_prepend(tmp_path)
     scheme = parse("./odd_rule.py:Half")

@@ -1,7 +1,5 @@
 """Text is the same however it is generated, with and without a cache, in every release of transformers."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Callable, Iterator

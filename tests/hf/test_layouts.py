@@ -1,7 +1,5 @@
 """Decoders that are an architecture of transformers: the same function, or refused by name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The encoder in transformers: its model's own function, in every way that transformers may call it, and its folder."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -18,32 +16,21 @@ from geonorm.lab.open import open_run
 from geonorm.models.config import BERT
 
 from ..rows import each
-from .conftest import SIZE, train_run
+from .conftest import train_run
 from .fresh import WITHOUT, python
 
 LAYOUTS: dict[str, dict[str, Any]] = {
-    "rotary": {},
+    "rotary": {"is_causal": False},
     "BERT": {NAMES[name]: value for name, value in BERT.items()} | {"num_key_value_heads": 4},
-    "parallel, untied": {"block": "parallel", "transform": True},
+    "parallel, untied": {"is_causal": False, "block": "parallel", "transform": True},
 }
-
-
-def build(scheme: str = "geonorm", **fields: Any) -> Any:
-    torch.manual_seed(0)
-    config = hf.GeoNormConfig(scheme=scheme, **{**SIZE, "is_causal": False, **fields})
-    model = hf.GeoNormForMaskedLM(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() < 2:
-                parameter += 0.1 * torch.rand(parameter.shape)
-    return model
 
 
 @each(
     "scheme, layout",
     [("geonorm", "rotary"), ("post(entry=embedding)", "BERT"), ("hyper", "parallel, untied"), ("ngpt", "BERT")],
 )
-def test_it_is_its_model_and_survives_saving(scheme: str, layout: str, ids: Any, tmp_path: Path) -> None:
+def test_it_is_its_model_and_survives_saving(scheme: str, layout: str, build: Any, ids: Any, tmp_path: Path) -> None:
     model = build(scheme, **LAYOUTS[layout])
     own = Decoder(model.config.shape()).eval()
     own.load_state_dict({name: model.state_dict()[hf_name(name)] for name in own.state_dict()})
@@ -59,7 +46,7 @@ def test_it_is_its_model_and_survives_saving(scheme: str, layout: str, ids: Any,
 
 
 @each("layout", LAYOUTS)
-def test_padding_at_the_end_and_every_way_to_attend(layout: str, ids: Any) -> None:
+def test_padding_at_the_end_and_every_way_to_attend(layout: str, build: Any, ids: Any) -> None:
     model = build(**LAYOUTS[layout])
     plain = model(ids).logits
     padded = torch.cat((ids, torch.zeros(2, 4, dtype=ids.dtype)), 1)

@@ -1,7 +1,5 @@
 """Models in transformers: the decoder's own function, in every way that transformers may call it."""
 
-from __future__ import annotations
-
 import copy
 from itertools import cycle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The scheme of a model by the structure of its layers: families that differ from Llama, and wrong layers."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from functools import reduce

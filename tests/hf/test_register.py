@@ -1,7 +1,5 @@
 """The register of residual rules: planted gates, scalars and gains come back from files that are read by range."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """What loads and serves models from a folder: vLLM's Transformers backend step by step, accelerate's device maps."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Training with transformers' Trainer, accelerate and PEFT: as they train any model, decay and constraints included."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The recipes of docs/ways-out.md, run as they stand there; each is skipped where its packages are missing."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,6 @@
 """geonorm probe: its files, its refusals, and what it reads."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +16,9 @@ from geonorm.lab.data.batches import MaskedTokens
 from geonorm.lab.open import Opened
 from geonorm.measure.config import ProbeConfig
 
+from ..conftest import Tiny
 from ..rows import each
-
-Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
+from .conftest import rows as read
 
 
 def tokenizer(**special: str) -> Any:
@@ -50,10 +49,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(*words: object) -> int:
     return cli.main(["probe", *map(str, words)])
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def test_a_directory_is_probed_and_the_page_made_again(folder: Path, tmp_path: Path, capsys: Any) -> None:

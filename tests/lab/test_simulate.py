@@ -1,13 +1,12 @@
 """The directory of a simulation: what an interrupted one goes on with."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from geonorm import elsewhere, report
+from geonorm import report
 from geonorm.dynamics import simulate as simulation
 
 RULE = """
@@ -22,7 +21,7 @@ QUICK = ["--tokens", 4, "--dim", 8, "--seeds", 1, "--points", 8, "--time", 4, "-
 
 
 @pytest.fixture
-def interrupted(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def interrupted(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(report, "build", lambda dirs, out, figures: out)
     for name in ("first", "second"):
@@ -37,8 +36,7 @@ def interrupted(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     with monkeypatch.context() as patch:
         patch.setattr(simulation, "run_scheme", stopped)
         assert call("simulate", "--schemes", "./first_rule.py:Own", "./second_rule.py:Own", *QUICK).status == 130
-    yield tmp_path
-    elsewhere.MODULES.clear()
+    return tmp_path
 
 
 def test_another_source_of_a_finished_scheme_is_refused(interrupted: Path, call: Any) -> None:

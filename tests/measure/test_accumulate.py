@@ -1,7 +1,5 @@
 """Statistics that arrive in pieces are those of the whole."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

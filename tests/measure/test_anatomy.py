@@ -1,18 +1,13 @@
 """Stacks of models in words and as JSON. That their sums, norms and dropout are those of the blocks that run is proved
 in tests/hf/test_apply.py: under its own scheme, made from its stack, a model gives what it gave."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
 
 from geonorm.measure.anatomy import FAMILIES, Branch, Stack, Sublayer
 
+from ..conftest import Tiny
 from ..rows import each
-
-Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
 
 
 def test_the_cases_cover_the_families_by_name(tiny_model: Tiny) -> None:

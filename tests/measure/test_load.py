@@ -1,7 +1,5 @@
 """A name that is neither a run nor a folder, or a folder of two models: said in one line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Measures against planted geometry in fp64: every number is known before it is measured."""
 
-from __future__ import annotations
-
 from math import cos, pi, sin, sqrt
 from typing import Any
 

@@ -1,9 +1,6 @@
 """A probed model is left as it was; its losses, gradients and ablations are its own."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,9 +16,9 @@ from geonorm.models import Decoder, DecoderConfig
 from geonorm.residual import Residual
 from geonorm.sphere import angle
 
+from ..conftest import Tiny
 from ..rows import each
 
-Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
 Ablation = tuple[float, list[dict[str, Any]]]
 
 

@@ -1,7 +1,5 @@
 """Planted schedules are found, with their scale, and nothing is found where nothing was planted."""
 
-from __future__ import annotations
-
 import random
 from math import exp, log, sqrt
 

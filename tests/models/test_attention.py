@@ -1,7 +1,5 @@
 """Attention: rotary positions, windows, dropout; what a token sees, decoding, what is counted, what is random."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import pairwise
 from typing import Any

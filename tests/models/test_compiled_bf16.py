@@ -9,8 +9,6 @@ bf16 says nothing of a gradient, compiled or not: `olmo2`, `siamese`, `per_kind`
 blocks, which therefore have 4, `siamese` 2, `muse` 12.
 """
 
-from __future__ import annotations
-
 from math import atan2, sqrt
 
 import pytest

@@ -1,7 +1,5 @@
 """Sizes and their errors; no torch is needed to read them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The one model implementation: every scheme trains in it, and caching changes nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest.mock import Mock
 

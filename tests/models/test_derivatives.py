@@ -1,7 +1,5 @@
 """Derivatives of every order through whole decoders and their parts, against the textbook under autograd in fp64."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

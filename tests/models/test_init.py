@@ -1,7 +1,5 @@
 """Roles of parameters: initial values and constraints, and the groups of an optimizer that follow from them."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Any
 

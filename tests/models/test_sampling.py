@@ -1,7 +1,5 @@
 """Sampling: greedy, top k, temperature, and what is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

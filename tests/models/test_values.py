@@ -1,7 +1,5 @@
 """What attention and head may have besides: value residual and embeddings, gates, capped logits; in transformers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

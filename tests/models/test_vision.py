@@ -1,7 +1,5 @@
 """The vision transformer: which pixels a token holds, where it stands, what the head reads, and who may not be one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The weights of a decoder: how they are drawn, counted, named, tied and constrained."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -69,7 +67,7 @@ def test_initialisations(init: str) -> None:
 def test_depth_counts_once(init: str) -> None:
     """A scheme that makes output matrices smaller with depth does so in place of neox and gpt2: CogView's and
     HybridNorm's 0.02 / sqrt(2 L) is that of gpt2. Under zero they begin at 0."""
-    inside, writes, _ = INITS[init]
+    inside, *_ = INITS[init]
     own = 0.0 if init == "zero" else inside
     for scheme, factor in {
         "sandwich": 0.25, "hybrid": 0.25, "deepnorm": 64**-0.25, "lns": 1.0, "prores(sandwich)": 0.25,
@@ -79,7 +77,6 @@ def test_depth_counts_once(init: str) -> None:
         found = {role: weight.std().item() for role, weight, _, _ in model.weights()}
         assert found["down"] == pytest.approx(own * factor, rel=0.05), scheme
         assert found["up"] == pytest.approx(inside * (factor if "deepnorm" in scheme else 1), rel=0.05), scheme
-    assert writes == own or writes < inside
 
 
 def test_output_matrices_may_be_drawn_as_for_another_depth() -> None:
@@ -93,7 +90,8 @@ def test_output_matrices_may_be_drawn_as_for_another_depth() -> None:
 
 @each("scheme", names())
 def test_parameter_counts(scheme: str) -> None:
-    model, pre = (decoder_of("nano", s) for s in (scheme, "pre"))
+    with torch.device("meta"):
+        model, pre = (Decoder(preset("nano", scheme=s)) for s in (scheme, "pre"))
     matrices = 2 * 1024 * 128 + 4 * (4 * 128**2 + 3 * 128 * 344)
     assert model.matmul_parameter_count() == pre.matmul_parameter_count() == matrices
     assert model.parameter_count() == sum(p.numel() for p in set(model.parameters()))
@@ -101,11 +99,6 @@ def test_parameter_counts(scheme: str) -> None:
     assert (declared > 0) == (scheme in DECLARED)
     assert abs(model.parameter_count() - declared - pre.parameter_count()) < 0.002 * pre.parameter_count()
     assert 1.05e6 < pre.parameter_count() < 1.06e6
-
-
-def decoder_of(name: str, scheme: str) -> Decoder:
-    with torch.device("meta"):
-        return Decoder(preset(name, scheme=scheme))
 
 
 def test_tied_embedding_is_one_parameter_and_drawn_once() -> None:

@@ -1,7 +1,5 @@
 """A small decoder and its tokens, for the tests of models."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -8,8 +8,6 @@ over, so that an interrupted run goes on. --replay takes the mutations of such a
 stand, on other code. The share that was found is compared with score.json beside this file: it may only rise.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import json

@@ -1,7 +1,5 @@
 """The tool that changes the code to test the tests: what it changes, and that it takes it back."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from importlib import import_module

@@ -1,7 +1,5 @@
 """The geodesic update as written, rows to try it on, and how far apart two results are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import inf, pi
 

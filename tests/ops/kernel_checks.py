@@ -2,8 +2,6 @@
 under TRITON_INTERPRET=1. Truth is the reference in fp64 on the same inputs. Fresh memory is filled with NaN throughout,
 so that an element that no kernel writes shows."""
 
-from __future__ import annotations
-
 import sys
 import time
 import traceback

@@ -1,7 +1,5 @@
 """What the checks of the kernels share: inputs, the truth in fp64, and how far from it a result may be."""
 
-from __future__ import annotations
-
 from math import pi
 
 import torch

@@ -3,8 +3,6 @@
 The truth of y is N in fp64 of the x' that the kernel wrote, because N sees the stream as it is in memory; gradients are
 compared with the whole of it in fp64."""
 
-from __future__ import annotations
-
 import math
 from math import inf
 

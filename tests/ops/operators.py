@@ -1,8 +1,6 @@
 """The operators around the kernels: schemas, what they save, compilation, second derivatives. test_fused.py runs this
 file in a process of its own, under Triton's interpreter."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

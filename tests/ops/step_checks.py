@@ -1,8 +1,6 @@
 """What every path of the geodesic step must do, as functions of a device. GEONORM_BACKEND says which path is taken; the
 truth is the reference in fp64 on the same inputs."""
 
-from __future__ import annotations
-
 import math
 from math import pi
 

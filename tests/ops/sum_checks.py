@@ -1,8 +1,6 @@
 """What the kernels must do with weighted sums, as functions of a device: see kernel_checks.py. Truth is the slow twin
 in fp64 on the same inputs."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from dataclasses import fields, replace
 

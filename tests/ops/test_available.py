@@ -1,7 +1,5 @@
 """How the geodesic update is called: what is refused, which path is taken, what stands in the way of the kernels."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The closed form at the ceiling of the angle."""
 
-from __future__ import annotations
-
 import torch
 
 from geonorm.ops import AngleMap, geodesic_step

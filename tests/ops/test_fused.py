@@ -1,7 +1,5 @@
 """The operators around the kernels: what they take, how they shard, and operators.py under Triton's interpreter."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

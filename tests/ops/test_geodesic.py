@@ -1,8 +1,6 @@
 """The geodesic update: every path against the literal textbook formula in fp64; invariants, degenerate and extreme
 rows, dtypes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import inf, pi
 

@@ -1,7 +1,5 @@
 """Derivatives of the geodesic update, of first and second order, backward, forward and under transforms."""
 
-from __future__ import annotations
-
 from math import pi
 
 import pytest

@@ -1,8 +1,6 @@
 """The Triton kernels. Without a GPU their checks run in one process of its own under Triton's interpreter, and the
 kernels are compiled for a GPU that is not there. With a GPU: `pytest tests/ops -m gpu` runs the same checks on it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

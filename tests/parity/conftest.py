@@ -1,7 +1,5 @@
 """What the parity tests share: fp64 throughout, and one measure of agreement that also goes into the test report."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

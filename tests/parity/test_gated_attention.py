@@ -1,8 +1,6 @@
 """Gated attention: with queries and keys normalised by head it is that of transformers' Qwen3-Next, rotary positions,
 grouped queries and the gradient of every parameter included."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -4,8 +4,6 @@ nano-bert under post(entry=embedding) is BertForMaskedLM on one kind of token, w
 nano-gpt2 under pre(entry=embedding) is GPT2LMHeadModel; a vision transformer under it is ViTForImageClassification.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any

@@ -7,8 +7,6 @@ scale, backout and the soft cap are part of the comparison; what it mixes in of 
 windows are as long as the text.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

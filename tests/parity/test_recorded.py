@@ -6,8 +6,6 @@ lets one do so, so that what is compared is the residual and nothing else. docs/
 code to run it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -138,23 +136,19 @@ def compare(case: dict[str, Any], found: dict[str, Tensor], agree: Callable[...,
         agree(value, theirs, f"{key} of {case['repository']}", limit=case["limit"])
 
 
-def ids(cases: list[dict[str, Any]]) -> list[str]:
-    return [f"{case['scheme']}-{case['repository'].split('/')[-1]}" for case in cases]
-
-
 @each("case", RECORD["towers"])
 def test_the_blocks_of_the_repository(case: dict[str, Any], agree: Callable[..., None]) -> None:
     x = stream(case["alike"])
     compare(case, probe(x, Tower(case["scheme"], **case["tower"])(x)), agree)
 
 
-@pytest.mark.parametrize("case", RECORD["decoders"], ids=ids(RECORD["decoders"]))
+@each("case", RECORD["decoders"])
 def test_the_model_of_the_repository(case: dict[str, Any], agree: Callable[..., None]) -> None:
     x = stream()
     compare(case, probe(x, through(decoder({"scheme": case["scheme"], **case["config"]}), x)), agree)
 
 
-@pytest.mark.parametrize("case", RECORD["inits"], ids=ids(RECORD["inits"]))
+@each("case", RECORD["inits"])
 def test_the_initial_values_of_the_repository(case: dict[str, Any]) -> None:
     """Standard deviations by role, as multiples of what the repository draws without the scheme."""
     depth = case["depth"]

@@ -5,8 +5,6 @@ transformers adds eps to the weights and in every Sinkhorn step, which the paper
 It keeps the transpose of the mixing matrix.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ClassVar

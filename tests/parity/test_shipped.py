@@ -1,7 +1,5 @@
 """Residual rules of shipped layers, around known sub-layers: outputs and gradients are those of our residuals."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 from operator import attrgetter

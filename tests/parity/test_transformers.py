@@ -5,8 +5,6 @@ of `geonorm.Residual`s around the layer's own attention and MLP, with its norm w
 give the same output and the same gradient for every parameter, embeddings included, in fp64.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Callable

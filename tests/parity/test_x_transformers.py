@@ -4,8 +4,6 @@ Same outputs and same gradients for every parameter, in fp64. The `Decoder` ther
 three slots for norms in each layer: before the branch, behind it, behind the residual.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

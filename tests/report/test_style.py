@@ -1,7 +1,5 @@
 """The identity of committed figures: one hue for each base scheme, text that can be read."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

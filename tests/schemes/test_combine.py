@@ -1,7 +1,5 @@
 """Combinators: which scheme stands where; parts keep their ends, their initialisation and their constraints."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +13,6 @@ from geonorm.schemes import First, Mix, PerKind, Pre, Scheme, state_of
 
 DEPTH = 4
 SITES = [Site(layer, kind, DEPTH) for layer in range(DEPTH) for kind in ("attn", "mlp")]
-SMALL: dict[str, Any] = {"layers": DEPTH, "width": 24, "heads": 2, "hidden": 40, "vocab_size": 37, "context": 16}
 
 
 def plan(text: str) -> list[str]:

@@ -1,7 +1,5 @@
 """The ends of the stream of every scheme, what it asks of weights and slots, and where combinations place which."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

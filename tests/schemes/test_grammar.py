@@ -1,7 +1,5 @@
 """Names of schemes: `str` and `parse` round-trip over the whole registry; everything else is one clear line."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -11,8 +11,8 @@ from geonorm.schemes import read_at, write_at
 
 from ..rows import each
 from . import textbook
-from .test_streams import DIM, SITES, embedding, network, norm, own, weights
-from .textbook import same
+from .test_streams import DIM, SITES, embedding, network, own, weights
+from .textbook import norm, same
 
 
 @each("depth", [4, 5, 6, 7, 9, 10, 11, 36])

@@ -1,7 +1,5 @@
 """Steps of one angle whatever the length of the update: NAG, `geonorm(update=unit)`, and updates of 0 under both."""
 
-from __future__ import annotations
-
 from math import pi
 
 import pytest

@@ -1,8 +1,6 @@
 """A residual scheme in a file of its own, outside the package, is a scheme like any other: it trains, saves, reloads,
 writes text, mixes, has rates, and stands in a comparison's report, by `geonorm compare --schemes pre module:Name`."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

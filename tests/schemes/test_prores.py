@@ -1,7 +1,5 @@
 """Residual warm-up around other schemes: the step is h of the scheme inside, one count for a model, saved with it."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -18,8 +18,7 @@ from geonorm.schemes.hypersphere import silu_rms
 from ..rows import each
 
 DIM, DEPTH = 10, 6
-ATTN, MLP = (Site(2, kind, DEPTH) for kind in ("attn", "mlp"))
-SMALL: dict[str, Any] = {"layers": 3, "width": 32, "heads": 4, "hidden": 48, "vocab_size": 41, "context": 16}
+ATTN = Site(2, "attn", DEPTH)
 SPHERET = "geonorm(retraction={}, learn=step, decay=constant, decay_on=update, max_angle=pi)"
 VARIANTS = [
     "first(hybrid(input=norm), hybrid)",

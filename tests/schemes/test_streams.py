@@ -1,7 +1,5 @@
 """Schemes of several streams: every field as an equation, whole stacks, what is measured, how they start."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -13,16 +11,12 @@ from geonorm.norms import NormSpec
 from geonorm.schemes import Parts, Scheme, read_at, write_at
 
 from ..rows import each
-from .textbook import same
+from .textbook import EPS, norm, same
 
-DIM, DEPTH, EPS = 8, 3, 1e-5
+DIM, DEPTH = 8, 3
 SITES = [Site(layer, kind, DEPTH) for layer in range(DEPTH) for kind in ("attn", "mlp")]
 OFFICIAL = "siamese(sum=norm, decay=sqrt, alpha=0.7071067811865476)"
 Branch = Callable[[Tensor], Tensor]
-
-
-def norm(x: Tensor, gain: Tensor | float = 1.0) -> Tensor:
-    return x / (x.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * gain
 
 
 def branch(layer: float, kind: str) -> Branch:

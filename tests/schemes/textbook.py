@@ -1,7 +1,5 @@
 """Every scheme's equation, written here a second time from the papers, and what the tests against them share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import permutations
 from math import pi

@@ -4,8 +4,6 @@ python tests/stateful/kills.py                 20 kills of `geonorm train`
 python tests/stateful/kills.py --ranks 2       of torchrun and its ranks
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

@@ -1,7 +1,5 @@
 """Commands as forks of this process, what happens to them and to their files, and runs that nothing disturbs."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import gc

@@ -1,7 +1,5 @@
 """A few walks of a seed of their own; `make stateful` takes as many as fit into the time that it is given."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

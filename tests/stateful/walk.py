@@ -14,8 +14,6 @@ or out of disk at a file operation of their own that a random number chooses, so
 words. One that fails is shortened by leaving out steps, and printed.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import shutil

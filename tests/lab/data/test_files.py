@@ -1,7 +1,5 @@
 """Files that anybody may have written: every container gives its documents back, or is refused in one line."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import json

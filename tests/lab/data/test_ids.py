@@ -1,7 +1,5 @@
 """Token ids of other programs as data: the ids that were written are those that are trained on."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Callable

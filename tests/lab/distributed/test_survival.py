@@ -19,8 +19,6 @@ from geonorm.models import Decoder
 
 from ..test_checkpoint import SMALL, weights
 
-ROOT = Path(__file__).parents[3]
-
 
 def children(process: int) -> list[int]:
     """Ranks that a torchrun has started."""

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +44,13 @@ def test_a_repository_around_the_environment_is_not_that_of_the_package(tmp_path
 
 
 @pytest.fixture
-def own(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def own(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory, not on Python's path, with a text, a tokenizer and a scheme that may be edited."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text(text.read_text())
     (tmp_path / "tokenizer.json").write_text(BYTE_JSON)
     (tmp_path / "half_rule.py").write_text(RULE)
-    yield tmp_path
-    elsewhere.MODULES.clear()
+    return tmp_path
 
 
 OPTIONS = ["--data", "text.txt", "--tokens.tokenizer", "tokenizer.json", "--scheme", "./half_rule.py:Half"]
@@ -64,15 +62,11 @@ def edit(path: Path, old: str, new: str) -> None:
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def unfinished(run: Path) -> None:
-    (run / "summary.json").unlink()
-
-
 @pytest.mark.parametrize(
     ("name", "old", "new", "said", "finished"),
     [
         ("text.txt", "the", "teh", "was made with data_sha256 ", False),
-        ("tokenizer.json", '"Ā": 0', '"Ā": 9', "was made with tokenizer_sha256 ", False),
+        ("tokenizer.json", '"a": 97, "b": 98', '"a": 98, "b": 97', "was made with tokenizer_sha256 ", False),
         ("half_rule.py", "0.5", "5.0", "was made with source of ./half_rule.py ", True),
     ],
 )
@@ -81,14 +75,9 @@ def test_other_inputs_are_refused(
 ) -> None:
     assert train(own / "run", "--steps", 2, *OPTIONS).status == 0
     if not finished:
-        unfinished(own / "run")
+        (own / "run" / "summary.json").unlink()
     before = contents(own / "run")
-    if name == "tokenizer.json":  # two bytes change places: a valid tokenizer that reads otherwise
-        ids = json.loads(BYTE_JSON)
-        ids["model"]["vocab"]["a"], ids["model"]["vocab"]["b"] = ids["model"]["vocab"]["b"], ids["model"]["vocab"]["a"]
-        (own / name).write_text(json.dumps(ids))
-    else:
-        edit(own / name, old, new)
+    edit(own / name, old, new)  # of the tokenizer two bytes change places: a valid one that reads otherwise
     refused = train(own / "run", "--steps", 2, *OPTIONS)
     assert refused.status == 2 and refused.out == "" and len(refused.err.splitlines()) == 1
     assert said in refused.err and "put it back, or choose another --out" in refused.err
@@ -120,7 +109,7 @@ def test_what_is_another_in_a_part_is_said(train: Any, own: Path, monkeypatch: p
     assert train(run, "--steps", 2, *OPTIONS).status == 0
     monkeypatch.setenv("GEONORM_BACKEND", "reference")
     for changed in (True, False):
-        unfinished(run)
+        (run / "summary.json").unlink()
         again = train(run, "--steps", 2, *OPTIONS)
         line = "was begun with something else: backend auto is now reference"
         assert again.status == 0 and (line in again.out) == changed

@@ -11,6 +11,8 @@ from geonorm.lab.data.batches import Batches
 from geonorm.lab.open import open_run
 from geonorm.lab.runs.folder import read_summary
 
+from ..conftest import rows
+
 METRICS = set(
     "step tokens loss lr grad_norm tokens_per_second seconds batch_seconds model_seconds optimizer_seconds "
     "peak_memory_bytes".split()
@@ -30,10 +32,6 @@ ENVIRONMENT = set(
 )
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def test_files_and_keys(train: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
     result = train(run, "--steps", 4, "--evaluation.every", 2)
@@ -42,7 +40,7 @@ def test_files_and_keys(train: Any, tmp_path: Path) -> None:
         ".lock", "config.yaml", "environment.json", "tokenizer.json",
         "metrics.jsonl", "trace.jsonl", "norms.jsonl", "summary.json", "checkpoints",
     }  # fmt: skip
-    metrics, trace = lines(run / "metrics.jsonl"), lines(run / "trace.jsonl")
+    metrics, trace = rows(run / "metrics.jsonl"), rows(run / "trace.jsonl")
     assert [row["step"] for row in metrics] == [1, 2, 3, 4]
     evaluated = {"val_loss", "val_bpb", "evaluation_seconds"}
     for row in metrics:  # a checkpoint is saved behind each step
@@ -56,7 +54,7 @@ def test_files_and_keys(train: Any, tmp_path: Path) -> None:
         (step, 0, kind, 1) for step in (2, 4) for kind in ("attn", "mlp")
     ]
     assert all(set(row) >= TRACE for row in trace)
-    norms = lines(run / "norms.jsonl")  # geonorm itself has norms at its ends alone
+    norms = rows(run / "norms.jsonl")  # geonorm itself has norms at its ends alone
     assert [(row["step"], row["kind"], row["norm"]) for row in norms] == [
         (step, kind, "norm") for step in (2, 4) for kind in ("entry", "exit")
     ]

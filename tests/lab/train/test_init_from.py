@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from geonorm.lab.runs.provenance import seen_data
+
+from ..test_checkpoint import weights
 
 
 @pytest.fixture
@@ -17,26 +18,16 @@ def source(train: Any, tmp_path: Path) -> Path:
     return tmp_path / "source"
 
 
-def tensors(run: Path, step: int) -> dict[str, torch.Tensor]:
-    """Weights, optimizer state and random states of a checkpoint, by KIND.NAME."""
-    files = sorted((run / "checkpoints" / f"step-{step}").glob("*.safetensors"))
-    return {name: tensor for file in files for name, tensor in load_file(file).items()}
-
-
-def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
-    return {name: tensor for name, tensor in tensors(run, step).items() if name.startswith("model")}
-
-
 def test_it_begins_with_the_weights_and_at_step_0(source: Path, train: Any, tmp_path: Path) -> None:
     """At a rate of 0 its weights stay; its optimizer has counted one step."""
     run = tmp_path / "run"
     begun = train(run, "--scheme", "pre", "--steps", 1, "--lr", 0, "--init-from", source)
     assert begun.status == 0
     assert "at step 3 (pre): " in begun.out and "at their initial values: nothing; left out: nothing" in begun.out
-    before, after = weights(source, 3), weights(run, 1)
+    before, after = weights(source / "checkpoints/step-3"), weights(run / "checkpoints/step-1")
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
-    counts = {int(t) for name, t in tensors(run, 1).items() if name.endswith(".step")}
-    assert counts == {1}
+    optimizer = weights(run / "checkpoints/step-1", "optimizer")
+    assert {int(t) for name, t in optimizer.items() if name.endswith(".step")} == {1}
 
 
 @pytest.mark.parametrize(
@@ -52,14 +43,14 @@ def test_under_another_scheme_names_that_match_are_loaded(
     run = tmp_path / "run"
     begun = train(run, "--scheme", scheme, "--steps", 1, "--lr", 0, "--init-from", source)
     assert begun.status == 0 and f"at their initial values: {missing}; left out: {left}\n" in begun.out
-    before, after = weights(source, 3), weights(run, 1)
+    before, after = weights(source / "checkpoints/step-3"), weights(run / "checkpoints/step-1")
     assert all(torch.equal(before[name], after[name]) for name in before.keys() & after.keys())
     assert all(bool((after[name] == 1).all()) for name in after.keys() - before.keys())
 
 
 def test_constraints_of_the_new_scheme_hold_from_the_start(source: Path, train: Any, tmp_path: Path) -> None:
     assert train(tmp_path / "run", "--scheme", "ngpt", "--steps", 1, "--lr", 0, "--init-from", source).status == 0
-    rows = weights(tmp_path / "run", 1)["model.embed.weight"].norm(dim=-1)
+    rows = weights(tmp_path / "run/checkpoints/step-1")["model.embed.weight"].norm(dim=-1)
     torch.testing.assert_close(rows, torch.ones_like(rows))
 
 

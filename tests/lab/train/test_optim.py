@@ -19,7 +19,6 @@ from geonorm.lab.resolve import resolve
 from geonorm.lab.schedule import Schedule
 from geonorm.lab.train import optim
 from geonorm.lab.train.muon import Muon, orthogonalize
-from geonorm.measure.observe import watch
 from geonorm.models import PRESETS, Decoder, DecoderConfig
 
 from ...rows import each
@@ -164,17 +163,6 @@ def test_recomputation_gives_the_same_gradients() -> None:
     for decoder in (plain, again):
         decoder.loss(IDS, IDS).backward()
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), again.parameters(), strict=True))
-
-
-def test_bfloat16_keeps_the_stream_in_fp32() -> None:
-    for scheme in ("pre", "post", "geonorm", "ngpt"):
-        decoder, dtypes = model(scheme), []
-        with (
-            watch(decoder, lambda place, x, u, after, to=dtypes: to.append((x.dtype, u.dtype, after.dtype))),
-            parallel.precision(Runtime(dtype="bf16"), torch.device("cpu")),
-        ):
-            decoder(IDS)
-        assert dtypes == [(torch.float32, torch.bfloat16, torch.float32)] * 4, scheme
 
 
 @pytest.mark.filterwarnings("ignore")  # torch silences its compiler's warnings itself
