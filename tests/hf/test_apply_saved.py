@@ -30,6 +30,7 @@ AUTO = {
 }
 # but for what no Auto class loads as a stock model either, and gemma3, of which apply wants the text model
 LOADED = [family for family in CASES if family not in ("gemma3", "t5-encoder")]
+REFUSED = ("hybrid", "ngpt", "angpt", "prores")
 
 
 def moved(case: str, scheme: str, tiny_model: Tiny) -> tuple[Any, Any, dict[str, Any]]:
@@ -64,14 +65,11 @@ def test_saved_and_loaded(family: str, scheme: str, tiny_model: Tiny, tmp_path: 
             change(again)
 
 
-@each("case, scheme", [*(("gpt2", name) for name in names()), ("t5", "lambdas")])
+@each("case, scheme", [("t5", "lambdas"), *(("gpt2", name) for name in names() if name not in REFUSED)])
 def test_every_parameter_of_a_scheme_is_loaded_as_it_was_saved(
     case: str, scheme: str, tiny_model: Tiny, tmp_path: Path
 ) -> None:
-    try:
-        _, model, _ = moved(case, scheme, tiny_model)
-    except ConfigError as refused:
-        pytest.skip(str(refused))
+    _, model, _ = moved(case, scheme, tiny_model)
     model.save_pretrained(tmp_path)
     again = dict(type(model).from_pretrained(tmp_path).named_parameters())
     assert [name for name, p in model.named_parameters() if not torch.equal(again[name], p)] == []

@@ -57,7 +57,7 @@ def test_submitit_goes_through_all_phases(on_submitit: Any, tmp_path: Path) -> N
     first = on_submitit(out, *words)
     assert first.status == 0, first
     found = results(out)
-    assert {run["status"] for run in found["runs"]} == {"finished"}
+    assert {run["status"] for run in found["runs"]} == {"finished"} and len({run["lr"] for run in found["runs"]}) > 2
     final = [run for run in found["runs"] if run["phase"] == "final"]
     assert len(final) == 4 and {run["scheme"] for run in final} == {"pre", "post"}
     again = on_submitit(out, *words)

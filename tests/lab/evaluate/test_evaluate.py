@@ -129,7 +129,7 @@ def test_generation(run: Path, call: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert once.startswith("the cat") and len(once.encode()) > 7 and once == again != other
     greedy = [text("--prompt", "the cat", "--temperature", 0, "--seed", seed) for seed in (1, 2)]
     assert greedy[0] == greedy[1]
-    assert text("--tokens", 5) != "" and text("--prompt", "", "--tokens", 5, "--top_k", "null") != ""
+    assert len(text("--tokens", 5)) > 2 and len(text("--prompt", "", "--tokens", 5, "--top_k", "null")) > 2
     assert text("--prompt=--é\n", "--tokens", 40).startswith("--é\n")  # longer than the context of 16
     monkeypatch.setattr(generate, "generate", lambda model, *more: iter([torch.tensor(256)]))
     assert text("--prompt", "ends at once") == "ends at once\n"

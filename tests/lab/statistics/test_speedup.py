@@ -132,7 +132,7 @@ def test_the_slope_of_a_difference_is_tested_over_seeds() -> None:
         for row in judge_ladder(runs(schemes, generator=generator), "pre")["trends"]:
             truth = 0.02 if row["scheme"] == "grows" else 0.0
             held[row["scheme"]] += row["slope_low"] <= truth <= row["slope_high"]
-    assert all(88 <= count <= 100 for count in held.values()), held
+    assert all(88 <= count < 100 for count in held.values()), held
 
 
 def test_a_point_without_the_baseline_has_no_difference_to_another_scheme() -> None:
