@@ -25,7 +25,7 @@ CEILINGS = {
     "statements of src without the register": 17_105,
     "statements of the register": 257,
     "statements per 1,000 lines of src": 542,
-    "lines of tests": 24_982,
+    "lines of tests": 24_654,
     "lines of experiments, benchmarks, examples, docs, evidence": 4_800,
     "test cases of one run": 2_200,
     "options of train besides model.*": 50,
