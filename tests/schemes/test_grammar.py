@@ -57,7 +57,7 @@ def value_of(hint: Any, layout: str, levels: int) -> st.SearchStrategy[Any]:
 
 @st.composite
 def any_scheme(draw: st.DrawFn, layout: str, levels: int = grammar.DEEPEST) -> schemes.Scheme:
-    """Any scheme of that layout, any of its fields set, nested as deeply as a text may be."""
+    """Any scheme of that layout, any of its fields set but one of two that exclude each other, nested to the limit."""
     leaves, fixed = LAYOUTS[layout]
     cls = schemes.find(draw(st.sampled_from([*leaves, *(COMBINED if levels > 1 else [])])))
     hints = get_type_hints(cls)
@@ -65,7 +65,7 @@ def any_scheme(draw: st.DrawFn, layout: str, levels: int = grammar.DEEPEST) -> s
     for f in fields(cls):
         if f.name not in values and (grammar.takes_scheme(hints[f.name]) or draw(st.booleans())):
             values[f.name] = draw(value_of(hints[f.name], layout, levels))
-    return cls(**values)
+    return cls(**{k: v for k, v in values.items() if k != "max_step" or values.get("layer_scalar") != "learned"})
 
 
 @settings(max_examples=150, deadline=None)
