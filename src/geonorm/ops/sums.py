@@ -55,7 +55,8 @@ def fused_write(
     """x' and, with `dtype`, what the next sub-layer reads of it in that dtype, through `norm` if it has one, by the
     kernels: 3 + 5 passes over memory, 4 + 6 through a norm. Without `dtype` x' twice. offer: the angle map of a
     geodesic step, or what returns the weighted sum. None where the kernels do not run here, nothing is offered, or the
-    norm of the update is a module that they do not have or that somebody watches.
+    norm of the update is a module that they do not have or that somebody watches. backend: of the step, as in
+    `geodesic_step`.
 
     >>> x, u = torch.randn(2, 8), torch.randn(2, 8)
     >>> geonorm.ops.fused_write(x, u, lambda: None) is None  # nothing is offered

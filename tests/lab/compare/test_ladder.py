@@ -11,7 +11,7 @@ import yaml
 
 import geonorm
 from geonorm import report
-from geonorm.errors import ConfigError
+from geonorm.errors import ConfigError, GeonormError
 from geonorm.lab.compare import ladder_config as rule
 from geonorm.lab.compare.ladder import about, ladder_run, outline
 from geonorm.lab.compare.ladder_config import LadderConfig, Size
@@ -61,12 +61,10 @@ def test_end_to_end_and_extension(
         first = ladder(out, "--schemes", "pre", "geonorm(decay=sqrt)", "--depth", 1, *words)
     assert first.status == 0, first.err
     assert len(processes.started) == 8 and "geonorm(decay=sqrt) against pre" in first.out
-    assert {"config.yaml", "configs", "runs", "results.json", "report.html", "figures"} <= {
-        p.name for p in out.iterdir()
-    }
+    files = {p.name for p in out.iterdir()}
+    assert {"config.yaml", "configs", "runs", "results.json", "report.html", "figures"} <= files
     found = results(out)
-    tables = {"points", "speedups", "trends"}
-    assert set(found) == {"command", "order", "data", "runs", "baseline", *tables}
+    assert set(found) == {"command", "order", "data", "runs", "baseline", "points", "speedups", "trends"}
     assert found["command"][:2] == ["geonorm", "ladder"] and found["baseline"] == "pre"
     assert [(row["tokens"], row["scheme"], row["n"]) for row in found["points"]] == [
         (tokens, scheme, 2) for tokens in (320, 640) for scheme in ("pre", "geonorm(decay=sqrt)")
@@ -74,7 +72,9 @@ def test_end_to_end_and_extension(
     (row,) = found["speedups"]
     assert row["tokens"] == 640 and (row["speedup"] or row["bound"]) and row["along"] == "tokens"
     assert (out / "report.html").read_text().count("<svg") >= 3
-
+    unfinished = shutil.copytree(out, tmp_path / "unfinished", ignore=shutil.ignore_patterns("results.json", "runs"))
+    with pytest.raises(GeonormError, match="its ladder has not finished"):
+        geonorm.load(unfinished)
     short, long = sorted(p for p in (out / "runs").iterdir() if "pre" in p.name and "seed0" in p.name)
     settings = yaml.safe_load((long / "config.yaml").read_text())
     assert settings["branch"] == str(short) and settings["optim"]["warmup_steps"] == 1

@@ -58,9 +58,7 @@ def test_any_text_is_evaluated_whole(run: Path, call: Any, tmp_path: Path) -> No
     assert few["tokens"] == 96
 
 
-def test_own_text_is_evaluated_on_its_held_out_part(
-    run: Path, train: Any, call: Any, text: Path, tmp_path: Path
-) -> None:
+def test_own_text_is_read_on_its_held_out_part(run: Path, train: Any, call: Any, text: Path, tmp_path: Path) -> None:
     answer = json.loads(call("eval", run, "--data", text).out)
     summary = json.loads((run / "summary.json").read_text())
     assert answer["part"] == "held-out"
@@ -71,9 +69,11 @@ def test_own_text_is_evaluated_on_its_held_out_part(
     (folder / "validation.txt").write_text(text.read_text()[:1000])
     answer = json.loads(call("eval", run, "--data", folder).out)
     assert answer["part"] == "held-out" and answer["tokens"] == 992
-    for name, options in (("mixture", ["--data", f"{text} + {folder}"]), ("part", ["--tokens.limit", 3000])):
-        assert train(tmp_path / name, *options, "--steps", 1).status == 0
-        assert json.loads(call("eval", tmp_path / name, "--data", text).out)["part"] == "held-out"
+    lines = (json.dumps({"text": line}) + "\n" for line in text.read_text().splitlines())
+    (many := tmp_path / "many.jsonl").write_text("".join(lines))
+    for name, data, options in (("mixture", f"{text} + {many}", []), ("part", many, ["--tokens.limit", 3000])):
+        assert train(tmp_path / name, *options, "--data", data, "--steps", 1).status == 0
+        assert json.loads(call("eval", tmp_path / name, "--data", data).out)["part"] == "held-out"
 
 
 @pytest.mark.parametrize("layout", ["geonorm", "gpt2"])
