@@ -26,7 +26,7 @@ MODELS = RULES | {"residual", "models"}
 ALLOWED = {
     "errors": set(),
     "lazy": set(),
-    "parsing": set(),
+    "parsing": {"errors"},
     "decay": {"settings"},
     "progress": set(),
     "modes": set(),

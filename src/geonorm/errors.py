@@ -6,7 +6,9 @@ import os
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 
 class GeonormError(ValueError):
@@ -37,6 +39,15 @@ class DataError(GeonormError):
 
 class CheckpointError(GeonormError):
     """A run or checkpoint that is missing, damaged or does not fit."""
+
+
+def import_extra(module: str, need: str, extra: str) -> Any:
+    """A library that not every installation has. ConfigError where it is missing: what needs it, and which extra of
+    this package brings it."""
+    try:
+        return import_module(module)
+    except ImportError:
+        raise ConfigError(f"{need} needs {module.partition('.')[0]}: pip install 'geonorm[{extra}]'") from None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -8,6 +8,8 @@ from functools import cache
 from math import isfinite
 from typing import Any
 
+from .errors import import_extra
+
 
 def from_json(text: str | bytes) -> Any:
     """The value of a JSON text. ValueError if it is none, or is nested too deeply."""
@@ -29,8 +31,7 @@ def finite_row(row: Mapping[str, Any]) -> dict[str, Any]:
 def from_yaml(text: str) -> Any:
     """The value of a YAML text. ValueError if it is none, is nested too deeply, names a setting twice, or holds
     aliases, by which a few lines stand for more than any memory holds."""
-    import yaml
-
+    yaml = import_extra("yaml", "a file of settings", "train")
     try:
         return yaml.load(text, loader())
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from .errors import GeonormError, unknown
+from .errors import GeonormError, import_extra, unknown
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -46,11 +46,7 @@ class Result(ABC):
         name = next(iter(tables)) if table is None else table
         if name not in tables:
             raise GeonormError(unknown("table", name, tables))
-        try:
-            import pandas
-        except ImportError:
-            raise GeonormError("frame() needs pandas: pip install 'geonorm[train]'") from None
-        return pandas.DataFrame(list(tables[name]))
+        return import_extra("pandas", "frame()", "train").DataFrame(list(tables[name]))
 
     def plot(
         self, figure: str | None = None, *, labels: Mapping[str, str] | None = None, size: Sequence[float] = ()

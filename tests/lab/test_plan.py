@@ -77,7 +77,7 @@ PEAKS: list[Any] = [
 def test_head_and_loss_of_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are made in pieces: 1.3B at 16 sequences of 2,048 stays below 6 GiB, and the plan is what a step holds."""
     big = plan(TrainConfig(preset="1.3b", batch_size=16, micro_batch=16))
-    assert big["memory"]["loss"] < 2.5 * 2**30 and big["micro_batch"] == 16
+    assert big["memory"]["loss"] < 2.6 * 2**30 and big["micro_batch"] == 16
     for module in ("models.decoder", "lab.plan"):
         monkeypatch.setattr(f"geonorm.{module}.MOST_LOGITS", 2**17)
     whole, pieces = (TrainConfig(batch_size=size) for size in (1, 16))

@@ -16,7 +16,7 @@ from types import NoneType
 from typing import Annotated, Any, TypeVar
 
 from .. import elsewhere
-from ..errors import ConfigError, unknown
+from ..errors import ConfigError, import_extra, unknown
 from ..parsing import from_yaml
 from ..settings import (
     Option,
@@ -193,10 +193,7 @@ def tyro_type(tyro: Any, kind: type[Settings], names: Collection[str] = ()) -> A
 
 def print_help(kind: type[Settings], program: str, every: bool) -> str:
     """Prints the help: of the options that people set most, or of all. Returns its last lines."""
-    try:
-        import tyro
-    except ImportError:
-        raise ConfigError("the command line needs the train extra: pip install 'geonorm[train]'") from None
+    tyro = import_extra("tyro", "the command line", "train")
     common: tuple[str, ...] = () if every else kind.common
     about = " ".join((kind.__doc__ or "").split())
     with suppress(SystemExit, BrokenPipeError):  # its end of the program; `| head` has seen enough

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from ..errors import CheckpointError, ConfigError, GeonormError, cause, near_folder
+from ..errors import CheckpointError, ConfigError, GeonormError, cause, import_extra, near_folder
 from ..parsing import from_json
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -22,10 +22,7 @@ PATIENCE = 5.0
 
 def hugging_face() -> Any:
     """The transformers package, quiet. ConfigError where it is missing."""
-    try:
-        import transformers
-    except ImportError:
-        raise ConfigError("Hugging Face models need transformers: pip install 'geonorm[hf]'") from None
+    transformers = import_extra("transformers", "a Hugging Face model", "hf")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     return transformers

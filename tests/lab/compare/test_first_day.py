@@ -59,13 +59,12 @@ def test_a_class_of_a_notebook_or_a_script_compares_resumes_and_reports(text: st
     assert ended.returncode == 0, ended.stderr
     assert "1 of 1 runs are finished already" in ended.stdout and "What limits this comparison" in ended.stdout
     (first, _) = sorted((tmp_path / "runs").iterdir(), key=lambda path: path.stat().st_mtime)
-    geonorm_module = ("-m", "geonorm")
-    again = python(tmp_path, *geonorm_module, "compare", "--config", str(first / "config.yaml"), "--trust-code")
+    again = python(tmp_path, "-m", "geonorm", "compare", "--config", str(first / "config.yaml"), "--trust-code")
     assert again.returncode == 0 and "1 of 1 runs are finished already" in again.stdout, again.stderr
     (run,) = (first / "runs").iterdir()
-    resumed = python(tmp_path, *geonorm_module, "train", "--config", str(run / "config.yaml"), "--trust-code")
+    resumed = python(tmp_path, "-m", "geonorm", "train", "--config", str(run / "config.yaml"), "--trust-code")
     assert resumed.returncode == 0 and "already finished" in resumed.stdout, resumed.stderr
-    refused = python(tmp_path, *geonorm_module, "compare", "--config", str(first / "config.yaml"))
+    refused = python(tmp_path, "-m", "geonorm", "compare", "--config", str(first / "config.yaml"))
     assert refused.returncode == 2 and "names code, __main__.Half: read it, then say --trust-code" in refused.stderr
 
 

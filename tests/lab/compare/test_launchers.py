@@ -99,14 +99,15 @@ def test_a_job_that_is_told_to_end_is_saved_and_goes_on(
     assert re.search(rf"{other}: failed: .*{other}.* not empty", capsys.readouterr().out)
 
 
-@each("launcher, module", [("submitit", "submitit"), ("ray", "Ray")])
+@each("need, module", [("--launcher submitit", "submitit"), ("--launcher ray", "ray"), ("a file of settings", "yaml")])
 def test_a_missing_package_is_one_line(
-    call: Any, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str, module: str
+    call: Any, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, need: str, module: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, launcher, None)
-    result = call("compare", *tiny, "--out", tmp_path / "out", "--launcher", launcher, "--schemes", "pre")
-    assert result.status == 2 and f"{module} is missing: pip install 'geonorm[cluster]'" in result.err
-    assert len(result.err.splitlines()) == 1 and not (tmp_path / "out").exists()
+    monkeypatch.setitem(sys.modules, module, None)
+    words, extra = (need.split(), "cluster") if module != "yaml" else ([], "train")
+    result = call("compare", *tiny, "--out", tmp_path / "out", "--schemes", "pre", *words)
+    assert result.err == f"geonorm compare: {need} needs {module}: pip install 'geonorm[{extra}]'\n"
+    assert result.status == 2 and not list((tmp_path / "out").glob("[!.]*"))  # but for a lock
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from geonorm.errors import DataError
+from geonorm.errors import ConfigError, DataError
 from geonorm.lab.data import files, load_tokenizer, open_source
 from geonorm.lab.data.files import open_file, read_documents
 
@@ -257,5 +257,5 @@ def test_missing_extra_names_the_extra(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     if "." in name:
         Path(name).write_bytes(b"x")
-    with pytest.raises(DataError, match=rf"needs {module}: pip install 'geonorm\[(train|hf)\]'"):
+    with pytest.raises(ConfigError, match=rf"needs {module}: pip install 'geonorm\[(train|hf)\]'"):
         open_source(name)

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ...elsewhere import SETTINGS, allow_within, set_within
-from ...errors import ConfigError, cause
+from ...errors import ConfigError, cause, import_extra
+from ...parsing import from_yaml
 from ...settings import from_dict
 from ..config import Runtime, TrainConfig
 from .config import Ray, Slurm
@@ -41,11 +42,7 @@ class RayExecutor(Executor):
 
     def __init__(self, out: Path, runtime: Runtime, jobs: int | None, say: Say, live: bool, settings: Ray) -> None:
         super().__init__(out, runtime, jobs, say, live)
-        try:
-            import ray
-        except ImportError:
-            raise ConfigError("Ray is missing: pip install 'geonorm[cluster]', or --launcher local") from None
-        self.ray = ray
+        self.ray = ray = import_extra("ray", "--launcher ray", "cluster")
         self.joined = not ray.is_initialized()
         if self.joined:
             try:
@@ -92,10 +89,7 @@ class SubmititExecutor(Executor):
 
     def __init__(self, out: Path, runtime: Runtime, jobs: int | None, say: Say, live: bool, slurm: Slurm) -> None:
         super().__init__(out, runtime, jobs, say, live)
-        try:
-            import submitit
-        except ImportError:
-            raise ConfigError("submitit is missing: pip install 'geonorm[cluster]', or --launcher local") from None
+        submitit = import_extra("submitit", "--launcher submitit", "cluster")
         self.failed_job, self.executor = submitit.core.utils.FailedJobError, submitit.AutoExecutor(out / "jobs")
         self.jobs = jobs or (1 if self.executor.cluster == "local" else MANY)
         gpus = slurm.gpus if slurm.gpus is not None else int(runtime.device.startswith("cuda"))
@@ -141,11 +135,9 @@ def arguments(executor: Executor, config: TrainConfig) -> tuple[Any, ...]:
 
 def train_one(folder: str, settings: str, log: str, environment: dict[str, str]) -> None:
     """Do what `geonorm train --config` does in `folder`, its output in `log`. RunFailed if it left no result."""
-    import yaml
-
     os.environ.update(environment)
     os.chdir(folder)
-    config: TrainConfig = from_dict(TrainConfig, yaml.safe_load(Path(settings).read_text(encoding="utf-8")))
+    config: TrainConfig = from_dict(TrainConfig, from_yaml(Path(settings).read_text(encoding="utf-8")))
     typed_here = set_within(SETTINGS, (settings, ""))  # sources of schemes stand beside the settings
     with open(log, "a", buffering=1) as file, redirect_stdout(file), redirect_stderr(file), allow_within(), typed_here:
         print(f"worker {os.getpid()} on {socket.gethostname()}")

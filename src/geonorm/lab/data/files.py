@@ -23,7 +23,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any, cast
 
-from ...errors import DataError, cause
+from ...errors import DataError, cause, import_extra
 from ...parsing import from_json
 from .cache import cache_folder, new_folder
 
@@ -117,14 +117,6 @@ def read_bytes(path: Path) -> bytes:
         if len(content) > WHOLE_BYTES:
             raise DataError(f"{path}: more than {WHOLE_BYTES >> 20} MiB, decompressed: give a smaller file")
         return content
-
-
-def import_extra(module: str, what: str, extra: str) -> Any:
-    """A library that only some sources need. `DataError` where it is missing: `what` needs the pip extra `extra`."""
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise DataError(f"{what} needs {module.partition('.')[0]}: pip install 'geonorm[{extra}]'") from error
 
 
 @contextmanager

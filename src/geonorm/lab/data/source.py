@@ -16,14 +16,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from ...errors import DataError, cause, nearest
+from ...errors import DataError, cause, import_extra, nearest
 from . import stdlib
 from .files import (
     DATA_SUFFIXES,
     READABLE,
     STRINGS,
     format_of,
-    import_extra,
     is_in_folder,
     read_documents,
     read_texts,

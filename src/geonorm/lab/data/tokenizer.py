@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError, cause, nearest
+from ...errors import DataError, cause, import_extra, nearest
 from .cache import cache_folder, new_folder, write_errors
-from .files import import_extra, read_bytes, sha256_of
+from .files import read_bytes, sha256_of
 from .source import Source
 
 END = "<|endoftext|>"

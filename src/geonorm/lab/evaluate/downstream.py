@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ...errors import ConfigError, DataError, cause, nearest
+from ...errors import ConfigError, DataError, cause, import_extra, nearest
 from ...models.decoder import Decoder
 from ...parsing import finite_row
 from ..data import Tokenizer
@@ -19,10 +18,7 @@ from .cloze import definition, local_sets, set_name
 
 def harness(name: str) -> Any:
     """A module of lm-evaluation-harness. ConfigError if it is not installed."""
-    try:
-        module = import_module(f"lm_eval.{name}")
-    except ImportError as error:
-        raise ConfigError(f"tasks need lm-evaluation-harness: pip install geonorm[eval] ({error})") from None
+    module = import_extra(f"lm_eval.{name}", "--tasks", "eval")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     return module
 

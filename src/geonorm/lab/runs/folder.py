@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from ...errors import CheckpointError, ConfigError, near_folder
+from ...errors import CheckpointError, ConfigError, import_extra, near_folder
 from ...parsing import finite_row, from_json, from_yaml
 from ...settings import from_dict, to_dict
 from ..config import TrainConfig
@@ -89,8 +89,7 @@ def save_summary(out: str | None, summary: Mapping[str, Any]) -> None:
 
 def write_settings(path: Path, settings: Mapping[str, Any]) -> None:
     """Writes settings as YAML, in their order."""
-    import yaml
-
+    yaml = import_extra("yaml", "a file of settings", "train")
     write_atomic(path, yaml.safe_dump(dict(settings), sort_keys=False))
 
 
