@@ -22,7 +22,7 @@ EMPTY_NAMES = set("found told said kept shown own made given asked".split())
 """Names that say nothing of what the thing is."""
 
 CEILINGS = {
-    "statements of src without the register": 17_105,
+    "statements of src without the register": 17_093,
     "statements of the register": 257,
     "statements per 1,000 lines of src": 542,
     "lines of tests": 24_654,

@@ -2,17 +2,51 @@
 
 from __future__ import annotations
 
-from programme import Grid, Summaries, change, load_definitions, settings
-from rates import tune_then_repeat
+from collections.abc import Sequence
+from math import sqrt
 
+from programme import Grid, Summaries, change, load_definitions, settings
+from rates import extend, read_row, tidy, tune_then_repeat
+
+from geonorm.lab.config import TUNING_SEED
 from geonorm.lab.runs.folder import slug
 
 OF_022 = load_definitions("022-embedding-rate")
 RECIPE = change(OF_022["COMMON"], batch_size=32, steps=1612, optim__warmup_steps=25, evaluation__every=403)
 """That of 022 with 32 sequences a step for 4, and as many tokens in all."""
 ARMS = ("pre(entry=embedding)", "geonorm(entry=embedding)", "pre", "peri")
+MAIN = 16.0
+"""The multiplier of the embedding's rate that every arm is tuned at."""
+
+
+def words(scheme: str, embedding: float) -> list[str]:
+    return [*RECIPE, *settings(scheme=scheme, optim__rates=(f"embed={embedding:g}",))]
 
 
 def plan(known: Summaries) -> Grid:
-    rows = {slug(scheme): [*RECIPE, *settings(scheme=scheme, optim__rates=("embed=16",))] for scheme in ARMS}
-    return tune_then_repeat(known, rows, (5.23e-3, 7.4e-3, 1.05e-2), OF_022["SEEDS"])
+    rows = {slug(scheme): words(scheme, MAIN) for scheme in ARMS}
+    grid = dict[str, Sequence[str]](tune_then_repeat(known, rows, (5.23e-3, 7.4e-3, 1.05e-2), OF_022["SEEDS"]))
+    for scheme in ARMS[:2]:
+        grid |= tune_multiplier(known, scheme)
+    return grid
+
+
+def tune_multiplier(known: Summaries, scheme: str) -> Grid:
+    """4 and 64 times the matrices' rate, each tuned about the best such rate at 16; a factor of 4 beyond the better one
+    where it is the last; then fresh seeds at the best."""
+    rows = {factor * MAIN: f"{slug(scheme)}-e{factor * MAIN:g}" for factor in (1 / 16, 1 / 4, 4, 16)}
+    losses = {multiplier: read_row(known, row, TUNING_SEED) for multiplier, row in rows.items()}
+    at_main = read_row(known, slug(scheme), TUNING_SEED)
+    if not at_main:
+        return {}
+    best = min(at_main, key=at_main.__getitem__)
+    start = [tidy(best * sqrt(2) ** half) for half in (-1, 0, 1)]
+    ended = {m: min(row.values()) for m, row in losses.items() if set(extend(row, start, 6, sqrt(2))) <= set(row)}
+    ended[MAIN] = at_main[best]
+    wanted = extend(ended, [MAIN / 4, MAIN, MAIN * 4], 1, 4)
+    grid: dict[str, Sequence[str]] = {}
+    for multiplier in sorted({*wanted} - {MAIN}):
+        chosen = set(wanted) <= set(ended) and ended[multiplier] == min(ended.values())
+        row = {rows[multiplier]: words(scheme, multiplier)}
+        grid |= tune_then_repeat(known, row, start, OF_022["SEEDS"] if chosen else ())
+    return grid
