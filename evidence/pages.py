@@ -20,7 +20,7 @@ CLAUSES = {
 }
 """A verdict as the end of a sentence. The others: is equal within a margin."""
 BLOCK = re.compile(r"(<!-- claim ([\w.:-]+) -->)(.*?)(<!-- / -->)", re.DOTALL)
-HEAD = ("verdict", "difference (95 %)", "p, Holm", "pairs", "tokens per parameter")
+HEAD = ("verdict", "difference (95 %)", "p, Holm", "pairs")
 MARK = "**°** marks a scheme without embedding norm; one without the mark has it (a norm right after the embedding)."
 BUILT = "<!-- Written by `python -m evidence build` from evidence/claims.yaml: edit there. -->"
 SEED = "**†** counts the seed that chose the rates."
@@ -123,14 +123,21 @@ class Book:
         return groups
 
     def tables(self, names: Iterable[str], by: str) -> Iterator[Line]:
-        first, name_of = ("where", self.where) if by == "what" else ("difference of", self.what)
-        for title, members in self.groups(names, by).items():
-            yield from (Line(""), Line(f"**{title}**"), Line(""), *table_head((first, *HEAD)))
+        """A table for each group; those of one row are joined in the last, which says what and where."""
+        groups = self.groups(names, by)
+        single = [name for members in groups.values() if len(members) == 1 for name in members]
+        groups = {title: members for title, members in groups.items() if len(members) > 1}
+        for title, members in [*groups.items(), *([("Single comparisons", single)] if single else [])]:
+            both, last = members is single, () if members is single else ("tokens per parameter",)
+            columns = ("difference of", "where") if both else ("where",) if by == "what" else ("difference of",)
+            yield from (Line(""), Line(f"**{title}**"), Line(""), *table_head((*columns, *HEAD, *last)))
             for name in members:
-                row, claim = self.values[name], self.evidence.claims[name]
-                label = name_of(claim) + (f" (claimed: {claim.claimed})" if claim.claimed else "")
-                cells = [label, row["verdict"], self.difference(name), p_value(row["p_holm"]), self.pairs(name)]
-                yield table_row([*cells, short(self.size(name))], name)
+                row, claim, size = self.values[name], self.evidence.claims[name], self.size(name)
+                texts = {"difference of": self.what(claim), "where": self.where(claim) + tokens(size) * both}
+                cells = [texts[column] for column in columns]
+                cells[0] += f" (claimed: {claim.claimed})" if claim.claimed else ""
+                cells += [row["verdict"], self.difference(name), p_value(row["p_holm"]), self.pairs(name)]
+                yield table_row(cells if both else [*cells, short(size)], name)
 
     def readme_table(self) -> Iterator[Line]:
         yield from table_head(("setting", "embedding norm in", "verdict", "GeoNorm − Pre-Norm", "p, Holm", "from"))

@@ -3,7 +3,7 @@ GeoNorm in a block of your own
 ==============================
 
 nanoGPT's block adds the output of each sub-layer to the hidden state. GeoNorm turns the hidden state towards it.
-In nanoGPT's ``model.py`` that is this change. Then try your learning rate and twice it.
+In nanoGPT's ``model.py`` that is this change. Then try half to twice your learning rate.
 
 .. literalinclude:: /static/nanogpt.diff
    :language: diff

@@ -15,8 +15,7 @@ OF_022 = load_definitions("022-embedding-rate")
 RECIPE = change(OF_022["COMMON"], batch_size=32, steps=1612, optim__warmup_steps=25, evaluation__every=403)
 """That of 022 with 32 sequences a step for 4, and as many tokens in all."""
 ARMS = ("pre(entry=embedding)", "geonorm(entry=embedding)", "pre", "peri")
-MAIN = 16.0
-"""The multiplier of the embedding's rate that every arm is tuned at."""
+MAIN = 16.0  # the multiplier of the embedding's rate that every arm is tuned at
 
 
 def words(scheme: str, embedding: float) -> list[str]:
@@ -34,19 +33,18 @@ def plan(known: Summaries) -> Grid:
 def tune_multiplier(known: Summaries, scheme: str) -> Grid:
     """4 and 64 times the matrices' rate, each tuned about the best such rate at 16; a factor of 4 beyond the better one
     where it is the last; then fresh seeds at the best."""
-    rows = {factor * MAIN: f"{slug(scheme)}-e{factor * MAIN:g}" for factor in (1 / 16, 1 / 4, 4, 16)}
-    losses = {multiplier: read_row(known, row, TUNING_SEED) for multiplier, row in rows.items()}
-    at_main = read_row(known, slug(scheme), TUNING_SEED)
-    if not at_main:
+    if not (at_main := read_row(known, slug(scheme), TUNING_SEED)):
         return {}
     best = min(at_main, key=at_main.__getitem__)
     start = [tidy(best * sqrt(2) ** half) for half in (-1, 0, 1)]
+    rows = {m: f"{slug(scheme)}-e{m:g}" for m in (MAIN / 16, MAIN / 4, MAIN * 4, MAIN * 16)}
+    losses = {m: read_row(known, row, TUNING_SEED) for m, row in rows.items()}
     ended = {m: min(row.values()) for m, row in losses.items() if set(extend(row, start, 6, sqrt(2))) <= set(row)}
     ended[MAIN] = at_main[best]
     wanted = extend(ended, [MAIN / 4, MAIN, MAIN * 4], 1, 4)
+    chosen = min(ended, key=ended.__getitem__) if set(wanted) <= set(ended) else MAIN
     grid: dict[str, Sequence[str]] = {}
-    for multiplier in sorted({*wanted} - {MAIN}):
-        chosen = set(wanted) <= set(ended) and ended[multiplier] == min(ended.values())
-        row = {rows[multiplier]: words(scheme, multiplier)}
-        grid |= tune_then_repeat(known, row, start, OF_022["SEEDS"] if chosen else ())
+    for m in sorted({*wanted} - {MAIN}):
+        fresh = OF_022["SEEDS"] if m == chosen else ()
+        grid |= tune_then_repeat(known, {rows[m]: words(scheme, m)}, start, fresh)
     return grid
