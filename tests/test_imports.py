@@ -210,11 +210,12 @@ def loaded_by(*statements: str) -> list[set[str]]:
 
 def test_importing_geonorm_is_free_and_names_load_on_use() -> None:
     light = "; ".join(f"import geonorm.{m}" for m in FREE_OF_TORCH)
-    package, helpers, used = loaded_by("import geonorm; dir(geonorm)", light, "assert geonorm.names()")
+    step = "import torch; geonorm.geodesic_update(torch.ones(2, 4), torch.ones(2, 4))"
+    package, helpers, used, stepped = loaded_by("import geonorm; dir(geonorm)", light, "assert geonorm.names()", step)
     assert "torch" not in package | helpers
     assert "torch" in used
     assert not set(EXTRAS) & (package | used - helpers)
-    assert not {"numpy", "geonorm.schemes"} & package
+    assert not {"numpy", "geonorm.schemes"} & package and "triton" not in stepped
 
 
 def test_public_names_are_frozen() -> None:

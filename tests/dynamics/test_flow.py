@@ -12,7 +12,7 @@ from geonorm.errors import ConfigError
 from geonorm.schemes import read_at, write_at
 
 from ..rows import each
-from .conftest import growth_of, speed_of
+from .conftest import speed_of
 
 F64 = torch.float64
 DEPTH = 8
@@ -84,23 +84,6 @@ def test_rotations_commute_with_the_dynamics(scheme: str) -> None:
     for tau in (0.0, 5.5):
         torch.testing.assert_close(flow.velocity(b, tau), flow.velocity(a, tau) @ turn, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(flow.layer(b, 1.0), flow.layer(a, 1.0) @ turn, rtol=1e-10, atol=1e-12)
-
-
-@each("scheme", ["post", "pre", "peri", "geonorm", "sqrt", "pre(entry=embedding)"])
-def test_speed_and_radius_law_are_those_of_the_velocity(scheme: str) -> None:
-    """theta' = P(u)/s and r', read off the full velocity."""
-    flow = Flow(scheme, Attention(beta=2.0), DEPTH)
-    x = flow.start(1.7 * uniform(5, 4))
-    tau = 1.25
-    r = x.norm(dim=-1)
-    theta, velocity, u = x / r[..., None], flow.velocity(x, tau), flow.update(x, tau)
-
-    def tangent(w: Tensor) -> Tensor:
-        return w - (theta * w).sum(-1, keepdim=True) * theta
-
-    s = speed_of(flow, x, tau)
-    torch.testing.assert_close(tangent(velocity) / r[..., None], tangent(u) / s[..., None], rtol=1e-10, atol=1e-13)
-    torch.testing.assert_close(growth_of(flow, x, tau), (theta * velocity).sum(-1), rtol=1e-10, atol=1e-13)
 
 
 def test_which_schemes_keep_their_radius_is_found_not_typed() -> None:

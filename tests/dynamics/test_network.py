@@ -92,8 +92,7 @@ def test_what_is_predicted_of_drawn_networks() -> None:
     assert row["terminal_law_unpredicted"] == "hybrid changes v inside attention" and not simulation.theory
 
 
-@each("scheme", ["post", "pre", "geonorm(decay=sqrt)"])
-@each("mlp", [None, "gelu"])
+@each("scheme, mlp", [("post", None), ("pre", "gelu"), ("geonorm(decay=sqrt)", "gelu")])
 def test_causal_networks_follow_the_curve_of_the_theory(scheme: str, mlp: str | None) -> None:
     """1 - cos of docs/theory-random-weights.md at all layers, mean over seeds, within the draws."""
     seeds, layers, width = 8, 10, 128

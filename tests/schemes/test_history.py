@@ -12,7 +12,7 @@ from geonorm.schemes import read_at, write_at
 from ..rows import each
 from . import textbook
 from .test_streams import DIM, SITES, embedding, network, own, weights
-from .textbook import norm, same
+from .textbook import same
 
 
 @each("depth", [4, 5, 6, 7, 9, 10, 11, 36])
@@ -23,25 +23,6 @@ def test_there_are_as_many_blocks_as_asked_for(depth: int) -> None:
         sizes = [[block for block, _ in places].count(n) for n in range(1, blocks + 1)]
         assert max(sizes) - min(sizes) <= 1 and sum(sizes) == len(sites)
         assert [begun for _, begun in places].count(0) == blocks
-
-
-def test_a_query_of_zero_reads_the_mean_of_what_was_written() -> None:
-    scheme, site = parse("attnres"), SITES[3]
-    x = torch.randn(2, 5, 9, DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    y, _ = read_at(scheme, x, own(scheme, site, 0.0)(), site)
-    same(y, norm(x[..., :4, :].mean(-2)))
-
-
-def test_slots_that_nobody_wrote_to_are_not_read() -> None:
-    scheme, site = parse("attnres(blocks=3)"), SITES[2]
-    p = own(scheme, site)
-    x = torch.randn(2, 5, 4, DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    other = x.clone()
-    other[..., 2:, :] = 7.0  # block 2 begins here
-    same(read_at(scheme, other, p(), site)[0], read_at(scheme, x, p(), site)[0])
-    after = write_at(scheme, x, torch.ones(2, 5, DIM), p(), site)
-    x[..., 2, :] += 1
-    assert torch.equal(after, x)
 
 
 def test_one_residual_a_block_counts_blocks_alone() -> None:

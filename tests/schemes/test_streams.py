@@ -116,20 +116,3 @@ def test_a_step_of_size_zero_moves_no_plain_sum(text: str) -> None:
     same(still, x[:, plain])
     same(half, (still + whole) / 2)
     assert (whole - still).abs().max() > 0.1
-
-
-def test_what_is_measured() -> None:
-    x = torch.randn(2, 3, 4, DIM, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(parse("hyper").seen(x), (x[..., 0, :] + x[..., 1, :] + x[..., 2, :] + x[..., 3, :]) / 4)
-    two = x[..., :2, :]
-    assert torch.equal(parse("residual_dual").seen(two), two[..., 0, :])
-    expected = two[..., 0, :] + two[..., 1, :] / two[..., 1, :].square().mean(-1, keepdim=True).sqrt()
-    torch.testing.assert_close(parse("siamese").seen(two), expected, rtol=1e-5, atol=1e-5)
-    for text in ("siamese", "hyper"):  # what is measured is what leaves, before learned gains
-        scheme, site = parse(text), Site(0, "exit", 1)
-        start = scheme.enter(
-            embedding().float(), Parts(scheme, Site(0, "entry", 1), NormSpec("rms", DIM))(), Site(0, "entry", 1)
-        )
-        leaves = scheme.exit(start, Parts(scheme, site, NormSpec("rms", DIM))(), site)
-        cosine = torch.cosine_similarity(leaves, scheme.seen(start), dim=-1)
-        torch.testing.assert_close(cosine, torch.ones_like(cosine))

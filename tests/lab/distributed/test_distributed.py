@@ -18,7 +18,7 @@ from ...rows import each
 from ..conftest import without
 from ..test_checkpoint import weights
 
-SCHEMES = ("pre", "geonorm", "ngpt")
+SCHEMES = ("geonorm", "ngpt")
 STEPS = ["--steps", 10, "--model.layers", 2, "--batch_size", 8, "--evaluation.every", 5]
 SHARDED = ["--runtime.parallel", "fsdp"]
 WORLDS: dict[tuple[str, str], tuple[int, list[Any]]] = {

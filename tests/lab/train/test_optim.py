@@ -158,13 +158,6 @@ def test_own_recipe_takes_effect_and_is_on_record(train: Any, tmp_path: Path) ->
     assert resolve(TrainConfig(scheme="pre", recipe="own")).schedule.optim == Optim(name="adamw")
 
 
-def test_recomputation_gives_the_same_gradients() -> None:
-    plain, again = (parallel.distribute(model(), Runtime(recompute=on), torch.device("cpu")) for on in (False, True))
-    for decoder in (plain, again):
-        decoder.loss(IDS, IDS).backward()
-    assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), again.parameters(), strict=True))
-
-
 @pytest.mark.filterwarnings("ignore")  # torch silences its compiler's warnings itself
 def test_a_ninth_model_of_a_process_is_compiled_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch stops at eight graphs of one function. Traced alone: what is made of a graph does not matter here."""
