@@ -41,13 +41,18 @@ class CheckpointError(GeonormError):
     """A run or checkpoint that is missing, damaged or does not fit."""
 
 
+class Interrupted(Exception):
+    """Ctrl-C or a termination signal; everything is saved."""
+
+
 def import_extra(module: str, need: str, extra: str) -> Any:
     """A library that not every installation has. ConfigError where it is missing: what needs it, and which extra of
     this package brings it."""
     try:
         return import_module(module)
-    except ImportError:
-        raise ConfigError(f"{need} needs {module.partition('.')[0]}: pip install 'geonorm[{extra}]'") from None
+    except ImportError as error:
+        library = (error.name or module).partition(".")[0]
+        raise ConfigError(f"{need} needs {library}: pip install 'geonorm[{extra}]'") from None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -28,14 +28,17 @@ def finite_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: finite_or_none(value) for key, value in row.items()}
 
 
-def from_yaml(text: str) -> Any:
-    """The value of a YAML text. ValueError if it is none, is nested too deeply, names a setting twice, or holds
+def from_yaml(text: str) -> dict[str, Any]:
+    """The settings of a YAML text. ValueError if it has none, is nested too deeply, names a setting twice, or holds
     aliases, by which a few lines stand for more than any memory holds."""
     yaml = import_extra("yaml", "a file of settings", "train")
     try:
-        return yaml.load(text, loader())
+        tree = yaml.load(text, loader())
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
         raise ValueError((str(error).splitlines() or ["not readable"])[0]) from None
+    if isinstance(tree, dict):
+        return tree
+    raise ValueError("it is not a mapping of settings")
 
 
 @cache

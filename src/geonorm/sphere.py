@@ -65,16 +65,12 @@ def safe_divide(a: Tensor, b: Tensor, zero: Tensor | None = None) -> Tensor:
 
 
 def sinc(angle: Tensor) -> Tensor:
-    """sin(angle) / angle, smooth through 0 (series below 1e-2, exact to 1e-16 in value and gradient).
+    """sin(angle) / angle, smooth through 0.
 
     >>> geonorm.sphere.sinc(torch.tensor([0.0, 3.0]))
     tensor([1.0000, 0.0470])
     """
-    squared = angle * angle
-    small = squared < 1e-4
-    series = 1 - squared / 6 * (1 - squared / 20 * (1 - squared / 42))
-    safe = torch.where(small, 1.0, angle)
-    return torch.where(small, series, torch.sin(safe) / safe)
+    return cos_and_sinc(angle * angle)[1]
 
 
 def cos_and_sinc(squared: Tensor) -> tuple[Tensor, Tensor]:

@@ -154,14 +154,11 @@ def folder_of(file: Path, out: Any) -> Any:
 def from_file(path: Path) -> dict[str, Any]:
     """The settings of a YAML file, whose names `from_dict` checks."""
     try:
-        tree = from_yaml(path.read_text(encoding="utf-8"))
+        return from_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read --config {path}: {error.strerror}") from None
     except ValueError as error:
         raise ConfigError(f"--config {path} is not readable YAML: {error}") from None
-    if not isinstance(tree, dict):
-        raise ConfigError(f"--config {path} is not a mapping of settings")
-    return tree
 
 
 def tyro_type(tyro: Any, kind: type[Settings], names: Collection[str] = ()) -> Any:

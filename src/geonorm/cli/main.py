@@ -14,7 +14,7 @@ from typing import Any
 from .. import __version__, elsewhere, output
 from ..bench.config import OpsBench, TrainBench
 from ..dynamics.config import SimulateConfig
-from ..errors import ConfigError, GeonormError, is_out_of_memory, unknown
+from ..errors import ConfigError, GeonormError, Interrupted, is_out_of_memory, unknown
 from ..lab.compare.config import CompareConfig, Grid
 from ..lab.compare.ladder_config import LadderConfig
 from ..lab.config import ExportConfig, TrainCommand
@@ -76,6 +76,10 @@ def run_verb(arguments: list[str]) -> int:
         if (rank := output.speaker(error)) is not None:
             output.complain(f"geonorm {name}: {rank}{line}")
         return 2
+    except Interrupted as stop:
+        if output.first():
+            output.complain(str(stop))
+        return 130
     except KeyboardInterrupt:
         output.complain(f"geonorm {name}: interrupted")
         return 130
@@ -88,7 +92,7 @@ def run(name: str, arguments: list[str]) -> int:
     try:
         command = name if name in COMMANDS else f"{name} {choose_command(name, arguments)}"
         rest = arguments[len(command.split()) - 1 :]
-        return VERBS[name](read(COMMANDS[command], f"geonorm {command}", rest))
+        return VERBS[name](read(COMMANDS[command], f"geonorm {command}", rest)) or 0
     except HelpAsked as last_lines:
         with suppress(BrokenPipeError):  # `| head` has seen enough
             print(last_lines)
@@ -121,29 +125,23 @@ def problem(error: Exception) -> str:
     return text
 
 
-def run_compare(config: CompareConfig) -> int:
+def run_compare(config: CompareConfig) -> None:
     """train several schemes side by side on the same text; ends in a table, figures and a page"""
     from ..lab.compare import compare as lab
 
-    return study(config, lab.run_comparison)
+    study(config, lab.run_comparison)
 
 
-def run_ladder(config: LadderConfig) -> int:
+def run_ladder(config: LadderConfig) -> None:
     """train schemes at several sizes and lengths; ends in effective speed-ups"""
     from ..lab.compare import ladder as lab
 
-    return study(config, lab.train_ladder)
+    study(config, lab.train_ladder)
 
 
-def study(config: Grid, run: Callable[..., dict[str, Any]]) -> int:
+def study(config: Grid, run: Callable[..., dict[str, Any]]) -> None:
     """Makes the runs of a study, then its page, and prints its table."""
-    from ..lab.train.loop import Interrupted
-
-    try:
-        results = run(config, live=watched(), command=TYPED.get())
-    except Interrupted as stop:
-        output.complain(str(stop))
-        return 130
+    results = run(config, live=watched(), command=TYPED.get())
     failed = [run for run in results["runs"] if run["status"] not in ("finished", "diverged")]
     if len(failed) < len(results["runs"]):
         publish(Path(config.out))
@@ -151,7 +149,6 @@ def study(config: Grid, run: Callable[..., dict[str, Any]]) -> int:
         print(f"runs of earlier commands that did not finish: {', '.join(earlier)}")
     if current := [run["run"] for run in failed if run["requested"]]:
         raise GeonormError(f"runs that did not finish: {', '.join(current)}; the same command tries them again")
-    return 0
 
 
 def publish(out: Path) -> None:
@@ -163,7 +160,7 @@ def publish(out: Path) -> None:
     print(f"report: {page}")
 
 
-def run_train(command: TrainCommand) -> int:
+def run_train(command: TrainCommand) -> None:
     """train one model, or go on with a run that was stopped"""
     if command.dry_run:
         from ..lab.plan import plan, table
@@ -171,23 +168,17 @@ def run_train(command: TrainCommand) -> int:
         planned = plan(command, command.world_size or 1)
         settings = json.dumps(planned["settings"], indent=1)
         print(json.dumps(planned, indent=1) if command.json else f"{settings}\n{table(planned)}")
-        return 0
-    from ..lab.train.loop import Interrupted, train as run
+        return
+    from ..lab.train.loop import train as run
     from ..lab.train.summary import result_line
 
-    try:
-        with show_progress(watched(), tell=False) as progress:
-            summary = run(command, progress=progress, profiled=command.profile)
-    except Interrupted as stop:
-        if output.first():
-            output.complain(f"{stop}; the same command goes on from there")
-        return 130
+    with show_progress(watched(), tell=False) as progress:
+        summary = run(command, progress=progress, profiled=command.profile)
     if output.first():
         print(f"{result_line(summary)}  in {command.out}")
-    return 0
 
 
-def run_eval(config: EvalConfig) -> int:
+def run_eval(config: EvalConfig) -> None:
     """loss on any text, and tasks, of a run, an exported folder or any Hugging Face model"""
     from ..lab.evaluate.evaluate import evaluate_model as run
     from ..lab.runs.folder import save_summary
@@ -195,28 +186,25 @@ def run_eval(config: EvalConfig) -> int:
     result = run(config, live=sys.stderr.isatty())
     print(json.dumps(result, indent=1))
     save_summary(config.out, result)
-    return 0
 
 
-def run_generate(config: GenerateConfig) -> int:
+def run_generate(config: GenerateConfig) -> None:
     """text from a trained run or a Hugging Face model"""
     from ..lab.evaluate.generate import generate_text
 
     for piece in generate_text(config):
         print(piece, end="", flush=True)
     print()
-    return 0
 
 
-def run_export(options: ExportConfig) -> int:
+def run_export(options: ExportConfig) -> None:
     """a finished run as a model folder for transformers"""
     from ..lab.export import export_run
 
     print("\n".join(export_run(options)))
-    return 0
 
 
-def run_report(options: ReportConfig) -> int:
+def run_report(options: ReportConfig) -> None:
     """one self-contained page about comparisons, runs, simulations and probes; or LaTeX, CSV, PDF"""
     from ..report import build
     from ..report.formats import ENDINGS
@@ -228,10 +216,9 @@ def run_report(options: ReportConfig) -> int:
     page = build(options.dirs, out, options.figures, format=options.format, schemes=options.schemes,
                  panels=options.panels, labels=labels, size=options.size or ())  # fmt: skip
     print(page)
-    return 0
 
 
-def run_bench(config: OpsBench | TrainBench) -> int:
+def run_bench(config: OpsBench | TrainBench) -> None:
     """speed: operations beside their peers (ops), training steps (train)"""
     from ..bench import ops, train
 
@@ -239,7 +226,6 @@ def run_bench(config: OpsBench | TrainBench) -> int:
         ops.bench_ops(config)
     else:
         train.bench_train(config)
-    return 0
 
 
 def run_simulate(config: SimulateConfig) -> int:
@@ -278,27 +264,25 @@ def run_simulate(config: SimulateConfig) -> int:
     return 0
 
 
-def run_probe(config: ProbeConfig) -> int:
+def run_probe(config: ProbeConfig) -> None:
     """what normalization does to hidden states: any Hugging Face model or run, sub-layer by sub-layer"""
     from ..lab import probe as lab
 
     with show_progress(watched()) as progress:
         lab.probe_models(config, progress.show)
     publish(Path(config.out))
-    return 0
 
 
-def run_check_transfer(config: TransferConfig) -> int:
+def run_check_transfer(config: TransferConfig) -> None:
     """how far one optimizer step turns the final state over depth and width: does a learning rate transfer?"""
     from ..lab import transfer
 
     with show_progress(watched()) as progress:
         transfer.check_transfer(config, progress.show)
     publish(Path(config.out))
-    return 0
 
 
-def run_register(config: RegisterConfig) -> int:
+def run_register(config: RegisterConfig) -> None:
     """the residual rule of any causal family or checkpoint, with its angles: geonorm register [MODEL ...]"""
     from ..devices import pick_device
     from ..lab.runs import environment
@@ -316,7 +300,6 @@ def run_register(config: RegisterConfig) -> int:
     save(out, settings, environment.collect(pick_device("cpu")), {"summary.json": {"kind": "register", "rules": rules}})
     build([out], out / "register.csv", format="csv")
     publish(out)
-    return 0
 
 
 def run_same(config: SameConfig) -> int:
@@ -334,7 +317,7 @@ def run_same(config: SameConfig) -> int:
     return 0
 
 
-def run_schemes(config: SchemesConfig) -> int:
+def run_schemes(config: SchemesConfig) -> None:
     """equation, source and fields of every residual scheme, or of one: geonorm schemes [NAME] [--json]"""
     from .catalogue import catalogue, describe_scheme, json_text
 
@@ -347,10 +330,9 @@ def run_schemes(config: SchemesConfig) -> int:
         print(json_text(config.name))
     else:
         print(describe_scheme(config.name) if config.name else catalogue())
-    return 0
 
 
-def run_data(options: DataConfig) -> int:
+def run_data(options: DataConfig) -> None:
     """what a text source holds (inspect SOURCE), or its tokens in the cache (prepare SOURCE)"""
     from ..lab.data import inspect_source, load_tokenizer, open_source, tokenize
 
@@ -361,7 +343,6 @@ def run_data(options: DataConfig) -> int:
         tokenizer = load_tokenizer(options.tokenizer, source, options.vocab_size)
         about = tokenize(source, tokenizer, limit=options.limit).meta
     print(json.dumps(about, indent=1, ensure_ascii=False))
-    return 0
 
 
 COMMANDS: dict[str, type[Settings]] = {
@@ -382,7 +363,7 @@ COMMANDS: dict[str, type[Settings]] = {
     "same": SameConfig,
     "data": DataConfig,
 }
-VERBS: dict[str, Callable[[Any], int]] = {
+VERBS: dict[str, Callable[[Any], int | None]] = {
     verb.__name__.removeprefix("run_").replace("_", "-"): verb
     for verb in (run_compare, run_ladder, run_train, run_eval, run_generate, run_export, run_report, run_bench,
                  run_probe, run_simulate, run_check_transfer, run_schemes, run_register, run_same,

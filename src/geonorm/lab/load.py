@@ -306,10 +306,9 @@ def listed(results: dict[str, Any], key: str) -> list[Any]:
 
 def yaml_object(text: str) -> dict[str, Any]:
     try:
-        value = from_yaml(text)
+        return from_yaml(text)
     except ValueError:
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def objects(rows: Sequence[Record]) -> list[dict[str, Any]]:

@@ -15,9 +15,8 @@ Triton's interpreter. stats is (3, *batch) fp32, with a norm (5, *batch).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -38,8 +37,7 @@ for schema in (
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
 
 
-@dataclass(frozen=True)
-class RowNorm:
+class RowNorm(NamedTuple):
     """A norm of rows that the kernels know, as the numbers they need. kind: none | rms | layer."""
 
     kind: str = "none"
@@ -90,8 +88,7 @@ def write(
 ) -> Any:
     """x' by the kernels, and with `read` x' or N(x') in that dtype, one tensor if both are the same; their gradients
     are added on chip. Arguments have been checked by the caller."""
-    norm = norm or RowNorm()
-    ends = (norm.kind, norm.eps, norm.weight, norm.shift)
+    ends = norm or RowNorm()
     if read is None:
         return Fused.apply(x, u, *weights, rule, numbers, None, *ends)
     # N has the dtype of its input, so a wider one would hold digits that it does not give
@@ -188,17 +185,9 @@ def angle_map(post: Tensor | None, numbers: list[float]) -> AngleMap:
     return AngleMap(post=rate if post is None else post, gain=gain, bias=level, max_angle=max_angle)
 
 
-def forward_fake(x: Tensor, *rest: Any) -> list[Tensor]:
-    return launch.forward_outputs(x, rest[6], rest[7] != "none")
-
-
-def backward_fake(grad: Tensor | None, read_grad: Tensor | None, x: Tensor, u: Tensor, *rest: Any) -> list[Tensor]:
-    return launch.backward_outputs(x, u, rest[-1])
-
-
 for name, run, fake in (
-    ("write_forward", launch.forward, forward_fake),
-    ("write_backward", launch.backward, backward_fake),
+    ("write_forward", launch.forward, lambda x, *rest: launch.forward_outputs(x, rest[6], rest[7] != "none")),
+    ("write_backward", launch.backward, lambda *every: launch.backward_outputs(every[2], every[3], every[-1])),
 ):
     for device in ("CUDA", "CPU"):
         LIBRARY.impl(name, run, device)

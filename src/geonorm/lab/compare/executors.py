@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from ...errors import GeonormError
+from ...errors import GeonormError, Interrupted
 from ...output import columns
 from ...progress import NAME, Pace, Unwatched, shorten, show_progress, span
 from ...schemes import parse, sources_of
@@ -33,7 +33,7 @@ from ...settings import to_dict
 from ..config import Runtime, TrainConfig, phase_of
 from ..runs.folder import LOCK, RunFolder, lock_folder, rows_of, write_settings
 from ..runs.records import Summary
-from ..train.loop import Interrupted, train
+from ..train.loop import train
 from ..train.signals import PARENT, handle_signals, stop_unheard
 from ..train.stack import StackedModels, split_scheme
 

@@ -178,12 +178,9 @@ def stored_settings(folder: Path) -> dict[str, Any]:
     if strange := next((path for path in links if os.path.lexists(path)), None):  # a file may be on its way to its name
         raise CheckpointError(f"{strange} is no file, but a pipe, a device or a broken link: remove it")
     try:
-        values = from_yaml(stored.read_text(encoding="utf-8"))
+        return from_yaml(stored.read_text(encoding="utf-8"))
     except ValueError as error:
         raise CheckpointError(f"{stored} is not readable YAML: {error}") from None
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{stored} is not a mapping of settings")
-    return values
 
 
 def first_difference(old: Mapping[str, Any], new: Mapping[str, Any], but: Container[str] = ()) -> str | None:

@@ -14,11 +14,10 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ...errors import GeonormError, cause
+from ...errors import GeonormError, cause, import_extra
 from .folder import RunFolder, read_object
 
 TRACKED = "tracked.json"
@@ -82,23 +81,16 @@ def trackio(library: Any, start: Start) -> Iterator[Logger]:
 
 
 LOGGERS: dict[str, tuple[str, Callable[[Any, Start], AbstractContextManager[Logger]], str]] = {
-    "TensorBoard": ("torch.utils.tensorboard", tensorboard, "'geonorm[train]', or --runtime.tensorboard false"),
-    "wandb": ("wandb", wandb, "'geonorm[wandb]', or leave wandb out of --log.to"),
-    "trackio": ("trackio", trackio, "'geonorm[trackio]', or leave trackio out of --log.to"),
+    "TensorBoard": ("torch.utils.tensorboard", tensorboard, "train"),
+    "wandb": ("wandb", wandb, "wandb"),
+    "trackio": ("trackio", trackio, "trackio"),
 }
-"""By the word of --log.to: module, logger, and what helps where it is missing."""
+"""By the word of --log.to: module, logger, and the extra that brings it."""
 
 
 def find_loggers(names: Iterable[str]) -> dict[str, Any]:
-    """The packages of loggers by name, TensorBoard or a word of --log.to. GeonormError for one that is not here."""
-    packages = {}
-    for name in names:
-        module, _, remedy = LOGGERS[name]
-        try:
-            packages[name] = import_module(module)
-        except ImportError:
-            raise GeonormError(f"{name} is missing: pip install {remedy}") from None
-    return packages
+    """The packages of loggers by name, TensorBoard or a word of --log.to. ConfigError for one that is not here."""
+    return {name: import_extra(LOGGERS[name][0], f"logging to {name}", LOGGERS[name][2]) for name in names}
 
 
 class Loggers:

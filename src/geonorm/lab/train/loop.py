@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ...devices import pick_device, subnormals_as_zero
-from ...errors import ConfigError
+from ...errors import ConfigError, Interrupted
 from ...ops.available import read_backend
 from ...output import launched
 from ...parsing import finite_row
@@ -58,10 +58,6 @@ LONGEST_UNSAVED = 600
 """Seconds between checkpoints, where `checkpoint.every` would take longer."""
 LOG_EVERY = {"cpu": 1, "cuda": 10}
 """Steps between readings of the loss: to read it is to wait for a GPU."""
-
-
-class Interrupted(Exception):
-    """Ctrl-C or a termination signal; everything is saved."""
 
 
 def train(
@@ -276,7 +272,8 @@ def train_on_rank(
                     saver.wait()
                 if request > SAVE_DUE and not last:
                     write_summary(setup, state, run, "interrupted")
-                    raise Interrupted(f"stopped at step {step} of {schedule.steps}; saved in {run.path}")
+                    where = f"stopped at step {step} of {schedule.steps}; saved in {run.path}"
+                    raise Interrupted(f"{where}; the same command goes on from there")
                 times.start()
         except Diverged as diagnosis:
             rows = read_pending(pending)
