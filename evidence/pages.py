@@ -174,11 +174,11 @@ class Book:
         claims = self.evidence.claims.values()
         names = [claim.name for claim in claims if self.evidence.place(claim).experiment == folder]
         several = len({self.evidence.place(self.evidence.claims[name]).where for name in names}) > 1
-        where = ["where"] if several else []
-        yield from table_head(("difference of", *where, "verdict", "difference (95 %)", "pairs"))
+        yield from table_head(("difference of", *["where"] * several, "verdict", "difference (95 %)", "pairs"))
         for name in names:
             row, claim = self.values[name], self.evidence.claims[name]
-            cells = [self.what(claim), *([self.evidence.place(claim).where] if several else []), row["verdict"]]
+            where = [self.evidence.place(claim).where + tokens(self.size(name))] if several else []
+            cells = [self.what(claim), *where, row["verdict"]]
             yield table_row([*cells, self.difference(name), self.pairs(name)], name)
 
     def scheme(self, scheme: str) -> Iterator[Line]:
