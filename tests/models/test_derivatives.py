@@ -69,7 +69,7 @@ def by_the_textbook(run: Callable[[], Tensor], monkeypatch: pytest.MonkeyPatch) 
         return run()
 
 
-@each("scheme", SCHEMES)
+@each("scheme", ["geonorm", "prores(geonorm)", "gpas", "ngpt", "hyper", "attnres", *VARIANTS])
 def test_hessian_vector_products_of_decoders(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = decoder(scheme), torch.arange(6).view(1, 6)
     weights = list(model.parameters())
