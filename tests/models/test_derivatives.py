@@ -87,7 +87,6 @@ def test_hessian_vector_products_of_decoders(scheme: str, monkeypatch: pytest.Mo
 
     expected = by_the_textbook(product, monkeypatch)
     assert expected.norm() > 1e-3
-
     torch.testing.assert_close(product(), expected, rtol=1e-6, atol=1e-9)
 
 
