@@ -171,15 +171,13 @@ class Book:
             yield from table_head(("predicted", "outcome", "measured"))
             yield from (Line("|" + row.text.partition("|")[2].partition("|")[2], row.claims) for row in predicted)
             yield Line("")
-        claims = self.evidence.claims.values()
-        names = [claim.name for claim in claims if self.evidence.place(claim).experiment == folder]
-        several = len({self.evidence.place(self.evidence.claims[name]).where for name in names}) > 1
+        claims = [claim for claim in self.evidence.claims.values() if self.evidence.place(claim).experiment == folder]
+        places = [self.evidence.place(claim).where + tokens(self.size(claim.name)) for claim in claims]
+        several = len({*places}) > 1
         yield from table_head(("difference of", *["where"] * several, "verdict", "difference (95 %)", "pairs"))
-        for name in names:
-            row, claim = self.values[name], self.evidence.claims[name]
-            where = [self.evidence.place(claim).where + tokens(self.size(name))] if several else []
-            cells = [self.what(claim), *where, row["verdict"]]
-            yield table_row([*cells, self.difference(name), self.pairs(name)], name)
+        for claim, place in zip(claims, places, strict=True):
+            cells = [self.what(claim), *[place] * several, self.values[claim.name]["verdict"]]
+            yield table_row([*cells, self.difference(claim.name), self.pairs(claim.name)], claim.name)
 
     def scheme(self, scheme: str) -> Iterator[Line]:
         """Where a scheme of this name was compared, each at its best rate: pools, then the better Pre-Norm."""

@@ -35,7 +35,7 @@ def count(text: str) -> int:
 
 def plain(page: str) -> str:
     """A page without blocks of code, addresses and tags; a name in code, a formula or a claim is one word."""
-    text = re.sub(r"(?ms)^ *```.*?^ *```|^:.*?$|^#+ ", "\n\n", PAGES[page])
+    text = re.sub(r"(?ms)^ *```.*?^ *```|^:.*?$|^#+ ", "\n\n", PAGES.get(page) or (ROOT / page).read_text("utf-8"))
     text = re.sub(r"(?s)<!-- claim .*?<!-- / -->|`[^`]*`|\[\d{3}\]\([^)]*\)", "it", text)
     text = re.sub(r"(?s)\$\$.*?\$\$|\$[^$]*\$", "it", text)
     return re.sub(r"!?\[([^]]*)\]\([^)]*\)", r"\1", re.sub(r"<[^>]*>", "", text))
@@ -57,3 +57,8 @@ def test_sentences_and_cells_are_short(page: str) -> None:
     assert not [sentence for sentence in sentences if len(re.findall(r"(?<![\w.])[\d.,]*\d", sentence)) > 2]
     assert not NOT_OURS.findall(plain(page))
     assert not re.search(r"(?m)^\|(?:.*\|)? +\|.*\n\| ?-", PAGES[page]), "each column has a title"
+
+
+def test_experiments_do_without_our_own_words() -> None:
+    pages = [str(page.relative_to(ROOT)) for page in (ROOT / "experiments").rglob("README.md")]
+    assert not {page: words for page in pages if (words := NOT_OURS.findall(plain(page)))}
