@@ -92,10 +92,6 @@ def test_starts_that_do_not_exist(make: Any, message: str) -> None:
 # laws
 
 
-def noisy(curve: Any, seed: int) -> Any:
-    return curve * np.exp(0.01 * np.random.default_rng(seed).standard_normal(len(curve)))
-
-
 @each("seed", range(3))
 def test_each_law_is_recognised_with_its_rate_inside_the_interval(seed: int) -> None:
     curves: dict[str, tuple[Any, Any, float]] = {
@@ -104,7 +100,8 @@ def test_each_law_is_recognised_with_its_rate_inside_the_interval(seed: int) -> 
         "stretched": (np.linspace(1, 50, 400), lambda t: np.exp(-4 * np.sqrt(t)), 4.0),
     }
     for kind, (t, curve, rate) in curves.items():
-        law = d.terminal_law(t - 1, noisy(curve(t), seed))
+        noise = np.exp(0.01 * np.random.default_rng(seed).standard_normal(len(t)))
+        law = d.terminal_law(t - 1, curve(t) * noise)
         assert law.kind == kind and law.rate == pytest.approx(rate, rel=0.05), kind
         assert law.low is not None and law.high is not None and law.low <= rate <= law.high
 

@@ -130,10 +130,6 @@ def tangential(layer: Any, x: Tensor, u: Tensor, y: Tensor) -> Tensor:
     return x + u - (u * x).sum(-1, keepdim=True) / (x * x).sum(-1, keepdim=True) * x
 
 
-def per_channel(layer: Any, x: Tensor, u: Tensor, y: Tensor) -> Tensor:
-    return x + torch.linspace(0.9, 1.1, x.shape[-1]) * u
-
-
 WRONG: dict[str, dict[str, Any]] = {
     "a factor of the stream": {"write": lambda layer, x, u, y: 1.01 * x + u},
     "a factor of the stream, a norm of the update": {
@@ -146,7 +142,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "a norm of the update": {"write": lambda layer, x, u, y: x + layer.input_layernorm(u)},
     "the reading is added": {"write": lambda layer, x, u, y: y + u},
     "the update is tangential": {"write": tangential},
-    "a factor per channel": {"write": per_channel},
+    "a factor per channel": {"write": lambda layer, x, u, y: x + torch.linspace(0.9, 1.1, x.shape[-1]) * u},
     "a constant is added": {"write": lambda layer, x, u, y: x + u + 0.01},
     "added to the start of the block": {"start": True},
 }

@@ -108,9 +108,7 @@ def test_device_maps(scheme: str, disk: str, build: Any, ids: Any, tmp_path: Pat
     ends += ["logits_slot"] if model.logits_slot is not None else []
     places.update(dict.fromkeys(ends, "disk" if disk == "ends" else "cpu"))
     again = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path / "model",
-        device_map="auto" if disk == "none" else places,
-        offload_folder=tmp_path / "offload",
+        tmp_path / "model", device_map="auto" if disk == "none" else places, offload_folder=tmp_path / "offload"
     )
     assert any(p.is_meta for p in again.parameters()) == (disk != "none")  # on disk until it is used
     assert torch.equal(again(ids).logits, model(ids).logits)

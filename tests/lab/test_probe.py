@@ -178,10 +178,7 @@ def test_gradients_of_a_model_with_sub_layers_that_never_run() -> None:
     assert len(result.sites) == 4 and all(row["grad_norm"] > 0 for row in result.sites)
 
 
-@each(
-    "kind, said",
-    [("vit", "no tokenizer in"), ("t5", "is an encoder-decoder: this needs")],
-)
+@each("kind, said", [("vit", "no tokenizer in"), ("t5", "is an encoder-decoder: this needs")])
 def test_models_of_other_kinds(kind: str, said: str, tiny_model: Tiny, call: Any, tmp_path: Path) -> None:
     """None of them writes or has a loss on text; an encoder-decoder is probed, images are in Python alone."""
     tiny_model(kind)[0].save_pretrained(folder := tmp_path / kind)

@@ -123,12 +123,9 @@ def test_initialize_and_constrain_a_model_of_ones_own() -> None:
     for parameter in unit.parameters():
         parameter.data += 1.0
     geonorm.constrain(unit)
-    for weight, axis in (
-        (unit.wte.weight, 1),
-        (unit.lm_head.weight, 1),
-        (unit.layers[1].branch.up_proj.weight, 1),
-        (unit.layers[1].branch.down_proj.weight, 0),
-    ):
+    mlp = unit.layers[1].branch
+    weights = (unit.wte.weight, 1), (unit.lm_head.weight, 1), (mlp.up_proj.weight, 1), (mlp.down_proj.weight, 0)
+    for weight, axis in weights:
         torch.testing.assert_close(weight.norm(dim=axis), torch.ones(weight.shape[1 - axis]))
     deep = Plain("deepnorm", "gpt2")
     up, table = deep.layers[0].branch.up_proj, deep.wte
@@ -138,6 +135,19 @@ def test_initialize_and_constrain_a_model_of_ones_own() -> None:
     before = deepcopy(deep.state_dict())
     geonorm.constrain(deep)
     assert all(torch.equal(tensor, before[name]) for name, tensor in deep.state_dict().items())
+
+
+def test_multihead_attention_is_drawn_and_constrained() -> None:
+    """Its matrices are joined in one where all sizes agree."""
+    draw, constrain = (geonorm.initialize, "geonorm", 0.5), (geonorm.constrain, "ngpt", 1e-5)
+    for (call, scheme, atol), keys in ((draw, 64), (draw, 32), (constrain, 64), (constrain, 32)):
+        attention = nn.MultiheadAttention(64, 4, bias=False, kdim=keys).requires_grad_(False)
+        for weight in attention.parameters():
+            weight.fill_(3)
+        call(Residual(attention, scheme, Site(0, "attn", 1), 64))
+        for name, weight in attention.named_parameters():
+            lengths = weight.norm(dim=0 if name == "out_proj.weight" else 1)
+            torch.testing.assert_close(lengths, torch.ones_like(lengths), rtol=0, atol=atol)
 
 
 def test_a_layer_without_a_role_is_named() -> None:

@@ -119,9 +119,14 @@ def weights_of(model: nn.Module, strict: bool = False) -> list[Weight]:
     owners = {part: residual for residual in residuals for part in residual.branch.modules()}
     weights: list[Weight] = []
     for path, module in model.named_modules():
+        residual = owners.get(module)
+        if isinstance(module, nn.MultiheadAttention) and residual is not None:
+            joined, apart = module.in_proj_weight, (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+            parts = zip("qkv", apart if joined is None else joined.chunk(3), strict=True)
+            weights += [Weight(role, part, residual.scheme, residual.place()) for role, part in parts]
         if not isinstance(module, (nn.Linear, nn.Embedding)) or belongs_to_scheme(module):
             continue
-        role, residual = role_of(path.rpartition(".")[2], module), owners.get(module)
+        role = role_of(path.rpartition(".")[2], module)
         if residual is not None and role in ROLES:
             weights.append(Weight(role, module.weight, residual.scheme, residual.place()))
         elif residual is not None and strict:
@@ -244,28 +249,19 @@ def constrain(model: nn.Module) -> None:
 def restore_scalars(model: nn.Module) -> None:
     """Restore all that is not drawn: what is no layer inside residuals, norms, and the bias of every layer that has a
     role."""
-    holders = (each for each in model.modules() if isinstance(each, (Residual, StreamEnd)))
-    inside = {part for holder in holders for part in holder.modules()}
+    inside = {part for each in model.modules() if isinstance(each, (Residual, StreamEnd)) for part in each.modules()}
     for name, module in model.named_modules():
         if belongs_to_scheme(module):
             restore(module)
         elif isinstance(module, (nn.Linear, nn.Embedding)):
-            bias = getattr(module, "bias", None)
-            if bias is not None and role_of(name.rpartition(".")[2], module):
+            if role_of(name.rpartition(".")[2], module) and isinstance(bias := getattr(module, "bias", None), Tensor):
                 bias.zero_()
         elif hasattr(module, "reset_parameters") and (
-            module in inside or (module is not model and has_vectors_alone(module))
+            module in inside
+            or isinstance(module, Norm)
+            or (module is not model and all(parameter.dim() < 2 for parameter in module.parameters()))  # other norms
         ):
             module.reset_parameters()
-
-
-def has_vectors_alone(module: nn.Module) -> bool:
-    """True for norms, and for what has no matrix.
-
-    >>> has_vectors_alone(nn.LayerNorm(4)), has_vectors_alone(nn.Conv1d(4, 4, 3))
-    (True, False)
-    """
-    return isinstance(module, Norm) or all(parameter.dim() < 2 for parameter in module.parameters())
 
 
 def parameter_roles(model: nn.Module) -> dict[str, str]:
@@ -287,15 +283,14 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
     outputs = [part.get_output_embeddings() for part in models]
     roles: dict[str, str] = {}
     for path, module in model.named_modules():
-        role = str(getattr(module, "role", "embed" if isinstance(module, nn.Embedding) else "hidden"))
-        if any(module is output for output in outputs) and not hasattr(module, "role"):
-            role = "head"
+        usual = "embed" if isinstance(module, nn.Embedding) else "hidden"
+        usual = "head" if any(module is output for output in outputs) else usual
         for name, parameter in module.named_parameters(recurse=False):
             sizes = [size for size in parameter.shape if size > 1]
             matrix = len(sizes) > (1 if name.endswith("weight") else 2) and "bias" not in name
             matrix = matrix and not (isinstance(module, Norm) or belongs_to_scheme(module))
             matrix = matrix or (name == "weight" and hasattr(module, "role"))
-            roles[f"{path}.{name}".lstrip(".")] = role if matrix else "gain"
+            roles[f"{path}.{name}".lstrip(".")] = str(getattr(module, "role", usual)) if matrix else "gain"
     return roles
 
 
