@@ -114,17 +114,17 @@ def in_use(folder: Path) -> bool:
     return False
 
 
-def trunk_of(words: Sequence[str]) -> str | None:
+def prefix_of(words: Sequence[str]) -> str | None:
     """The run that these words branch from."""
     return words[words.index("--branch") + 1] if "--branch" in words else None
 
 
 def place(words: Sequence[str], out: Path) -> list[str]:
     """The words of a run under OUT: --branch names a folder there, and goes where that is not."""
-    if (trunk := trunk_of(words)) is None:
+    if (prefix := prefix_of(words)) is None:
         return list(words)
     at = words.index("--branch")
-    there = ["--branch", str(out / trunk)] if (out / trunk / "config.yaml").is_file() else []
+    there = ["--branch", str(out / prefix)] if (out / prefix / "config.yaml").is_file() else []
     return [*words[:at], *there, *words[at + 2 :]]
 
 
@@ -135,7 +135,7 @@ def carry_out(experiment: Path, plan: Plan, out: Path, minutes: float = inf) -> 
     while True:
         known = read_kept(experiment) | read_finished(out)
         missing = {name: words for name, words in plan(known).items() if name not in known and name not in failed}
-        free = (name for name, words in missing.items() if trunk_of(words) not in missing)
+        free = (name for name, words in missing.items() if prefix_of(words) not in missing)
         name = next((name for name in free if not in_use(out / name)), None)
         if name is None and missing:
             time.sleep(20)  # the other process is at it, and what it finds may ask for more

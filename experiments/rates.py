@@ -1,5 +1,5 @@
-"""What a plan asks for next where a scheme's best learning rate is to be found: octaves until the best is interior,
-half octaves about it, seeds at the best rate."""
+"""What a plan asks for next, to find a scheme's best learning rate: factors of 2 until the best is interior, factors
+of √2 about it, seeds at the best rate."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read_losses(runs: Sequence[Summary]) -> Losses:
 
 
 def extend(losses: Losses, start: Sequence[float], extensions: int = 2, factor: float = 2) -> list[float]:
-    """The rates of `start`, then an octave, or another factor, beyond the end at which the best stands, `extensions`
+    """The rates of `start`, then a factor of 2, or another, beyond the end at which the best stands, `extensions`
     times at most."""
     rates = sorted(start)
     for _ in range(extensions):
@@ -44,11 +44,11 @@ def extend(losses: Losses, start: Sequence[float], extensions: int = 2, factor: 
     return [*start, *(rate for rate in rates if rate not in start)]
 
 
-def refine(losses: Losses, octaves: Sequence[float]) -> list[float]:
-    """Half an octave to either side of the best, once all octaves are known."""
-    if not set(octaves) <= set(losses):
+def refine(losses: Losses, rates: Sequence[float]) -> list[float]:
+    """A factor of √2 to either side of the best, once all rates are known."""
+    if not set(rates) <= set(losses):
         return []
-    best = min(octaves, key=losses.__getitem__)
+    best = min(rates, key=losses.__getitem__)
     return [tidy(best / sqrt(2)), tidy(best * sqrt(2))]
 
 
@@ -71,7 +71,7 @@ def add_runs(
 
 
 def find_best(known: Known, rows: Iterable[str], start: Sequence[float], factor: float = 2) -> dict[str, float]:
-    """The best rate of those rows that have every rate of `start` and every octave, or other factor, that these ask
+    """The best rate of those rows that have every rate of `start` and every further one that these ask
     for."""
     found = {row: read_row(known, row) for row in rows}
     return {
@@ -85,7 +85,7 @@ def plan_rows(
     known: Known, rows: Mapping[str, Sequence[str]], start: Sequence[float], seeds: int, factor: float = 2
 ) -> dict[str, list[str]]:
     """A plan of rows, by name the arguments of `geonorm train` but for rate and seed: every row at the rates of
-    `start`, then octaves, or another factor, until its best is interior, then seeds at that."""
+    `start`, then factors of 2, or another, until its best is interior, then seeds at that."""
     grid: dict[str, list[str]] = {}
     for rate in start:
         for row, words in rows.items():

@@ -21,9 +21,9 @@ WRITES = {
     "normalise": "post(input=norm, final=norm, {decay}, max_step={step})",
     "geodesic": "geonorm(input=norm, {decay}, max_angle={angle})",
 }
-"""Cells that differ in the write alone: all read through a norm, none has gains, all end in a norm. On the sphere that
+"""Cells that differ in the write alone: all read N(x), none has gains, all end in a norm. On the sphere that
 norm changes nothing; off it, without one, twelve blocks overflow in their first step."""
-CEILINGS = {"ceiling": {"step": "pi/4", "angle": "pi/4"}, "free": {"step": "none", "angle": "pi"}}
+CLAMPS = {"clamp": {"step": "pi/4", "angle": "pi/4"}, "free": {"step": "none", "angle": "pi"}}
 SUMS = {
     "constant": float(LAYERS),
     "sqrt": sum(t**-0.5 for t in range(1, LAYERS + 1)),
@@ -37,9 +37,9 @@ the decays that all writes learn with the others, too, for the resolution."""
 CONTROLS = ("norm_preserving", "lns", "pre", "pre(entry=embedding)")
 
 
-def name_cell(write: str, decay: str, ceiling: str, equal: bool = False) -> str:
+def name_cell(write: str, decay: str, clamp: str, equal: bool = False) -> str:
     alpha = f", alpha={SUMS['harmonic'] / SUMS[decay]:.4g}" if equal else ""
-    return WRITES[write].format(decay=f"entry=sphere, decay={decay}{alpha}", **CEILINGS[ceiling])
+    return WRITES[write].format(decay=f"entry=sphere, decay={decay}{alpha}", **CLAMPS[clamp])
 
 
 def plan(known: Summaries) -> Grid:
@@ -50,7 +50,7 @@ def plan(known: Summaries) -> Grid:
     def add(scheme: str, rate: float, seed: int = 0) -> None:
         add_runs(grid, slug(scheme), [*COMMON, *settings(scheme=scheme)], [rate], [seed])
 
-    cells = list(product(WRITES, SUMS, CEILINGS))
+    cells = list(product(WRITES, SUMS, CLAMPS))
     half = [
         cell for cell, places in zip(cells, product(range(4), range(4), range(2)), strict=True) if not sum(places) % 2
     ]
@@ -59,11 +59,11 @@ def plan(known: Summaries) -> Grid:
             add(name_cell(*cell), rate)
         for scheme in CONTROLS:
             add(scheme, rate)
-    for write, decay in product(WRITES, SUMS):  # at the harmonic's summed step, with the ceiling
+    for write, decay in product(WRITES, SUMS):  # at the harmonic's summed step, with the clamp
         if decay != "harmonic":
-            add(name_cell(write, decay, "ceiling", equal=True), RATES[1])
+            add(name_cell(write, decay, "clamp", equal=True), RATES[1])
     for write, decay in product(("add", "geodesic"), ("constant", "harmonic")):  # the noise
-        add(name_cell(write, decay, "ceiling"), RATES[1], 1)
+        add(name_cell(write, decay, "clamp"), RATES[1], 1)
     for cell in cells:
         if cell not in half and cell[1] != "constant":
             add(name_cell(*cell), RATES[0])

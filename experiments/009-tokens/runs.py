@@ -14,7 +14,7 @@ COMMON = settings(
     preset="nano", model__width=64, model__hidden=172, optim__schedule="wsd", optim__warmup_steps=200,
     evaluation__whole="false", evaluation__tokens=262144, evaluation__trace_tokens=2048,
 )  # fmt: skip
-"""One rate until the last fifth of the steps, so that all budgets of a rate and a seed share their trunk."""
+"""One rate until the last fifth of the steps, so that all budgets of a rate and a seed share a prefix."""
 BOOKS = settings(data="books", batch_size=4)
 LATEX = settings(data="runs/latex-by-work", batch_size=4)
 STEPS = {1: 2000, 2: 4000, 4: 8000, 8: 16000, 16: 32000}
@@ -32,8 +32,8 @@ LENGTHS = {256: 2, 512: 1}
 def plan_budgets(
     known: Summaries, rows: Mapping[str, Sequence[str]], budgets: Sequence[int], seeds: int = SEEDS, tuned: int = 16
 ) -> dict[str, list[str]]:
-    """Every row at every rate and budget, each budget a branch of the next shorter one; octaves at a budget whose best
-    rate is at an end; then, at every rate that is best at some budget, all budgets with more seeds. Budgets of more
+    """Every row at every rate and budget, each budget a branch of the next shorter one; factors of 2 at a budget whose
+    best is at an end; then, at every rate that is best at some budget, all budgets with more seeds. Budgets of more
     than `tuned` million tokens are trained at the rate that is best at that, by every seed."""
     grid: dict[str, list[str]] = {}
 

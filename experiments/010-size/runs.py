@@ -19,14 +19,14 @@ BATCH = 4
 TOKENS = 20
 """For each parameter, all counted."""
 SCHEMES = ("pre(entry=embedding)", "geonorm(entry=embedding)", "pre", "geonorm")
-OCTAVES, HALVES = (1.0, 0.5, 2.0), (2.0, sqrt(2), 2 * sqrt(2))
-RATES = {3: OCTAVES, 4: OCTAVES, 6: HALVES}
+DOUBLE, ROOT = (1.0, 0.5, 2.0), (2.0, sqrt(2), 2 * sqrt(2))
+RATES = {3: DOUBLE, 4: DOUBLE, 6: ROOT}
 """By depth multiples of 19 / (width sqrt(steps)), the rule of `geonorm ladder`; the largest size begins where the
-middle one was best, and goes on by half octaves."""
+middle one was best, and goes on by factors of √2."""
 
 
 def plan(known: Summaries) -> Grid:
-    """The smallest size first: its rates say where those of the next ones lie. With the raw entry half octaves, too."""
+    """The smallest size first: its rates say where those of the next ones lie. Without embedding norm also by √2."""
     grid: dict[str, list[str]] = {}
     for depth, (millions, seeds, count) in SIZES.items():
         width = 16 * depth
@@ -37,7 +37,7 @@ def plan(known: Summaries) -> Grid:
         )  # fmt: skip
         rows = {f"{depth}-{slug(scheme)}": [*COMMON, *size, *settings(scheme=scheme)] for scheme in SCHEMES[:count]}
         start = [tidy(19 / (width * sqrt(steps)) * times) for times in RATES[depth]]
-        if RATES[depth] is HALVES:
+        if RATES[depth] is ROOT:
             grid |= plan_rows(known, rows, start, seeds, factor=sqrt(2))
             continue
         wanted = plan_rows(known, rows, start, seeds)

@@ -16,7 +16,7 @@ COMMON = settings(
 """1.02M tokens; 65,536 held-out tokens spread over the five books, for 200 runs are to be told apart by tenths."""
 WARMUP = {"warm": 0.1, "cold": 0.0}
 """Share of the steps in which the rate rises."""
-RATES = tuple(tidy(5e-4 * 2**octave) for octave in range(8))
+RATES = tuple(tidy(5e-4 * 2**double) for double in range(8))
 """Two decades."""
 SCHEMES = ("pre", "geonorm", "post", "deepnorm", "pre(entry=embedding)", "geonorm(entry=embedding)")
 WIDTHS = {32: 86, 64: 172, 128: 344}

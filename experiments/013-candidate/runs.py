@@ -33,7 +33,7 @@ VARIANTS = {
     "equal shares: atan(1/√n)": EQUAL_SHARES,
 }
 """Of GeoNorm with a unit tangent, by the angle of block t or sub-layer n: alpha decay min(1, max_angle). Learned steps
-have room above: at the ceiling a step has no gradient. By the last angle the embedding and all outputs have equal
+have room above: at the clamp a step has no gradient. By the last angle the embedding and all outputs have equal
 shares of the state."""
 LEFT = ("pi/8 / t", "2 / t, at most pi/2", "learned from pi/4 / t", "learned from pi/4 / √t", "pi/4")
 """More than 0.04 above the lowest at the first rate, and not trained further."""
@@ -69,8 +69,8 @@ def select(schemes: Iterable[str]) -> dict[str, list[str]]:
 
 
 def plan_confirmation(known: Summaries) -> dict[str, list[str]]:
-    """Rates by octaves with seed 0, then the fresh seeds at the best; those of the candidate also with as many steps as
-    take the time of Pre-Norm's."""
+    """Rates by factors of 2 with seed 0, then the fresh seeds at the best; those of the candidate also with as many
+    steps as take the time of Pre-Norm's."""
     schemes = {f"confirm-{slug(scheme)}": settings(scheme=scheme) for scheme in (CANDIDATE, *AGAINST)}
     rows = {row: [*LATEX, *settings(steps=STEPS), *scheme] for row, scheme in schemes.items()}
     first = {name: run for name, run in known.items() if name.endswith("-seed0")}

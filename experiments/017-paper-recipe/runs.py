@@ -20,7 +20,7 @@ RECIPE = settings(
 weight decay of 6e-5 a step at the highest rate: what the paper's 6e-4 x 0.1 is."""
 PAPER = 7.2e-3
 """6e-4 x 768 / 64: the paper's rate by width."""
-OCTAVES = (PAPER, PAPER / 2, PAPER / 4)
+RATES = (PAPER, PAPER / 2, PAPER / 4)
 SMOOTH = "geonorm(entry=embedding, retraction=0.5, max_angle=pi)"
 CELLS = ("pre(entry=embedding)", "geonorm(entry=embedding)", "pre", "geonorm")
 UNIT = "geonorm(entry=embedding, update=unit)"
@@ -62,14 +62,14 @@ def label(scheme: str, data: str, gains: bool) -> str:
 
 
 def tune(
-    wanted: Wanted, scheme: str, start: Sequence[float] = OCTAVES, half: bool = False, **where: Any
+    wanted: Wanted, scheme: str, start: Sequence[float] = RATES, half: bool = False, **where: Any
 ) -> Iterator[float]:
-    """Asks for the rates of a scheme; yields the best of them when they are all there. half: half octaves about the
+    """Asks for the rates of a scheme; yields the best of them when they are all there. half: factors of √2 about the
     best too. (Not the minimum of a parabola: losses of 017 lie on none, and GeoNorm's fell between rates that are both
     worse than its best.)"""
     losses = wanted.losses(scheme, **where)
-    octaves = extend(losses, start)
-    rates = [*octaves, *(refine(losses, octaves) if half else ())]
+    rates = extend(losses, start)
+    rates = [*rates, *(refine(losses, rates) if half else ())]
     wanted.add([scheme], rates, **where)
     if set(rates) <= set(losses):
         yield min(rates, key=losses.__getitem__)
@@ -77,9 +77,9 @@ def tune(
 
 def plan(known: Summaries) -> Grid:
     wanted = Wanted(known)
-    pair = OCTAVES[:2]
+    pair = RATES[:2]
     wanted.add((*CELLS, UNIT, EQUAL), pair)  # the sign at the paper's rate and at half of it, first of all
-    wanted.add((EQUAL, UNIT), OCTAVES[1:2], range(1, 3))
+    wanted.add((EQUAL, UNIT), RATES[1:2], range(1, 3))
     for scheme in CELLS:
         for rate in tune(wanted, scheme, half=True):
             wanted.add([scheme], [rate], range(5))

@@ -18,7 +18,7 @@ FIELDS = (
     "index=sublayer", "entry=sphere", "final=none", "input=norm", "update=norm", "update=unit", "after=norm",
     "retraction=projection", "retraction=cayley", "learn=gain", "learn=affine", "learn=step",
 )  # fmt: skip
-"""One at a time; ceilings are in 007."""
+"""One at a time; clamps are in 007."""
 BASE = "geonorm(entry=embedding)"
 RATES = (1.2e-2, 6e-3)
 SEEDS = 2

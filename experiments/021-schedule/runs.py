@@ -21,13 +21,13 @@ RAW, SPHERE = ("pre(entry=embedding)", "geonorm(entry=embedding)"), ("pre", "geo
 SEEDS = {RAW: range(10, 15), SPHERE: range(10, 13)}
 """Fresh ones: 009 and 011 have 0 to 2."""
 RATES = tuple(tidy(6e-3 * sqrt(2) ** half) for half in range(4))
-"""Half octaves: an octave may hide some hundredths."""
+"""Factors of √2: a factor of 2 may hide some hundredths."""
 EXTENSIONS = 3
 
 
 def find_shared(known: Summaries, row: str, first: Losses, seeds: Sequence[int]) -> list[float]:
     """Rates for all seeds: the best by the first one and its two neighbours, none while rates are missing; then half an
-    octave beyond the end at which the best by all seeds stands."""
+    rate beyond the end at which the best by all seeds stands."""
     rates = sorted(extend(first, RATES, EXTENSIONS, sqrt(2)))
     if not set(rates) <= set(first):
         return []

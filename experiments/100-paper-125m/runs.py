@@ -16,7 +16,7 @@ RECIPE = settings(
 """98.3M tokens, 0.6 for each parameter: 3,000 steps of 64 x 512, LayerNorm, GELU, GPT-NeoX's initialisation, the weight
 decay of a step that the paper has at its highest rate. One checkpoint, at the end: a run is complete by itself."""
 RATES = (6e-4, 1.2e-3)
-"""The paper's, and an octave above it: a seventeenth of its steps ask for a higher one."""
+"""The paper's, and twice that: a seventeenth of its steps ask for a higher one."""
 FIRST = ("pre(entry=embedding)", "geonorm(entry=embedding)")
 OTHERS = (
     "geonorm(entry=embedding, update=unit)", f"geonorm(entry=embedding, update=unit, {EQUAL_SHARES})", "pre", "geonorm",
@@ -26,7 +26,7 @@ SEEDS = 1
 
 
 def plan(known: Summaries) -> Grid:
-    """The paper's two at both rates and on by octaves until the best is interior, then the others."""
+    """The paper's two at both rates and on by factors of 2 until the best is interior, then the others."""
     grid: Grid = {}
     for schemes in (FIRST, OTHERS):
         rows = {slug(scheme): [*RECIPE, *settings(scheme=scheme)] for scheme in schemes}

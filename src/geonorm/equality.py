@@ -46,7 +46,7 @@ class ScriptedBranch(nn.Module):
         self.update = self.input = torch.empty(0)
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Several inputs are noted one behind the other, one three times."""
+        """Several inputs are noted one after the other, one three times."""
         self.input = torch.cat(inputs * 3 if len(inputs) == 1 else inputs, -1)
         return self.update
 

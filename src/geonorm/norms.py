@@ -51,7 +51,7 @@ class Norm(nn.Module):
     """What all kinds share: gains of one and biases of zero, where there are, and one cast at the end."""
 
     biased = False
-    """Whether a kind has a bias beside its gains, unless asked to do without."""
+    """True for a kind that has a bias beside its gains by default."""
     scalars: ClassVar[Mapping[str, float]] = {}
     """Learned numbers with their initial values; they stand before gains and bias in the order of parameters."""
 

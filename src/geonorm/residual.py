@@ -126,7 +126,7 @@ class Residual(nn.Module):
         self, x: Tensor, u: Tensor, p: Any, site: Site, carry: Any, then: Residual | None
     ) -> tuple[Tensor, Reading | None]:
         """The stream after the update u, and what the residual that comes next reads of it. A geodesic step takes u as
-        it is; that or a weighted sum, with a plain read behind it, is one fused operation."""
+        it is; that or a weighted sum, with a plain read after it, is one fused operation."""
         next_parts = None if then is None else then.own()
         plain = then is not None and type(then.scheme).read is Scheme.read
         dtype, norm = (then.compute_dtype(x), getattr(next_parts, "input", None)) if then and plain else (None, None)

@@ -72,7 +72,7 @@ BAD = [
     ("ladder --depth 99999", "depth must be between 1 and 1000, got 99999"),
     ("ladder --budgets many", "--budgets takes tokens for each parameter (20) or in all (500k, 4M), got 'many'"),
     ("ladder --budgets 20000", "2000 at most; for that many in all write 20k"),
-    ("ladder --budgets 1 2", "several --budgets are cool-downs of one trunk: add --optim.schedule wsd"),
+    ("ladder --budgets 1 2", "several --budgets share a prefix of training: add --optim.schedule wsd"),
     ("ladder --depth 1 --budgets 0.01k", "make [0] steps of the budgets"),
     ("ladder --rates 0", "rates must be positive, got 0"),
     ("ladder --steps 100", "unknown option '--steps'"),

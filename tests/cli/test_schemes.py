@@ -86,7 +86,7 @@ HALF, HIGH = cos(pi / 3), sin(pi / 3)
 
 
 @pytest.mark.parametrize("t", [1, 2, 4])
-def test_geonorm_turns_by_the_tangential_length_up_to_its_ceiling_over_t(t: int) -> None:
+def test_geonorm_turns_by_the_tangential_length_up_to_its_clamp_over_t(t: int) -> None:
     for path in follow_write("geonorm", t):
         angle = min(HIGH * path.length, pi / 4) / t
         assert path.points[-1] == pytest.approx((cos(angle), sin(angle)))

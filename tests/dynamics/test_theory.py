@@ -28,7 +28,7 @@ TERMINAL: dict[Any, tuple[str, float | None]] = {
     "pre(decay=sqrt)": ("polynomial", 1.0),
     "pre(decay=harmonic)": ("none", None),
     "pre(input=raw)": ("none", None),  # the radius explodes
-    "pre(max_step=0.1)": ("polynomial", 2.0),  # the ceiling binds while r < 10 alone
+    "pre(max_step=0.1)": ("polynomial", 2.0),  # the clamp binds while r < 10 alone
     "peri(max_step=0.3)": ("polynomial", 2.0),
     "peri": ("polynomial", 2.0),
     "olmo2": ("none", None),  # reads the raw stream: the temperature beta r^2 freezes it

@@ -50,9 +50,9 @@ def test_every_run_of_a_plan_is_a_command(experiment: str) -> None:
         rate, seed = (float(words[words.index(f"--{key}") + 1]) for key in ("lr", "seed"))
         assert name.endswith(f"-lr{rate:g}-seed{seed:.0f}")
         if "--branch" in words:
-            trunk = words[words.index("--branch") + 1]
-            assert order.index(trunk) < order.index(name)
-            own, other = (each[each.index("--lr") :] for each in (words[: words.index("--branch")], grid[trunk]))
+            prefix = words[words.index("--branch") + 1]
+            assert order.index(prefix) < order.index(name)
+            own, other = (each[each.index("--lr") :] for each in (words[: words.index("--branch")], grid[prefix]))
             assert own == other[: len(own)]
     options = {tuple(word for word in words if word.startswith("--")): words for words in grid.values()}
     for words in options.values():

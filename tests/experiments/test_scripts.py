@@ -37,7 +37,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
 
 
 def test_a_branch_waits_for_its_trunk_and_does_without_one_that_is_gone(trained: Any, tmp_path: Path) -> None:
-    """Of a trunk on record alone there is no folder: its branch is trained from the first step."""
+    """Of a shared prefix on record alone there is no folder: its branch is trained from the first step."""
     (tmp_path / "results.jsonl").write_text(json.dumps({"run": "kept", **ENDED}) + "\n")
     words = {"long": "--steps 4 --branch short", "short": "--steps 2", "longer": "--steps 9 --branch kept"}
     grid = {name: text.split() for name, text in words.items()}

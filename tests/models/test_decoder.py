@@ -137,13 +137,13 @@ def test_more_tokens_than_learned_positions() -> None:
 
 
 def test_parallel_blocks_are_one_residual_around_both() -> None:
-    model, twin = decoder(scheme="pre", block="parallel"), decoder(scheme="pre")
+    model, other = decoder(scheme="pre", block="parallel"), decoder(scheme="pre")
     assert [block.both.place() for block in model.blocks] == [Site(layer, "parallel", 2) for layer in range(2)]
-    for (role, ours, *_), (known, theirs, *_) in zip(model.weights(), twin.weights(), strict=True):
+    for (role, ours, *_), (known, theirs, *_) in zip(model.weights(), other.weights(), strict=True):
         assert role == known and torch.equal(ours, theirs), "one seed draws the same matrices for both layouts"
     x = torch.randn(2, 12, 32)
     turns = rope(torch.arange(12), 8, 10000.0)
-    for ours, theirs in zip(model.blocks, twin.blocks, strict=True):
+    for ours, theirs in zip(model.blocks, other.blocks, strict=True):
         y = F.rms_norm(x, (32,), eps=1e-6)
         expected = x + theirs.attn.branch(y, positions=turns) + theirs.mlp.branch(y)
         torch.testing.assert_close(ours(x, positions=turns), expected, rtol=1e-5, atol=1e-5)

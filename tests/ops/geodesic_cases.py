@@ -50,14 +50,14 @@ RATES: dict[str, Callable[[], float | Tensor]] = {
     "tensor": lambda: scalar(1 / 3).detach(),
     "learned": lambda: scalar(1 / 3),
 }
-CEILINGS = {"pi/8": pi / 8, "pi/4": pi / 4, "1.5": 1.5, "pi": pi}
+CLAMPS = {"pi/8": pi / 8, "pi/4": pi / 4, "1.5": 1.5, "pi": pi}
 MAPS: dict[str, Callable[[], AngleMap]] = {
     **{
-        f"decay {rate}, at most {name}": lambda rate=rate, ceiling=ceiling: AngleMap(  # type: ignore[misc]
-            post=RATES[rate](), max_angle=ceiling
+        f"decay {rate}, at most {name}": lambda rate=rate, limit=limit: AngleMap(  # type: ignore[misc]
+            post=RATES[rate](), max_angle=limit
         )
         for rate in RATES
-        for name, ceiling in CEILINGS.items()
+        for name, limit in CLAMPS.items()
     },
     "plain": lambda: AngleMap(),
     "pre": lambda: AngleMap(pre=0.4),

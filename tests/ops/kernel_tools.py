@@ -18,7 +18,7 @@ def maps(device: str) -> dict[str, AngleMap]:
         "post tensor": AngleMap(post=rate),
         "post negative": AngleMap(post=-0.4),
         "post over one": AngleMap(post=2.5, max_angle=pi),
-        "ceiling": AngleMap(post=rate, max_angle=pi / 8),
+        "clamp": AngleMap(post=rate, max_angle=pi / 8),
         "one angle": AngleMap(power=2.0, post=0.4).level(),
         "one angle, post tensor": AngleMap(post=rate, max_angle=pi).level(),
         "one angle, post over one": AngleMap(power=1.0, post=2.5).level(),

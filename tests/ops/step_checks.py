@@ -165,7 +165,7 @@ def check_nearly_parallel(device: str) -> None:
 
 
 def check_around_the_clamp(device: str) -> None:
-    """Ratios within a few ulp of the ceiling: the output is continuous there."""
+    """Ratios within a few ulp of the clamp: the output is continuous there."""
     x = torch.tensor([[1.0, 0.0]]).repeat(9, 1)
     u = torch.tensor([[0.0, pi / 4 * (1 + k * 1.2e-7)] for k in range(-4, 5)])
     out = geodesic_step(x.to(device), u.to(device), AngleMap()).double().cpu()

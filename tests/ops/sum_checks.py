@@ -1,5 +1,5 @@
-"""What the kernels must do with weighted sums, as functions of a device: see kernel_checks.py. Truth is the slow twin
-in fp64 on the same inputs."""
+"""What the kernels must do with weighted sums, as functions of a device: see kernel_checks.py. Truth is the plain
+reference in fp64 on the same inputs."""
 
 from copy import deepcopy
 from dataclasses import fields, replace

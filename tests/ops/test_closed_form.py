@@ -1,4 +1,4 @@
-"""The closed form at the ceiling of the angle."""
+"""The closed form at the clamp of the angle."""
 
 import torch
 
@@ -7,7 +7,7 @@ from geonorm.ops import AngleMap, geodesic_step
 from ..rows import each
 
 
-def test_the_slope_of_the_angle_is_0_from_its_ceiling_on() -> None:
+def test_the_slope_of_the_angle_is_0_from_its_clamp_on() -> None:
     ratio = torch.tensor([[0.995], [1.005]])
     for gain in (1.0, torch.tensor(1.0)):
         slope, *_ = AngleMap(gain=gain, max_angle=1.0).chain_rule(ratio, torch.ones(2, 1))
@@ -17,7 +17,7 @@ def test_the_slope_of_the_angle_is_0_from_its_ceiling_on() -> None:
 @each("backend", ["closed", "reference"])
 @each("dtype", [torch.float32, torch.float64])
 @each("bias", [None, 0.0])
-def test_a_gain_of_one_at_the_ceiling_has_no_gradient(backend: str, dtype: torch.dtype, bias: float | None) -> None:
+def test_a_gain_of_one_at_the_clamp_has_no_gradient(backend: str, dtype: torch.dtype, bias: float | None) -> None:
     """As it begins in the first block, where both minima meet: rounding does not say which tokens count, so that a
     batch and its parts agree."""
     x, u, grad = torch.randn(3, 500, 16, generator=torch.Generator().manual_seed(0), dtype=dtype)

@@ -18,7 +18,7 @@ SITE = Site(2, "mlp", DEPTH)
 NUMBER = 6
 """Of this sub-layer, counted from 1."""
 UNIT = "update=unit, retraction=projection, decay=sqrt, decay_on=update, index=sublayer, max_angle=pi"
-TWIN = f"geonorm({UNIT}, input=norm)"
+UNIT_STEP = f"geonorm({UNIT}, input=norm)"
 
 
 def placed(text: str, site: Site = SITE) -> tuple[Scheme, Parts]:
@@ -73,7 +73,7 @@ def test_the_gate_lies_between_0_and_1_and_starts_near_a_half() -> None:
     same(placed("nag(beta=3)")[0].read(x, own(), SITE)[1], gate**3)
 
 
-@pytest.mark.parametrize("text", ["geonorm(update=unit)", "geonorm(update=unit, learn=step)", TWIN, "nag"])
+@pytest.mark.parametrize("text", ["geonorm(update=unit)", "geonorm(update=unit, learn=step)", UNIT_STEP, "nag"])
 def test_an_update_of_zero_moves_nothing_and_has_a_gradient(text: str) -> None:
     """v/|v| at 0: x' = x to the last bit; a small du moves x by its tangential part, divided by the softness."""
     rule, own = placed(text)
@@ -90,6 +90,6 @@ def test_an_update_of_zero_moves_nothing_and_has_a_gradient(text: str) -> None:
         factor = own.get_parameter("step") * gate * x.norm(dim=-1, keepdim=True) / (BIAS_SOFTNESS * DIM**0.5)
         expected = factor * (tangential - tangential.mean(-1, keepdim=True))
     else:
-        angle = torch.tensor(NUMBER**-0.5).double().atan() if text == TWIN else pi / 4 / 3
+        angle = torch.tensor(NUMBER**-0.5).double().atan() if text == UNIT_STEP else pi / 4 / 3
         expected = angle / BIAS_SOFTNESS * tangential
     torch.testing.assert_close(grad, expected, rtol=1e-6, atol=1e-6)

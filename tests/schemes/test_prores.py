@@ -51,7 +51,7 @@ def test_a_step_is_that_share_of_the_step_inside(inside: str) -> None:
 @each("fields", ["", "alpha=0.5, decay=sqrt", "decay_on=update, alpha=3", "update=unit", "update=norm, input=norm",
      "retraction=cayley, max_angle=3", "index=sublayer, decay=linear"])  # fmt: skip
 def test_a_share_of_an_angle_takes_the_fast_path(fields: str) -> None:
-    """Stream and gradients are those of the slow twin, h on the definition; updates far above and below the ceiling."""
+    """Stream and gradients are those of the reference, h on the definition; updates far beyond the clamp and below."""
     generator = torch.Generator().manual_seed(0)
     for site in (Site(0, "attn", DEPTH), Site(2, "mlp", DEPTH)):
         scheme, own = placed(f"prores(geonorm({fields}), steps=3)", site)
@@ -71,7 +71,7 @@ def test_a_share_of_an_angle_takes_the_fast_path(fields: str) -> None:
 
 
 @each("fields", ["alpha=2", "decay=-1", "learn=gain", "learn=step", "after=norm"])
-def test_where_the_decay_can_meet_the_ceiling_it_takes_the_slow_one(fields: str) -> None:
+def test_where_the_decay_can_meet_the_clamp_it_takes_the_slow_one(fields: str) -> None:
     """There h on the angle is no h on what is clamped last."""
     site = Site(0, "attn", DEPTH)
     scheme, own = placed(f"prores(geonorm({fields}), steps=3)", site)

@@ -1,4 +1,4 @@
-"""Every registered scheme against its equation in fp64: layers, decays, ceilings, every field of geonorm."""
+"""Every registered scheme against its equation in fp64: layers, decays, clamps, every field of geonorm."""
 
 from dataclasses import fields
 from math import pi
@@ -101,30 +101,30 @@ def proposed(name: str, x: Tensor, u: Tensor) -> Tensor:
 
 @each("layer", [0, 2])
 @each("alpha", [0.6, 1.0, 3.0])
-@each("ceiling", [0.2, 0.6, pi / 4, 50.0])
+@each("limit", [0.2, 0.6, pi / 4, 50.0])
 @each("name", ["pre", "orthogonal", "post"])
-def test_a_ceiling_on_the_step_of_flat_schemes(name: str, ceiling: float, alpha: float, layer: int) -> None:
+def test_a_clamp_on_the_step_of_flat_schemes(name: str, limit: float, alpha: float, layer: int) -> None:
     """With equal reads the writes alone differ: |step|/|x| = min(s min(|q|/|x|, c), c) along q."""
     site = Site(layer, "mlp", DEPTH)
-    rule = f"{name}(decay=sqrt, alpha={alpha}, max_step={ceiling!r}, input=raw)"
+    rule = f"{name}(decay=sqrt, alpha={alpha}, max_step={limit!r}, input=raw)"
     scheme, own = placed(rule, site)
     x, branch = stream(scheme), Bend()
     s = decayed("sqrt", alpha, layer + 1, DEPTH)
     q, size = proposed(name, x, branch(x)), x.norm(dim=-1, keepdim=True)
     length = torch.minimum(
-        s * (q.norm(dim=-1, keepdim=True) / size).clamp(max=ceiling), torch.tensor(ceiling, dtype=torch.float64)
+        s * (q.norm(dim=-1, keepdim=True) / size).clamp(max=limit), torch.tensor(limit, dtype=torch.float64)
     )
     expected = x + length * size * q / q.norm(dim=-1, keepdim=True)
     expected = norm(expected, own.get_parameter("stream.weight")) if name == "post" else expected
     same(written(scheme, own, site, x, branch), expected)
     met = scheme.clamped(x, branch(x), own(), site)
     assert met is not None
-    binds = (q.norm(dim=-1) / size.squeeze(-1) >= ceiling) | (length.squeeze(-1) >= ceiling)
-    assert torch.equal(met, binds) and not (ceiling == 50.0 and met.any()) and not (ceiling == 0.2 and not met.any())
+    binds = (q.norm(dim=-1) / size.squeeze(-1) >= limit) | (length.squeeze(-1) >= limit)
+    assert torch.equal(met, binds) and not (limit == 50.0 and met.any()) and not (limit == 0.2 and not met.any())
 
 
 @pytest.mark.parametrize("name", ["pre", "orthogonal", "post", "peri"])
-def test_below_its_ceiling_a_flat_scheme_is_itself_and_at_rest_it_has_a_gradient(name: str) -> None:
+def test_below_its_clamp_a_flat_scheme_is_itself_and_at_rest_it_has_a_gradient(name: str) -> None:
     site = Site(1, "attn", DEPTH)
     (free, own), (held, _) = (placed(f"{name}(decay=0.75{more})", site) for more in ("", ", max_step=1e6"))
     x, branch = stream(free), Bend()
@@ -261,7 +261,7 @@ def test_every_field_of_geonorm(settings: dict[str, Any], radius: float) -> None
         same(written(scheme, own, site, x, branch), geonorm_equation(x, branch, p, site, **settings))
 
 
-def test_clamped_tells_which_tokens_meet_the_ceiling() -> None:
+def test_clamped_tells_which_tokens_are_clamped() -> None:
     site = Site(1, "attn", DEPTH)
     scheme = schemes.GeoNorm(max_angle=0.5)
     x = torch.tensor([[1.0, 0.0], [2.0, 0.0], [1.0, 0.0]])

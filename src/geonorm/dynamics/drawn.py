@@ -199,7 +199,7 @@ class DrawnFlow:
 
 
 def pass_on(turn: Turn, products: Tensor, averaging: Tensor) -> Tensor:
-    """Products <delta_i, delta_j> of the tokens' small changes of direction, (n, n), behind a turn, exact at infinite
+    """Products <delta_i, delta_j> of the tokens' small changes of direction, (n, n), after a turn, exact at infinite
     width where the tokens agree but for these changes. averaging: of the sub-layer. With its transpose the same of
     gradients, r_i r_j <g_i, g_j> with g_i across the token, in front of the turn."""
     mixed = averaging @ products @ averaging.mT
@@ -215,7 +215,7 @@ def contrasts(turn: Turn, n: int) -> Tensor:
 
 def shrink_gap(turns: Sequence[Turn], tokens: int) -> list[float]:
     """Mean of 1 - cos over pairs of tokens that begin independent about one direction, in units of the beginning,
-    before the first turn and behind each."""
+    before the first turn and after each."""
     products = [torch.eye(tokens - 1, dtype=torch.float64) + 1]
     for turn in turns:
         products.append(pass_on(turn, products[-1], contrasts(turn, tokens - 1)))

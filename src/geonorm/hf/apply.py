@@ -1,8 +1,9 @@
 """A scheme for a model that exists: `report = geonorm.hf.apply(model, "geonorm")`.
 
-Every residual site of a stock transformers model is replaced in place: attention, MLP and their dropout stay, what they
-read and how their output is written is the scheme's, and the norms that the new scheme does not have are gone. The
-model is then of another type: it saves and loads as that (see make_class.py). `report.undo()` takes everything back.
+Every residual connection of a stock transformers model is replaced in place: attention, MLP and their dropout stay,
+what they read and how their output is written is the scheme's, and the norms that the new scheme does not have are
+gone. The model is then of another type: it saves and loads as that (see make_class.py). `report.undo()` takes
+everything back.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Report:
     scheme: str
     family: str
     sites: int
-    """Residual sites that were replaced."""
+    """Sub-layers whose residual connection was replaced."""
     removed: list[str]
     """Paths of the stock norms that the scheme replaced."""
     added: dict[str, int]
@@ -66,7 +67,7 @@ class Report:
     def __str__(self) -> str:
         new = sum(self.added.values())
         lines = [
-            f"{self.scheme} on {type(self.model).__name__} ({self.family}): {self.sites} residual sites replaced",
+            f"{self.scheme} on {type(self.model).__name__} ({self.family}): {self.sites} residual connections replaced",
             f"  removed  {list_paths(self.removed)}",
             f"  added    {list_paths(list(self.added))}: {new:,} parameters, {len(self.carried)} tensors carried over",
         ]
@@ -119,7 +120,7 @@ def scheme_of(model: Any) -> Scheme:
     encoder-decoders) it is known by name; that of a causal model is recognised by the structure of its layers.
 
     A pass over random ids is recorded, and every sub-layer is rebuilt from its own parts under the scheme: what its
-    branch reads and the stream behind it must be what the model computed (see `measure.recognise`). Of a model that
+    branch reads and the stream after it must be what the model computed (see `measure.recognise`). Of a model that
     `apply` has changed, and of geonorm's own, it is the scheme in the configuration. Raises ConfigError, one line that
     says what was seen, for any other rule.
 
@@ -177,7 +178,7 @@ def take_back(model: nn.Module, before: Sequence[tuple[nn.Module, Any, dict[str,
     present, configs = {id(module) for module in model.modules()}, {}
     for module, stock_class, children, attributes in before:
         is_block = isinstance(module, AppliedBlock)
-        # a block gets all children back; elsewhere only the norm behind the blocks was replaced, by an Exit
+        # a block gets all children back; elsewhere only the norm after the blocks was replaced, by an Exit
         returning = {k: old for k, old in children.items() if is_block or isinstance(module._modules.get(k), Exit)}
         for part in [part for old in returning.values() if old is not None for part in old.modules()]:
             if id(part) not in present:

@@ -1,4 +1,4 @@
-"""Stock blocks under a scheme: the block keeps its attention and MLP, its residual sites are `Residual`s."""
+"""Stock blocks under a scheme: the block keeps its attention and MLP, its residual connections are `Residual`s."""
 
 from __future__ import annotations
 
@@ -142,8 +142,8 @@ def block_class(stock: Any) -> Any:
 
 
 def site_of(block: nn.Module, sublayer: Sublayer, stack: Stack, scheme: Scheme, site: Site, dim: int) -> Residual:
-    """One residual site of a block under the scheme, built from the stock modules; gains of stock norms are carried to
-    the norms that play their part."""
+    """One residual connection of a block under the scheme, built from the stock modules; gains of stock norms are
+    carried to the norms that play their part."""
     chains = [Chain(branch_modules(block, branch)) for branch in sublayer.branches]
     residual = rebuild(block, sublayer, stack, scheme, site, dim, StockBranch(chains))
     parts = residual.own
@@ -189,7 +189,7 @@ def handover(block: nn.Module, branch: Branch, names: tuple[str, ...]) -> Handov
 
 
 def replace_sites(model: Any, scheme: Scheme, stacks: Stacks) -> None:
-    """Gives every block of the model residual sites under the scheme, and the stream an entry and an exit."""
+    """Gives every block of the model residual connections under the scheme, and the stream an entry and an exit."""
     for stack, base in stacks:
         blocks = blocks_of(model, stack, base)
         depth, dim = len(blocks), int(model.config.hidden_size)

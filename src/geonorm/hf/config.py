@@ -128,8 +128,8 @@ class GeoNormConfig(ShapeFields):
         return scheme
 
     def to_dict(self) -> dict[str, Any]:
-        """What is saved, with the version that does it: an attribute that was set on the object and is no key stays
-        behind, and can be no stumbling block to whoever loads it."""
+        """What is saved, with the version that does it: an attribute that was set on the object and is no key is
+        left out, so that it cannot disturb loading."""
         known = THEIRS.union(f.name for f in fields(self))
         every = super().to_dict()
         saved = {key: value for key, value in every.items() if key in known and (value or key != "auto_map")}

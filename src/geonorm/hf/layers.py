@@ -60,7 +60,7 @@ class GeoNormAttention(SelfAttention):
 
 
 class HiddenState(nn.Module):
-    """What transformers records of the stream behind a block: (batch, tokens, width) for every scheme. Of a stream of
+    """What transformers records of the stream after a block: (batch, tokens, width) for every scheme. Of a stream of
     another shape it is what sub-layers see, beside the way from the stream to the loss."""
 
     def __init__(self, scheme: Scheme) -> None:

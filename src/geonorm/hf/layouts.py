@@ -41,7 +41,7 @@ class Layout:
     fields: dict[str, str | None] = field(default_factory=dict)
     """Fields of DecoderConfig that they call otherwise than most do, or do not have (None)."""
     scheme: str = "pre"
-    """What computes the same; the stream enters as the raw embedding."""
+    """What computes the same; the stream enters as the embedding itself."""
     base: str = "model"
     """Where the model without its head is."""
     positions: str | None = None

@@ -18,7 +18,7 @@ LOADED = "_is_hf_initialized"
 @contextmanager
 def loaded_kept(module: nn.Module) -> Iterator[None]:
     """Parameters and buffers of the module, and of those inside it, that came from a file have their values again
-    behind it."""
+    after it."""
     held = (*module.parameters(), *module.buffers())
     loaded = [(tensor, tensor.detach().clone()) for tensor in held if getattr(tensor, LOADED, False)]
     yield

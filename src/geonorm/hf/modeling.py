@@ -165,7 +165,7 @@ class GeoNormModel(GeoNormPreTrainedModel):
     def begin(
         self, ids: Tensor | None, embeds: Tensor | None, position_ids: Tensor | None, cache: Any
     ) -> tuple[Tensor, Tensor, torch.dtype]:
-        """What enters the stream behind the tokens of a cache, its positions, the dtype of the model."""
+        """What enters the stream after the tokens of a cache, its positions, the dtype of the model."""
         if (ids is None) == (embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         embedded: Tensor = self.embed_tokens(ids) if embeds is None else embeds

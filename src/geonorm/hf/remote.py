@@ -205,7 +205,7 @@ class Bundle:
                     raise LookupError(f"{place}: {home.outside[name]} is not the {name} of {self.outside[name]}")
 
     def order(self) -> list[str]:
-        """Modules from the bottom up: each behind those that it takes names from. Stand-ins are called by functions
+        """Modules from the bottom up: each after those that it takes names from. Stand-ins are called by functions
         alone, so that they may come later."""
         graph: dict[str, set[str]] = {home: set() for home, _ in sorted(self.reached)}
         for (home, _), definition in self.reached.items():

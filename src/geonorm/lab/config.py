@@ -222,7 +222,7 @@ class Shared(Settings):
     """What is trained: causal, the next token; mlm, 15 % of the tokens, masked, by a model that sees both sides."""
     guard: Literal["stop", "rewind", "spikes"] = "stop"
     """What is done at a loss or gradient that is not finite. stop: the run ends with a diagnosis; rewind: back to the
-    last checkpoint, and on with the data behind the bad batch, at most ten times; spikes: that, and at a loss more than
+    last checkpoint, and on with the data after the bad batch, at most ten times; spikes: that, and at a loss more than
     six standard deviations above the mean of the last 100."""
     recipe: Literal["shared", "own"] = "shared"
     """own: each scheme departs from the shared recipe as its paper asks (`geonorm schemes NAME`)."""

@@ -81,7 +81,7 @@ class Live(TorchDispatchMode):
 
 
 class End(nn.Module):
-    """The part before the blocks, from ids to the stream, or behind them: some of the modules of a model, shared, and
+    """The part before the blocks, from ids to the stream, or after them: some of the modules of a model, shared, and
     what they do."""
 
     def __init__(self, model: Decoder, others: tuple[str, ...], work: Callable[[Decoder, Tensor], Tensor]) -> None:

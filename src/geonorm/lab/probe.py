@@ -71,7 +71,7 @@ class ProbeResult(Result):
 
     @property
     def not_finite(self) -> str | None:
-        """The first sub-layer behind which the stream holds NaN or infinity, or the embedding before the first; None
+        """The first sub-layer after which the stream holds NaN or infinity, or the embedding before the first; None
         where there is none."""
         return first_not_finite(self.sites)
 

@@ -66,7 +66,7 @@ def masked_batches(opened: Opened, batches: Sequence[Tensor], bos: bool) -> list
     name = "" if isinstance(opened, OpenedRun) else "input_ids"
     masked: list[Inputs] = []
     for ids in batches:
-        windows = torch.cat((ids[:, front:], ids[:, :1]), 1).numpy()  # objectives read one token behind a window
+        windows = torch.cat((ids[:, front:], ids[:, :1]), 1).numpy()  # objectives read one token after a window
         inputs, labels = objective.pairs(windows, [number + row for row in range(len(ids))], HELD_OUT)
         inputs, labels = torch.cat((ids[:, :front], inputs), 1), F.pad(labels, (front, 0), value=IGNORED)
         masked.append({name: inputs, "labels": labels})

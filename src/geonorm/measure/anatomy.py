@@ -1,4 +1,4 @@
-"""Where the residual sites of a model are: a `Stack` of blocks, each a list of `Sublayer`s of one or more `Branch`es.
+"""Where the sub-layers of a model are: a `Stack` of blocks, each a list of `Sublayer`s of one or more `Branch`es.
 
 A sub-layer of a block of transformers is
 
@@ -44,7 +44,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Sublayer:
-    """One residual site: x' = after(x + output(sum of branches)). Paths are relative to the block.
+    """One sub-layer: x' = after(x + output(sum of branches)). Paths are relative to the block.
 
     Sub-layers of a block are in the order of the computation; a cross sub-layer runs only where there is an encoder's
     output. Branches of `parallel` are attention, then MLP; both read x, and share one norm where the names are equal.
@@ -55,7 +55,7 @@ class Sublayer:
     output: str | None = None
     after: str | None = None
     joined: str | None = None
-    """The module that is handed stream and update and returns the stream behind them (Muse's gate)."""
+    """The module that is handed stream and update and returns the stream after them (Muse's gate)."""
     carried: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """What the scheme learns beside gains of norms, by our name: the path of the block's tensor, and how that becomes
     ours (`rebuild.ARRANGED`)."""

@@ -138,7 +138,7 @@ def context_of(config: Any) -> int | None:
     most = next((number for number in limits if number is not None), None)
     if most is None:
         return None
-    padded = getattr(config, "model_type", None) in ("roberta", "xlm-roberta")  # positions count from behind padding
+    padded = getattr(config, "model_type", None) in ("roberta", "xlm-roberta")  # positions count from after padding
     return int(most) - (config.pad_token_id + 1 if padded else 0)
 
 

@@ -63,7 +63,7 @@ class ModelSite:
     def seen(self, x: Tensor) -> Tensor:
         """The stream that measurements are about, (..., dim)."""
         rule = self.rule if self.residual is None else self.residual.scheme
-        if self.rule is not None and x.dim() < 4:  # Qwen4-Exp's stand one behind the other
+        if self.rule is not None and x.dim() < 4:  # Qwen4-Exp's stand one after the other
             x = x.unflatten(-1, (self.rule.streams, -1))
         return x if rule is None else rule.seen(x)
 
@@ -234,7 +234,7 @@ def end_kind(module: Any) -> str | None:
 
 
 def stream_past(block: nn.Module, x: Tensor) -> Tensor:
-    """The stream behind a block that leaves it alone: through the ends of it that `apply` puts into first and last
+    """The stream after a block that leaves it alone: through the ends of it that `apply` puts into first and last
     blocks."""
     for end in (getattr(block, "entry", None), getattr(block, "exit", None)):
         if end is not None and end_kind(end):

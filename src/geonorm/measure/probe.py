@@ -117,7 +117,7 @@ class ProbedModel:
         """Logits (tokens, classes) in fp32 or better, and their targets (tokens,).
 
         Targets are the labels but for -100, as in the model's own loss: for the next token they are ids, shifted here;
-        for masked tokens, a decoder behind an encoder and models of ours they stand where they are predicted. Without
+        for masked tokens, a decoder after an encoder and models of ours they stand where they are predicted. Without
         labels every next token is one, unless it or the token before it is padding.
         """
         inputs = self.inputs(batch)
@@ -156,7 +156,7 @@ class ProbedModel:
 
 
 def first_not_finite(rows: Iterable[Mapping[str, Any]]) -> str | None:
-    """The first sub-layer of some rows behind which the stream is not finite (its length: NaN, infinity or an
+    """The first sub-layer of some rows after which the stream is not finite (its length: NaN, infinity or an
     overflow), or the embedding before it; None where there is none."""
     row = next((row for row in rows if row["radius_after"] is None), None)
     place = "" if row is None else "embedding" if row["radius"] is None else f"layer {row['layer']} {row['kind']}"

@@ -76,8 +76,8 @@ def has_several_norms(sublayer: Sublayer) -> bool:
 def rebuild(
     block: nn.Module, sublayer: Sublayer, stack: Stack, scheme: Scheme, site: Site, dim: int, branch: nn.Module
 ) -> Residual:
-    """The residual site under a scheme around a branch; gains of stock norms are carried to the norms that play their
-    part. Of several norms before branches side by side none is: one N cannot have the gains of each."""
+    """The residual connection under a scheme around a branch; gains of stock norms are carried to the norms that play
+    their part. Of several norms before branches side by side none is: one N cannot have the gains of each."""
     norms = {path: block.get_submodule(path) for path in sublayer.norms}
     spec = norm_spec(stack, dim, norms.values())
     residual = Residual(branch, scheme, site, dim, spec.kind, spec.gains, spec.eps, spec.bias)

@@ -150,7 +150,7 @@ class Replay(nn.Module):
         self.update = update
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Several inputs are held one behind the other."""
+        """Several inputs are held one after the other."""
         self.reading = torch.cat(inputs, -1)
         return self.update
 
@@ -179,7 +179,7 @@ def find_learned(
     block: nn.Module, sublayer: Sublayer, step: Step, stack: Stack, scheme: Scheme, site: Site, first: Carried | None
 ) -> Carried | None:
     """The tensors of a block that a scheme learns at a sub-layer: those, of all whose shapes fit, with which the
-    sub-layer, rebuilt from its parts, gives the stream behind it and what its branch reads. None where no choice does.
+    sub-layer, rebuilt from its parts, gives the stream after it and what its branch reads. None where no choice does.
     first: the choice to try first."""
     before, reading, update, after = step
     wide, replay = upcast(before), Replay(upcast(update))

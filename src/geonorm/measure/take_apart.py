@@ -18,7 +18,7 @@ from .record import BlockCall, ModuleCall, Refused
 ADDED = ("plain", "weighted", "joined")
 """How an update is added to the stream: as it is; to a multiple of the stream; by a module with learned factors."""
 Step = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Of a sub-layer: the stream before it, what its first branch reads, the sum of its branches, the stream behind it."""
+"""Of a sub-layer: the stream before it, what its first branch reads, the sum of its branches, the stream after it."""
 
 
 @dataclass(eq=False)

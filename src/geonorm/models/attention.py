@@ -80,7 +80,7 @@ def seen_keys(tokens: int, keys: int, window: int | None, device: torch.device) 
 
 def document_masks(ids: Tensor, end: int, windows: set[int | None], in_blocks: bool) -> dict[int | None, Any]:
     """What the tokens of ids (batch, tokens) see where they see their own document alone, by window; the token `end`
-    begins the document behind it. True for a key that is seen, (batch, 1, tokens, tokens); with `in_blocks` a mask of
+    begins the document after it. True for a key that is seen, (batch, 1, tokens, tokens); with `in_blocks` a mask of
     FlexAttention, which leaves out blocks of them."""
     document, tokens = (ids == end).cumsum(1), ids.shape[1]
     if not in_blocks:
@@ -166,7 +166,7 @@ class SelfAttention(nn.Module):
         return self.slots[name](y) if name in self.slotted else y
 
     def turn(self, name: str, y: Tensor, positions: Rope | None) -> Tensor:
-        """RoPE, if there is one, and the slot behind it; returns (batch, heads, tokens, head_dim)."""
+        """RoPE, if there is one, and the slot after it; returns (batch, heads, tokens, head_dim)."""
         y = y.transpose(1, 2)
         if positions is not None:
             y = rotate(y, positions)
@@ -175,7 +175,7 @@ class SelfAttention(nn.Module):
     def forward(
         self, y: Tensor, *others: Tensor, positions: Rope | None, values: Tensor | None = None, **context: Any
     ) -> Any:
-        """The update; behind it, in the first block where later ones mix its values with theirs, those values. Keys and
+        """The update; after it, in the first block where later ones mix its values with theirs, those values. Keys and
         values are of `others` where the scheme reads apart for them."""
         for_k, for_v = others or (y, y)
         q = self.turn("q_rope", self.split("q", self.q(y)), positions)
@@ -231,7 +231,7 @@ def value_mix(config: TransformerConfig, site: Site) -> nn.Module | None:
 
 
 def has_token_values(config: TransformerConfig, layer: int) -> bool:
-    """Whether a block has a table of token vectors: every second, the last among them."""
+    """True for a block with a table of token vectors: every second one, the last included."""
     return config.values == "token" and layer % 2 == (config.layers - 1) % 2
 
 

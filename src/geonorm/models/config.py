@@ -50,7 +50,7 @@ class TransformerConfig(Settings):
     qk_norm: Literal["none", "head", "full"] = "none"
     """RMSNorm on queries and keys before RoPE: per head, or over all heads as in OLMo 2."""
     qk_scale: Positive = 1.0
-    """Factor on queries and on keys, behind norm and RoPE: above 1 attention is sharper (nanochat: 1.2)."""
+    """Factor on queries and on keys, after norm and RoPE: above 1 attention is sharper (nanochat: 1.2)."""
     values: Literal["own", "first", "token"] = "own"
     """What attention's values are: own, W y; first: from the second block on mixed with those of the first block, value
     residual (arXiv:2410.17897); token: in every second block plus a vector of the token, through a gate (nanochat)."""
@@ -148,7 +148,7 @@ class DecoderConfig(TransformerConfig):
     """Id of the token between documents: where it is given, the tokens of a row see those of their own document alone,
     and learned positions begin anew with each."""
     embed_norm: bool = False
-    """Whether an N with gains stands behind the embedding, before the scheme's own entry (BERT, BLOOM)."""
+    """Whether an N with gains stands after the embedding, before the scheme's own entry (BERT, BLOOM)."""
     transform: bool = False
     """Whether a linear layer, GELU and an N stand before the head, all with biases, the logits too (BERT)."""
 
@@ -179,7 +179,7 @@ class VisionConfig(TransformerConfig):
     classes: Count = 10
     """Classes that the head tells apart."""
     pool: Literal["token", "mean"] = "token"
-    """What the head reads behind the exit: a token of its own in front of the patches, or the mean over all patches."""
+    """What the head reads after the exit: a token of its own in front of the patches, or the mean over all patches."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -77,7 +77,7 @@ class ParallelBranch(nn.Module):
     """Attention and MLP on the same y, their outputs added: (batch, tokens, width) to the same, one update.
 
     This is GPT-J's layer under `pre`. GPT-NeoX normalises y once for each with gains and biases of their own: the same
-    function, with those of one folded into the matrices behind it, W (g y + b) = (W g) y + W b.
+    function, with those of one folded into the matrices after it, W (g y + b) = (W g) y + W b.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ BLOCKS = {"sequential": Block, "parallel": ParallelBlock}
 
 
 class Transformer(nn.Module):
-    """What all models share: entry, blocks, exit. A model says what stands in front of them (`make_front`) and behind
+    """What all models share: entry, blocks, exit. A model says what stands in front of them (`make_front`) and after
     (`make_head`), and its forward pass leads through `run_blocks`.
 
     Weights are drawn at construction from torch's global generator, in one order for all schemes, so that one seed
@@ -151,7 +151,7 @@ class Transformer(nn.Module):
         """Make one tensor of weights that the model has in two places."""
 
     def ends(self) -> list[nn.Module]:
-        """What holds the matrices outside the blocks, in front of them and behind; none where it is one matrix."""
+        """What holds the matrices outside the blocks, in front of them and after; none where it is one matrix."""
         raise NotImplementedError(f"{type(self).__name__} must say what holds its outer matrices")
 
     def run_blocks(
@@ -219,7 +219,7 @@ class SoftCap(nn.Module):
 
 
 def slot_on_logits(end: StreamEnd, vocab_size: int, width: int, soft_cap: float | None) -> nn.Module | None:
-    """What is done to logits behind the head, by the scheme at the exit and by the model."""
+    """What is done to logits after the head, by the scheme at the exit and by the model."""
     slot = slot_at(end.scheme, "logits", (vocab_size,), width, end.site)
     return slot if soft_cap is None else SoftCap(soft_cap, slot)
 
@@ -311,7 +311,7 @@ class Decoder(Transformer):
         return document_masks(ids, c.document_end, {c.window_of(layer) for layer in range(c.layers)}, in_blocks)
 
     def begin(self, ids: Tensor, past: int = 0) -> tuple[Tensor, Rope | None]:
-        """What enters the stream for ids (batch, tokens) behind `past` others, and the turns of their positions."""
+        """What enters the stream for ids (batch, tokens) after `past` others, and the turns of their positions."""
         positions = torch.arange(past, past + ids.shape[1], device=ids.device)
         turns = None if self.rotary is None else self.rotary(positions)
         x = self.embed(ids)
@@ -348,7 +348,7 @@ class Decoder(Transformer):
         return y if self.transform is None else self.transform(y).to(y.dtype)
 
     def finish_logits(self, logits: Tensor) -> Tensor:
-        """What is done to logits behind the head."""
+        """What is done to logits after the head."""
         return logits if self.logits_slot is None else self.logits_slot(logits)
 
     def new_cache(self, room: int) -> list[LayerCache]:

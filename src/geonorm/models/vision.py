@@ -18,7 +18,7 @@ class VisionTransformer(Transformer):
 
     Every patch is one token: a linear map of its pixels, channel by channel and row by row, plus a learned vector of
     its place, or queries and keys turned by its row and its column. The head reads a token of its own, or the mean
-    over all patches, behind the exit. The stream is fp32 or better.
+    over all patches, after the exit. The stream is fp32 or better.
 
     >>> config = geonorm.models.VisionConfig("geonorm", layers=1, image_size=8, patch=4, classes=10)
     >>> geonorm.models.VisionTransformer(config)(torch.randn(2, 3, 8, 8)).shape
@@ -48,7 +48,7 @@ class VisionTransformer(Transformer):
 
     def begin(self, images: Tensor) -> tuple[Tensor, Rope | None]:
         """What enters the stream, (batch, tokens, width) in fp32 or better, and the turns of its places: patches row by
-        row behind the vector of the class, where there is one."""
+        row after the vector of the class, where there is one."""
         turns = turns_of_places(self.config, images.device) if self.config.positions == "rope" else None
         cut = cut_patches(images, self.config).to(self.patch.weight.dtype)
         # row by row, so that what the layer returns is no view: FSDP warns of one at every start

@@ -1,4 +1,4 @@
-"""Tensor operations with a slow twin and a fast path. They know tensors, not schemes."""
+"""Tensor operations, each with a plain reference and a fast path. They know tensors, not schemes."""
 
 from .angle import AngleMap
 from .geodesic import backends, geodesic_step, geodesic_step_read, geodesic_update

@@ -38,23 +38,23 @@ class AngleMap:
     max_angle: float | Tensor = pi / 4
     power: float = inf
     below: bool = False
-    """Whether what post is multiplied with is at most max_angle and post at most 1, so that the last minimum never
+    """True if what post is multiplied with is at most max_angle and post at most 1, so that the last minimum never
     binds."""
 
     @property
     def bare(self) -> bool:
-        """Whether there is nothing beside the ceiling on the ratio itself and a decay behind it."""
+        """True if it only clamps the ratio and then multiplies with a decay."""
         numbers = (self.pre, self.gain, self.bias, self.power)
         return not any(isinstance(n, Tensor) for n in numbers) and numbers == (1.0, 1.0, 0.0, inf)
 
     @property
     def plain(self) -> bool:
-        """Whether it is the paper's: a decay, at most 1, behind the clamp of the ratio itself."""
+        """True for the paper's: a decay, at most 1, after the clamp of the ratio itself."""
         return self.bare and not isinstance(self.post, Tensor) and self.post <= 1
 
     @property
     def levelled(self) -> bool:
-        """Whether it is a map of `level` with nothing learned before `post`: one angle for all tokens."""
+        """True for a map of `level` with nothing learned before `post`: one angle for all tokens."""
         numbers = (self.pre, self.gain, self.bias)
         return not any(isinstance(n, Tensor) for n in numbers) and numbers[:2] == (1.0, 0.0) and self.biased
 
@@ -87,7 +87,7 @@ class AngleMap:
         return turn * slope, turn * self.gain * ratio * bend, grad * total, turn * inner, turn * ratio * root
 
     def unclamped(self, ratio: Tensor) -> Tensor:
-        """Angle of the retraction, before any ceiling."""
+        """Angle of the retraction, before any clamp."""
         turn = self.pre * ratio
         return turn if self.power == inf else self.power * torch.atan(turn / self.power)
 
@@ -109,17 +109,17 @@ class AngleMap:
         )
 
     def clamped(self, ratio: Tensor) -> Tensor:
-        """Whether either minimum binds, boolean, same shape as ratio."""
+        """True where either minimum binds, boolean, same shape as ratio."""
         return (self.unclamped(ratio) >= self.max_angle) | (self(ratio) >= self.max_angle)
 
     def quotient(self, squared: Tensor) -> Tensor:
         """angle / ratio for ratio^2 of any shape: smooth through 0, where a ratio is a root and has no derivatives, so
         that those of every order are right there too. Where a minimum binds, the angle is constant."""
         zero = squared == 0.0
-        ceiling = torch.where(zero, inf, self.max_angle * torch.rsqrt(torch.where(zero, 1.0, squared)))
+        limit = torch.where(zero, inf, self.max_angle * torch.rsqrt(torch.where(zero, 1.0, squared)))
         free = self.pre * sphere.retraction_quotient(self.pre * self.pre * squared, self.power)
-        turn = self.gain * torch.where(free >= ceiling, ceiling, free)
+        turn = self.gain * torch.where(free >= limit, limit, free)
         if self.biased:
             turn = turn + self.bias * torch.rsqrt(squared + BIAS_SOFTNESS**2)
         turn = self.post * turn
-        return torch.where(turn >= ceiling, ceiling, turn)
+        return torch.where(turn >= limit, limit, turn)

@@ -25,7 +25,7 @@ HAS_TRITON = find_spec("triton") is not None
 
 
 def interpreting() -> bool:
-    """Whether Triton runs its kernels in Python, on CPU tensors: slow, for tests."""
+    """True if Triton runs its kernels in Python, on CPU tensors: slow, for tests."""
     return HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -46,7 +46,7 @@ def why_not_triton(device: torch.device, dtypes: tuple[torch.dtype, ...], dim: i
 
 
 def fusible(angles: AngleMap) -> bool:
-    """Whether the kernels have this map: a decay that nobody learns, after the clamp of the ratio itself, or of one
+    """True if the kernels have this map: a decay that nobody learns, after the clamp of the ratio itself, or of one
     angle for all tokens."""
     learned = isinstance(angles.post, Tensor) and angles.post.requires_grad and torch.is_grad_enabled()
     return (angles.bare or angles.levelled) and not learned
@@ -80,7 +80,7 @@ def choose_backend(backend: str, x: Tensor, u: Tensor, angles: AngleMap) -> str:
 
 
 def kernels_add(x: Tensor, u: Tensor) -> bool:
-    """Whether the kernels compute weighted sums of these tensors: where they would turn them, but under torch.compile,
+    """True if the kernels compute weighted sums of these tensors: where they would turn them, but under torch.compile,
     which fuses sums and norms itself, only if they are asked for."""
     wanted = read_backend("auto") == "triton" or not torch.compiler.is_compiling()
     return wanted and choose_backend("auto", x, u, AngleMap()) == "triton"

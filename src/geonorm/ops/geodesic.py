@@ -62,7 +62,7 @@ def geodesic_update(
 
 
 def geodesic_step(x: Tensor, u: Tensor, angles: AngleMap, h: float | Tensor = 1.0, backend: str = "auto") -> Tensor:
-    """The update under any angle map. h scales the angle of the step: a tensor h takes the reference twin, which is
+    """The update under any angle map. h scales the angle of the step: a tensor h takes the plain reference, which is
     differentiable forward and backward (d/dh at 0 is the velocity of the particle system).
 
     >>> x, u = torch.tensor([1.0, 0.0]), torch.tensor([5.0, 0.1])
@@ -82,7 +82,7 @@ def geodesic_step(x: Tensor, u: Tensor, angles: AngleMap, h: float | Tensor = 1.
 
 
 def leaves_vmap(x: Tensor, u: Tensor, angles: AngleMap) -> bool:
-    """Whether the innermost `torch.func.vmap` maps x or u and nothing of the angles. Not while a graph is traced:
+    """True if the innermost `torch.func.vmap` maps x or u and nothing of the angles. Not while a graph is traced:
     compilers know no rule of vmap, and fuse the textbook themselves."""
     mapped = torch._C._functorch.is_batchedtensor
     numbers = [angles.pre, angles.post, angles.gain, angles.bias, angles.max_angle]
@@ -137,7 +137,7 @@ def geodesic_step_read(
 
 
 def backends(device: str = "") -> dict[str, str]:
-    """What `auto` takes on a device ("cpu", "cuda"; default: the GPU if there is one), and the reason, for the paper's
+    """The path that `auto` takes on a device ("cpu", "cuda"; default: the GPU if any), and why, for the paper's
     rule in dtypes and widths that the kernels know: {"auto": path, "reason": text}.
 
     >>> geonorm.ops.backends("cpu")["auto"]

@@ -14,7 +14,7 @@ first are part of b and c. The second sees x' as it is in memory: rounded to its
 A program owns ROWS whole rows of DIM numbers, padded to BLOCK. Pointers to what nobody gives or asks for are None, and
 compiled away. n0, n1, n2 are numbers: a, max_angle and the level (or None) of a geodesic step, or a, b and the eps of
 N(u). In place of n0 there may be a pointer to it, a_ptr (layers then share one compiled kernel); a_ptr, b_ptr and c_ptr
-of a flat write are vectors. `stats` is (5, rows) fp32 with a norm behind the step, else (3, rows): <x,x>, c and
+of a flat write are vectors. `stats` is (5, rows) fp32 with a norm after the step, else (3, rows): <x,x>, c and
 |t|^2 of every row of a geodesic step, or mean and inverse deviation of u; lines 3 and 4 are those of x', which is
 computed again backward, not read.
 Only what Triton 3.6 to 3.9 share is used, and nothing that its interpreter lacks. This file is imported when a kernel
@@ -54,11 +54,11 @@ def level_slopes(ratio, angle):
 
 
 @triton.jit
-def clamp(quotient, slope, curvature, ratio, ceiling):
-    """min(angle, ceiling). NaN compares false and passes through."""
-    binds = quotient * ratio >= ceiling
+def clamp(quotient, slope, curvature, ratio, limit):
+    """min(angle, limit). NaN compares false and passes through."""
+    binds = quotient * ratio >= limit
     inverse = tl.div_rn(1.0, tl.where(binds, ratio, 1.0))
-    level = ceiling * inverse
+    level = limit * inverse
     quotient = tl.where(binds, level, quotient)
     slope = tl.where(binds, 0.0, slope)
     curvature = tl.where(binds, -(level * inverse) * inverse, curvature)
@@ -249,7 +249,7 @@ def forward_kernel(
     RULE: tl.constexpr, NORM: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """x' and stats; with read_ptr also y in its dtype. weight_ptr and shift_ptr: (DIM,), gains and biases of the norm
-    behind the step."""
+    after the step."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     inside = rows < count
@@ -293,7 +293,7 @@ def backward_kernel(
 ):  # fmt: skip
     """dx and du from the gradients of x' and of y, of one or of both. A program takes every so many tiles of ROWS rows
     and leaves its part of the sums over rows, to be added up in a fixed order: of a, b and c of a flat write and of the
-    gains and biases of the norm behind it, (programs, DIM) each."""
+    gains and biases of the norm after it, (programs, DIM) each."""
     columns = tl.arange(0, BLOCK)
     across = columns < DIM
     program, programs = tl.program_id(0), tl.num_programs(0)

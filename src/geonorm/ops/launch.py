@@ -11,7 +11,7 @@ from torch import Tensor
 MAX_DIM = 16384
 """A row must fit on chip; wider rows take the closed form."""
 MAX_NORM_DIM = 8192
-"""Of wider rows the kernel makes the step alone, and the norm is called behind it: six tensors of a row do not fit on
+"""Of wider rows the kernel makes the step alone, and the norm is called after it: six tensors of a row do not fit on
 chip."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FUSED = {"enable_fp_fusion": True}
@@ -23,7 +23,7 @@ def settings(dim: int, backward: bool, normed: bool = False) -> tuple[int, int, 
 
     Rows up to 1024 wide belong to one warp, whose sums need no shared memory; rows narrower than 512 share it. Wider
     rows take one warp per 1024 numbers, 32 of each tensor per thread; half as many where a thread holds more tensors:
-    backward beyond 8192, and backward through a norm.
+    backward beyond 8192, and backward with a norm.
     """
     block = 1 << max(dim - 1, 0).bit_length()
     per_thread = 16 if backward and (normed or block > 8192) else 32

@@ -29,7 +29,7 @@ def reference(x: Tensor, u: Tensor, angles: AngleMap, h: float | Tensor = 1.0) -
 
 
 def differentiated(*grads: Tensor | None) -> bool:
-    """Whether the backward pass of these gradients is itself differentiated, transformed or vectorised: then it must be
+    """True if the backward pass of these gradients is itself differentiated, transformed or vectorised: then it must be
     that of the textbook, because what a fast path has kept are numbers without a history."""
     if torch.compiler.is_compiling():
         return False
@@ -43,7 +43,7 @@ def gradients_of(
     wanted: Sequence[bool],
     grads: Sequence[Tensor | None],
 ) -> list[Tensor | None]:
-    """The gradients of f's outputs by those inputs that want one, with a graph behind them if grad mode is on."""
+    """The gradients of f's outputs by those inputs that want one, with a graph of their own in grad mode."""
     keep = torch.is_grad_enabled()
     with torch.enable_grad():
         # views, so that what made one input of another is left to whoever called backward

@@ -1,4 +1,4 @@
-"""Weighted sums of the stream and an update, as data: the slow twin, and the way to the fused kernels."""
+"""Weighted sums of the stream and an update, as data: the plain reference, and the way to the fused kernels."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def fused_write(
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor] | None:
     """x' and, with `dtype`, what the next sub-layer reads of it in that dtype, through `norm` if it has one, by the
-    kernels: 3 + 5 passes over memory, 4 + 6 through a norm. Without `dtype` x' twice. offer: the angle map of a
+    kernels: 3 + 5 passes over memory, 4 + 6 with a norm. Without `dtype` x' twice. offer: the angle map of a
     geodesic step, or what returns the weighted sum. None where the kernels do not run here, nothing is offered, or the
     norm of the update is a module that they do not have or that somebody watches. backend: of the step, as in
     `geodesic_step`.

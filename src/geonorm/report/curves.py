@@ -92,7 +92,7 @@ def profile(runs: Sequence[Run], key: str) -> list[Place]:
 
 
 def spread_evenly(layers: Sequence[float]) -> list[float]:
-    """Places on an axis of layers: the first of a layer at its number, the others evenly behind it."""
+    """Places on an axis of layers: the first of a layer at its number, the others evenly after it."""
     passed: Counter[float] = Counter()
     places, counts = [], Counter(layers)
     for layer in layers:

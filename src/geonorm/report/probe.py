@@ -113,7 +113,7 @@ class SavedProbe(Study):
 
     def limits(self) -> list[str]:
         return [
-            f"{model['model']} is not finite from {model['not_finite']} on, so nothing is known behind it."
+            f"{model['model']} is not finite from {model['not_finite']} on, so nothing is known after it."
             for model in self.summary["models"]
             if model.get("not_finite")
         ]

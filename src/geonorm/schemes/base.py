@@ -238,7 +238,7 @@ class Scheme:
         return x if self.streams == 1 else x.select(-2, 0)
 
     def clamped(self, x: Tensor, u: Tensor, p: Any, site: Site) -> Tensor | None:
-        """Which tokens meet the scheme's ceiling on the step, boolean (...); None where there is no ceiling."""
+        """Which tokens meet the scheme's clamp of the step, boolean (...); None where there is no clamp."""
         return None
 
     def slot(self, name: str, shape: tuple[int, ...], dim: int, site: Site) -> nn.Module | None:
@@ -258,7 +258,7 @@ class Scheme:
 
     @property
     def constrains(self) -> bool:
-        """Whether `constrain` does anything."""
+        """True if `constrain` does anything."""
         return type(self).constrain is not Scheme.constrain
 
     def recipe(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What flat schemes share that may fall with depth and stay below a ceiling."""
+"""Flat schemes whose steps may fall with depth and be clamped."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .base import Number, Placement, Site, add, normalise_update
 
 @dataclass(frozen=True)
 class Decayed(Placement):
-    """A flat scheme whose update may be scaled by depth and kept below a ceiling. Decay constant, alpha 1, no ceiling
+    """A flat scheme whose update may be scaled by depth and clamped. Decay constant, alpha 1, no clamp
     are the published form.
 
-    With a ceiling c the step is as long as GeoNorm's angle is wide, |step|/|x| = min(s min(|u|/|x|, c), c). A token
+    With a clamp c the step is as long as GeoNorm's angle is wide, |step|/|x| = min(s min(|u|/|x|, c), c). A token
     whose squared length underflows has none: it starts from 0 as without.
     """
 
@@ -37,11 +37,11 @@ class Decayed(Placement):
         return self.alpha if self.decay == "constant" else schedule(self.decay, self.alpha, site.t, site.depth)
 
     def proposal(self, x: Tensor, u: Tensor, p: Any) -> Tensor:
-        """What is added, before decay and ceiling."""
+        """What is added, before decay and clamp."""
         return normalise_update(u, p)
 
     def share(self, x: Tensor, q: Tensor, site: Site) -> Number:
-        """How much of q is added: s, or, with a ceiling, what each token may take, (..., 1)."""
+        """How much of q is added: s, or, with a clamp, what each token may take, (..., 1)."""
         if self.max_step == "none":
             return self.step(site)
         wide = upcast(x)
@@ -49,7 +49,7 @@ class Decayed(Placement):
         return self.lengths(site).quotient(sphere.safe_divide(sphere.dot(q, q), squared, sphere.vanishes(squared)))
 
     def add(self, x: Tensor, q: Tensor, site: Site, h: Number = 1.0) -> Tensor:
-        """x + h s q, within the ceiling."""
+        """x + h s q, within the clamp."""
         share = self.share(x, q, site)
         return add(x, q, share, h) if self.max_step == "none" else upcast(x) + h * share * upcast(q)
 

@@ -70,7 +70,7 @@ class Peri(Decayed):
     stackable = ("alpha", "max_step")
 
     layer_scalar: Literal["none", "learned"] = field(default="none", kw_only=True)
-    """learned: a number, 1 at the start, multiplies the stream behind each block. Gemma 4's code does not train it."""
+    """learned: a number, 1 at the start, multiplies the stream after each block. Gemma 4's code does not train it."""
 
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
         ends_block = site.kind in ("mlp", "parallel")

@@ -106,7 +106,7 @@ class GeoNorm(Placement):
         return angles.level() if self.update == "unit" else angles
 
     def clamped(self, x: Tensor, u: Tensor, p: Any, site: Site) -> Tensor | None:
-        if self.update == "unit":  # one angle for all: no length of an update meets a ceiling
+        if self.update == "unit":  # one angle for all: nothing is clamped
             return None
         wide = upcast(x)
         _, v = sphere.frame(wide, normalise_update(u, p).to(wide.dtype))

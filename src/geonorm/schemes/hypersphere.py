@@ -112,7 +112,7 @@ class AnGPT(Interpolated):
     """Approximately normalised Transformer: nGPT without norms in the stream, kept near the sphere by fixed factors.
 
     Known from notes on the paper: the step and its factor nu(a) = 1/sqrt(a^2 + (1-a)^2), which keeps the norm if stream
-    and update are orthogonal and unit; the factors sqrt(inputs/outputs) behind every matrix and 3.74 behind SiLU; rows
+    and update are orthogonal and unit; the factors sqrt(inputs/outputs) after every matrix and 3.74 after SiLU; rows
     of all weights kept at norm <= 1; step and logit scale stored at 0.01; norms on queries and keys kept; no weight
     decay, no warm-up.
 

@@ -81,7 +81,7 @@ class Lambdas(Copied):
 
 
 def begins(site: Site) -> bool:
-    """Whether a site is the first of its block."""
+    """True for the first sub-layer of a block."""
     return site.kind in ("attn", "parallel")
 
 

@@ -47,7 +47,7 @@ class ReZero(Placement):
         return {"alpha": Scale((1,), self.alpha)}
 
     def init_std(self, role: str, fan_in: int, fan_out: int, site: Site, base: float) -> float:
-        """Raises ConfigError for output matrices that begin at 0 behind a scalar that does so too."""
+        """Raises ConfigError for output matrices that begin at 0 after a scalar that does so too."""
         return (
             base if self.alpha else drawn_std(self, role, base, "multiplies them by 0 at first, so that neither learns")
         )

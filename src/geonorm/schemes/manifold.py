@@ -63,7 +63,7 @@ class ManifoldHyper(Connected):
     iterations: Count = field(default=20, kw_only=True)
     """Of columns and rows, for sinkhorn."""
     head: Literal["sum", "mean", "learned"] = field(default="sum", kw_only=True)
-    """How the streams leave: as their sum or mean, the same behind a final norm, or weighed as sub-layers read them."""
+    """How the streams leave: as their sum or mean, the same after a final norm, or weighed as sub-layers read them."""
 
     def check(self) -> None:
         require(self.mix != "kronecker" or self.n.bit_count() == 1, f"{self}: mix=kronecker takes 2, 4, 8, ... streams")

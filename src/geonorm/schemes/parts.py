@@ -25,7 +25,7 @@ MADE = "_made_by_scheme"
 
 
 def belongs_to_scheme(module: nn.Module) -> bool:
-    """Whether a scheme made a module, a part or a slot: whoever draws weights leaves it alone, and calls `restore`.
+    """True if a scheme made a module, a part or a slot: what draws weights leaves it alone, and calls `restore`.
 
     >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "pre", geonorm.Site(0, "mlp", 4), dim=8)
     >>> geonorm.schemes.belongs_to_scheme(layer.own.input), geonorm.schemes.belongs_to_scheme(layer.branch)

@@ -87,7 +87,7 @@ class Muse(Placement):
 
 
 class ScaledInput(nn.Module):
-    """N(w u) with a learned vector w, 1 at the start, and no gains behind it."""
+    """N(w u) with a learned vector w, 1 at the start, and no gains after it."""
 
     def __init__(self, norm: NormSpec) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class GatedStreams(Connected):
     """Streams that do not mix: a sub-layer reads the gated mean of their norms and is added to each with a weight.
 
     Each stream has gains of its own. The gates, one for each stream and channel, are a low-rank map of all streams. The
-    exit reads as sub-layers do, without a norm behind it. All matrices are drawn with a standard deviation of 0.02, so
+    exit reads as sub-layers do, without a norm after it. All matrices are drawn with a standard deviation of 0.02, so
     that gates begin near 1/2 and writing weights near 1; the streams, copies at first, differ by those draws.
 
     >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "gated_streams(n=2)", geonorm.Site(0, "mlp", 4), dim=8)

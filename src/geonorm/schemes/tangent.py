@@ -23,7 +23,7 @@ class Orthogonal(Pre):
 
     The projection is per token over the features ("Orthogonal-F", the default of the official code), with eps in its
     denominator, so a share eps / (|x|^2 + eps) of the radial part is left. The inner products are fp32. With decay it
-    is the flat twin of GeoNorm's step: tangential, but the radius grows as the square root of 1 + |v|^2/|x|^2.
+    is the flat counterpart of GeoNorm's step: tangential, but the radius grows as the square root of 1 + |v|^2/|x|^2.
 
     >>> layer = geonorm.Residual(torch.nn.Linear(8, 8), "orthogonal", geonorm.Site(0, "mlp", 4), dim=8)
     >>> x = torch.randn(2, 8)

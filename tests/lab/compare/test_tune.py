@@ -48,7 +48,7 @@ def tuned(loss: Loss, **settings: Any) -> tuple[Rates | None, FakeExecutor]:
 
 
 @each("best", [2e-3, 1.6e-2, 2.5e-4, 3e-3])
-def test_the_best_has_half_octaves_out_to_a_factor_of_2_on_both_sides(best: float) -> None:
+def test_the_best_has_neighbours_out_to_a_factor_of_2_on_both_sides(best: float) -> None:
     rates, executor = tuned(valley(best))
     assert rates is not None and abs(log(rates.lr / best)) <= log(2) / 4 * 1.01
     tried = [c.lr for c in executor.configs]

@@ -1,5 +1,5 @@
-"""Effective speed-ups: a planted one is recovered, what lies outside a curve is only bounded, points of a trunk are one
-observation."""
+"""Effective speed-ups: a planted one is recovered, what lies outside a curve is only bounded, and points of a prefix
+are one observation."""
 
 import math
 from collections.abc import Callable
@@ -26,15 +26,15 @@ def runs(
     schemes: dict[str, Law], budgets: list[float] = BUDGETS, sizes: dict[str, int] | None = None, seeds: int = 3,
     noise: float = 0.005, generator: int = 0,
 ) -> list[Summary]:  # fmt: skip
-    """A noise for each trunk, which all of its points share, and a smaller one for each point."""
+    """A noise for each shared prefix, which all of its points share, and a smaller one for each point."""
     random = np.random.default_rng(generator)
     found = []
     for scheme, loss in schemes.items():
         for name, size in (sizes or {"d4w64": 330_000}).items():
             for seed in range(seeds):
-                trunk = random.normal(0, noise)
+                shared = random.normal(0, noise)
                 for tokens in budgets:
-                    value = loss(size, tokens) + trunk + random.normal(0, noise / 3)
+                    value = loss(size, tokens) + shared + random.normal(0, noise / 3)
                     about = {"size": name, "planned_tokens": int(tokens), "embedding": 0, "parameters": size}
                     ended = {"status": "finished", "phase": "final", "lr": 1e-3, "tokens": int(tokens), "spikes": 0}
                     known = {"scheme": scheme, "seed": seed, "val_loss": value}
@@ -111,7 +111,7 @@ def test_a_run_that_is_lost_is_said_and_one_seed_gives_no_interval() -> None:
 
 
 def test_points_of_one_trunk_are_one_observation() -> None:
-    """Ten budgets of a trunk say no more about its level than two: the interval must not shrink with them."""
+    """Ten budgets of a prefix say no more about its level than two: the interval must not shrink with them."""
     many = list(np.geomspace(1e6, 16e6, 10))
     widths = []
     for budgets in (BUDGETS, many):

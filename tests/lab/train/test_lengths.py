@@ -39,8 +39,8 @@ def contents(run: Path) -> dict[str, bytes]:
 def test_a_branch_equals_the_run_that_was_planned_so(
     train: Any, losses: Any, after: Any, tmp_path: Path, options: list[Any]
 ) -> None:
-    """Longer than its trunk, and shorter: the trunk's own checkpoint, or one on the way. One that is stopped goes on
-    when the trunk is there no more, and one that is killed before its first record begins again."""
+    """Longer than its prefix, and shorter: the prefix's own checkpoint, or one on the way. One that is stopped goes on
+    when the prefix is there no more, and one that is killed before its first record begins again."""
     short, long, grown, back = (tmp_path / name for name in ("short", "long", "grown", "back"))
     assert train(short, *WSD, "--checkpoint.keep", 1, *options, "--steps", 10).status == 0
     assert sorted(path.name for path in (short / "checkpoints").iterdir()) == ["step-10", "step-6"]

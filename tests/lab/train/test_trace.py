@@ -151,7 +151,7 @@ def test_training_is_the_same_with_and_without(train: Any, losses: Any, tmp_path
 
 
 def test_quantiles_of_the_step_and_of_what_was_proposed() -> None:
-    """Under a ceiling of pi/8 and constant decay every step is min(proposal, ceiling); steps of this size turn."""
+    """Under a clamp of pi/8 and constant decay every step is min(proposal, clamp); steps of this size turn."""
     x = torch.zeros(1, 101, 8, dtype=torch.float64)
     x[..., 0] = 2.0
     step = torch.zeros_like(x)

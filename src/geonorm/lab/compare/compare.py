@@ -235,7 +235,7 @@ def make_executor(config: Grid, say: Say, live: bool) -> Executor:
 
 def order_schemes(out: Path, schemes: Sequence[str]) -> list[str]:
     """The order of tables, the baseline first. Those of this command lead, and what the folder holds besides follows.
-    But a command without the baseline only extends the folder: its schemes stand behind."""
+    But a command without the baseline only extends the folder: its schemes stand after."""
     listed = read_object(out / "results.json").get("order")
     before = listed if isinstance(listed, list) else []
     return list(dict.fromkeys([*before, *schemes] if before and before[0] not in schemes else [*schemes, *before]))

@@ -98,7 +98,7 @@ class CompareConfig(Grid, Recipe):
     """Learning rates. Several are tried on a seed of their own, which does not count, and each scheme is trained at its
     best. When not given one, 0.64 / width, 5e-3 at most."""
     tune: bool = False
-    """Add half octaves until the best rate of a scheme has them on both sides, out to a factor of 2. A multiplier
+    """Add rates by factors of sqrt 2 until the best has them on both sides, out to a factor of 2. A multiplier
     of the embedding (--optim.rates embed=16) is tuned, too, by factors of 4. Fair with --optim.floor 0."""
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
     DIR/config.yaml  DIR/configs/NAME.yaml  DIR/runs/NAME/  DIR/results.json
 
 Each budget beyond the first branches from the one before it, where that begins to cool down: all budgets of one size,
-scheme, rate and seed are one trunk.
+scheme, rate and seed share a prefix of training.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class LadderConfig(Grid):
     depth: list[Annotated[int, Range(1, DEEPEST)]] = field(default_factory=lambda: [3, 4, 6])
     """Blocks of each size, which set all else."""
     budgets: list[str] = field(default_factory=lambda: ["20"])
-    """Tokens of a run: for each parameter (20), or in all (500k, 4M). Several are cool-downs of one trunk, which needs
+    """Tokens of a run: for each parameter (20), or in all (500k, 4M). Several share a prefix of training, which needs
     --optim.schedule wsd."""
     rates: list[Positive] = field(default_factory=lambda: [1.0])
     """Multiples of the rule's learning rate, all of them trained in full; a scheme is judged at its best."""
@@ -91,7 +91,7 @@ class LadderConfig(Grid):
         if not tokens or len(set(tokens)) < len(tokens):
             raise ConfigError("--budgets needs at least one number of tokens, and none twice")
         if len(tokens) > 1 and self.optim.schedule != "wsd":
-            raise ConfigError("several --budgets are cool-downs of one trunk: add --optim.schedule wsd")
+            raise ConfigError("several --budgets share a prefix of training: add --optim.schedule wsd")
 
     def size(self, depth: int, count: Callable[[dict[str, int]], int]) -> Size:
         """What the rule makes of a depth. count: parameters of a model whose shape has these fields. ConfigError where

@@ -1,7 +1,7 @@
 """The learning rate of each scheme, tuned as the protocol of comparisons asks.
 
 Tuning runs have the full length and a seed that no final run uses; what decides is the validation loss of the final
-weights. The best rate has half octaves (factors of sqrt 2) on both sides, out to a factor of 2: so it is interior, and
+weights. The best rate has neighbours by factors of sqrt 2 on both sides, out to a factor of 2: so it is interior, and
 a second valley of the loss beside the first is seen. Where `optim.rates` names the embedding, its multiplier is tuned,
 too, by factors of 4: each is tried around the best rate, until the best multiplier has one on both sides.
 """
@@ -88,8 +88,8 @@ def missing_trials(losses: Losses, lrs: Sequence[float], embed: float | None, ex
 
 
 def missing_rates(losses: Mapping[float, float], start: Sequence[float], extend: bool = True) -> list[float]:
-    """The learning rates that tuning wants next: those of `start`, then half octaves around the best. Above a rate that
-    diverged none is tried; where all have diverged, the lowest counts as the best.
+    """The learning rates that tuning wants next: those of `start`, then factors of sqrt 2 around the best. Above a rate
+    that diverged none is tried; where all have diverged, the lowest counts as the best.
 
     >>> missing_rates({1e-3: 3.2, 2e-3: 3.0, 4e-3: 3.1}, [1e-3, 2e-3, 4e-3])
     [0.00141, 0.00283]

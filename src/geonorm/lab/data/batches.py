@@ -24,7 +24,7 @@ SHARE = 0.15
 TURN = 1 << 16
 """Windows of a mixture after which the share of every text is as its weight says."""
 TURNS = 2**63
-"""Stream of random bits for the order in a turn, behind one for each text."""
+"""Stream of random bits for the order in a turn. Streams with lower numbers belong to the texts."""
 HELD_OUT = 2**63
 """Seed of the masks of held-out text: none that a run can have."""
 
@@ -182,5 +182,5 @@ def count_blocks(tokens: Ids, context: int) -> int:
 
 
 def cut_windows(blocks: Iterable[tuple[Ids, int]], context: int) -> NDArray[np.int64]:
-    """Blocks of texts, by their numbers, each with the token behind it: (rows, context + 1)."""
+    """Blocks of texts, by their numbers, each with the token after it: (rows, context + 1)."""
     return np.array([text[block * context : block * context + context + 1] for text, block in blocks], np.int64)

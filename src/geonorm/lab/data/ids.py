@@ -20,7 +20,7 @@ LLM_C, LLM_C_HEADER = {20240520: "<u2", 20240801: "<u4"}, 1024
 """How files of llm.c begin, as int32 (magic, version, tokens, ...), with the types of their tokens (of GPT-2 and of
 Llama 3), and the bytes before these."""
 MEGATRON, MEGATRON_HEADER = b"MMIDIDX\0\0", struct.Struct("<9sQBQQ")
-"""How an index of Megatron-LM begins: magic, version, type, number of sequences, number of documents; behind it lie the
+"""How an index of Megatron-LM begins: magic, version, type, number of sequences, number of documents; after it lie the
 lengths of the sequences, as int32."""
 MEGATRON_TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 """Its types that hold ids."""

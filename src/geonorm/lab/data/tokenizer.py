@@ -138,7 +138,7 @@ class FileTokenizer(Tokenizer):
                 lengths[i] = len(token)  # each character of the byte-level alphabet stands for one byte
             elif BYTE_TOKEN.fullmatch(token):
                 lengths[i] = 1
-            else:  # behind itself: decoders drop the space in front of a text's first token
+            else:  # measured after itself: decoders drop the space in front of a text's first token
                 once, twice = self._tokenizer.decode([i]), self._tokenizer.decode([i, i])
                 lengths[i] = len(twice.encode()) - len(once.encode())
         return lengths
@@ -152,7 +152,7 @@ def load_tokenizer(
 
     `vocab_size` is the model's: ``bpe`` fills it exactly, the others must not exceed it (`DataError`). A file
     may be compressed (``.gz``, ``.xz``). mask: with a mask token, which ``bpe`` has among its ids and the others get
-    behind theirs if they have none.
+    after theirs if they have none.
     """
     if source.spans:
         if spec not in ("bpe", "none"):
@@ -215,7 +215,7 @@ def find_tokenizer(spec: str) -> Path:
 
 
 def add_mask(tokenizer: Tokenizer) -> FileTokenizer:
-    """The tokenizer with an id for a mask token behind all others. DataError where its ids have a hole: the library
+    """The tokenizer with an id for a mask token after all others. DataError where its ids have a hole: the library
     would give the new token the id of another."""
     library: Any = import_extra("tokenizers", "masked language modelling", "train").Tokenizer.from_str(tokenizer.json)
     known: dict[str, int] = library.get_vocab()

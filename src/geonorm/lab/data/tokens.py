@@ -86,7 +86,7 @@ class TokenFile:
 
 
 class TokenFiles(TokenFile):
-    """The token files of a mixture, one behind the other, and the weights by which training draws their windows."""
+    """The token files of a mixture, one after the other, and the weights by which training draws their windows."""
 
     def __init__(self, files: list[TokenFile], weights: tuple[float, ...]) -> None:
         self.files, self.weights, self.dtype = files, weights, files[0].dtype
@@ -206,7 +206,7 @@ def write_tokens(folder: Path, source: Source, tokenizer: Tokenizer, limit: floa
 def read_ids(
     source: Source, tokenizer: Tokenizer, split: Split, shards: Path
 ) -> Iterator[tuple[NDArray[Any], bool, int]]:
-    """The ids of a split piece by piece, an end behind each document; with them, whether a document ends and how many
+    """The ids of a split piece by piece, an end after each document; with them, whether a document ends and how many
     bytes of text they stand for."""
     for ids in (ids for span in source.spans.get(split, ()) for ids in span.read()):
         check_ids(source, ids, tokenizer)

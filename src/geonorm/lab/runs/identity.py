@@ -31,7 +31,7 @@ def identity_of(
     settings: Mapping[str, Any], data: str, tokenizer: str, schemes: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Settings by their dotted names, and the sha256 of data, tokenizer and schemes from elsewhere, as far as they are
-    known; a tokenizer that follows from the data behind these."""
+    known; a tokenizer that is trained on the data comes after these."""
     flat = flatten(settings)
     hashes = {"tokenizer_sha256": tokenizer, "data_sha256": data}
     sources = {f"source of {place}": about["sha256"] for place, about in schemes.items()}

@@ -69,7 +69,7 @@ def wandb(library: Any, start: Start) -> Iterator[Logger]:
 
 @contextmanager
 def trackio(library: Any, start: Start) -> Iterator[Logger]:
-    """Runs of a project are told apart by name alone there: ours has the id behind it."""
+    """Runs of a project are told apart by name alone there: ours has the id after it."""
     run = library.init(
         project=start.project, name=f"{start.path.name}-{start.id}", group=start.group, resume="allow",
         config=dict(start.settings), embed=False,

@@ -4,9 +4,9 @@ The effective speed-up of a scheme is how many times the tokens (along sizes: th
 same loss. It is read off the runs' own losses, between neighbouring budgets, for each seed by itself, and nothing is
 extrapolated: where one loss lies outside the other's curve, only a bound is said.
 
-The budgets of one seed are cool-downs of one trunk, so they are one observation, not several. Speed-ups and slopes are
+The budgets of one seed share a prefix of training, so they are one observation, not several. Speed-ups and slopes are
 therefore computed within a seed, whatever noise its points share, and their intervals are over seeds, with variances
-that all of them moderate (moderated.py). Sizes share no trunk: there a slope goes through the differences of all
+that all of them moderate (moderated.py). Sizes share no prefix: there a slope goes through the differences of all
 seeds at once. Pure functions of run summaries.
 """
 

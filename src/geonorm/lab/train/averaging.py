@@ -37,7 +37,7 @@ class Averaging(Hook):
         self.update(state.step)
 
     def on_evaluation(self, state: TrainState, row: Row) -> None:
-        """At the end of a run: what is measured of the last weights, with `_average` behind the name."""
+        """At the end of a run: what is measured of the last weights, with `_average` after the name."""
         if self.means and state.step == state.schedule.steps:
             state.parallel_model.reshard()
             with self.apply():

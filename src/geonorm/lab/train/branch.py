@@ -40,8 +40,8 @@ def find_shared_prefix(folder: FolderPart, schedule: Schedule) -> SharedPrefix |
     with checkpoints of its own needs it no more."""
     if folder.branch is None or saved_steps(folder.path / "checkpoints"):
         return None
-    trunk = RunFolder(Path(folder.branch))
-    stored = trunk.config()
+    prefix = RunFolder(Path(folder.branch))
+    stored = prefix.config()
     if differs := first_difference(to_dict(stored), folder.settings, but=APART):
         raise ConfigError(f"cannot branch from {folder.branch}: it is a run with {differs}")
     other = resolve(stored).schedule
@@ -51,7 +51,7 @@ def find_shared_prefix(folder: FolderPart, schedule: Schedule) -> SharedPrefix |
             f"cannot branch from {folder.branch}: another learning rate at step {step}; give both the same "
             "--optim.warmup-steps under a wsd schedule"
         )
-    return SharedPrefix(trunk, min(last, schedule.averaging_start))
+    return SharedPrefix(prefix, min(last, schedule.averaging_start))
 
 
 def drop_later_steps(run: RunFolder, last: int) -> None:

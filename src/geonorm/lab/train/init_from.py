@@ -19,7 +19,7 @@ from ..storage import saved_steps
 
 def load_initial_weights(folder: FolderPart, model: Transformer, tokenizer: str, world: World) -> dict[str, Any] | None:
     """Give a model the newest weights of the run `init_from`, by name. Returns the record for environment.json: the
-    run, the step, sha256 of the files of weights and of the data behind them, and a line about them; None where there
+    run, the step, sha256 of the files of weights and of their training data, and a line about them; None where there
     is no such run, or the folder holds a checkpoint that the run goes on from. CheckpointError, before anything is
     written, for a run without a checkpoint, with another tokenizer or with weights of another shape; then the model is
     as it was."""

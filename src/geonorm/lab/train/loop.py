@@ -172,7 +172,7 @@ def train_on_rank(
     if profiled and world.first:
         hooks.append(ProfileHook(run.path, profiled, end.callback))
     trackers = world.on_all_ranks(lambda: open_loggers(setup, state, run, libraries, loggers, say))
-    # behind the branch step wsd cools down: its checkpoint is kept, since a longer run begins there
+    # after the branch step wsd cools down: its checkpoint is kept, since a longer run begins there
     saver = checkpoint.Saver(run.checkpoints, setup.checkpoint.keep, world, schedule.branch_step)
     log_every = LOG_EVERY[device.type]
     pending: list[Row] = []  # rows since the losses were last read

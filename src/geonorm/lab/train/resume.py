@@ -69,7 +69,7 @@ def rewind(
     saver: checkpoint.Saver,
     say: Say,
 ) -> None:
-    """Goes back to the last checkpoint, and on with the data behind the bad batch. Diverged where the anomaly is to
+    """Goes back to the last checkpoint, and on with the data after the bad batch. Diverged where the anomaly is to
     stop the run, or the run was rewound too often."""
     if anomaly.action == "stop":
         raise Diverged(explain(state, anomaly))

@@ -1,4 +1,4 @@
-"""The geometry of every residual site and norm of our own models, seen through hooks in one forward pass."""
+"""The geometry of every sub-layer and norm of our own models, seen through hooks in one forward pass."""
 
 from __future__ import annotations
 
