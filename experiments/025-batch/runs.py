@@ -25,26 +25,27 @@ def words(scheme: str, embedding: float) -> list[str]:
 def plan(known: Summaries) -> Grid:
     rows = {slug(scheme): words(scheme, MAIN) for scheme in ARMS}
     grid = dict[str, Sequence[str]](tune_then_repeat(known, rows, (5.23e-3, 7.4e-3, 1.05e-2), OF_022["SEEDS"]))
-    for scheme in ARMS[:2]:
+    for scheme in (*ARMS[:2], "peri"):
         grid |= tune_multiplier(known, scheme)
     return grid
 
 
 def tune_multiplier(known: Summaries, scheme: str) -> Grid:
-    """4 and 64 times the matrices' rate, each tuned about the best such rate at 16; a factor of 4 beyond the better one
-    where it is the last; then fresh seeds at the best."""
-    if not (at_main := read_row(known, slug(scheme), TUNING_SEED)):
-        return {}
-    best = min(at_main, key=at_main.__getitem__)
-    start = [tidy(best * sqrt(2) ** half) for half in (-1, 0, 1)]
-    rows = {m: f"{slug(scheme)}-e{m:g}" for m in (MAIN / 16, MAIN / 4, MAIN * 4, MAIN * 16)}
+    """1, 4 and 64 times the matrices' rate, each tuned about the best such rate at 16; a factor of 4 beyond the best
+    one where it is the last, 1/4 about the best rate at 1; then fresh seeds at the best."""
+    rows = {m: slug(scheme) + (f"-e{m:g}" if m != MAIN else "") for m in (0.25, 1.0, 4.0, MAIN, 64.0, 256.0)}
     losses = {m: read_row(known, row, TUNING_SEED) for m, row in rows.items()}
-    ended = {m: min(row.values()) for m, row in losses.items() if set(extend(row, start, 6, sqrt(2))) <= set(row)}
-    ended[MAIN] = at_main[best]
-    wanted = extend(ended, [MAIN / 4, MAIN, MAIN * 4], 1, 4)
+    starts, ended = dict[float, list[float]](), dict[float, float]()
+    for m, row in losses.items():
+        if near := losses[1.0 if m < 1 else MAIN]:
+            best = min(near, key=near.__getitem__)
+            starts[m] = [tidy(best * sqrt(2) ** half) for half in (-1, 0, 1)]
+            if set(extend(row, starts[m], 6, sqrt(2))) <= set(row):
+                ended[m] = min(row.values())
+    wanted = extend(ended, [1, MAIN / 4, MAIN, MAIN * 4], 1, 4)
     chosen = min(ended, key=ended.__getitem__) if set(wanted) <= set(ended) else MAIN
     grid: dict[str, Sequence[str]] = {}
-    for m in sorted({*wanted} - {MAIN}):
+    for m in sorted({*wanted} & {*starts} - {MAIN}):
         fresh = OF_022["SEEDS"] if m == chosen else ()
-        grid |= tune_then_repeat(known, {rows[m]: words(scheme, m)}, start, fresh)
+        grid |= tune_then_repeat(known, {rows[m]: words(scheme, m)}, starts[m], fresh)
     return grid
