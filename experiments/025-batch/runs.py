@@ -32,7 +32,7 @@ def plan(known: Summaries) -> Grid:
 
 def tune_multiplier(known: Summaries, scheme: str) -> Grid:
     """1, 4 and 64 times the matrices' rate, each tuned about the best such rate at 16; a factor of 4 beyond the best
-    one where it is the last, 1/4 about the best rate at 1; then fresh seeds at the best."""
+    one where it is the last, 1/4 about the best rate at 1; then fresh seeds at the best and at 1, one rate for all."""
     rows = {m: slug(scheme) + (f"-e{m:g}" if m != MAIN else "") for m in (0.25, 1.0, 4.0, MAIN, 64.0, 256.0)}
     losses = {m: read_row(known, row, TUNING_SEED) for m, row in rows.items()}
     starts, ended = dict[float, list[float]](), dict[float, float]()
@@ -46,6 +46,6 @@ def tune_multiplier(known: Summaries, scheme: str) -> Grid:
     chosen = min(ended, key=ended.__getitem__) if set(wanted) <= set(ended) else MAIN
     grid: dict[str, Sequence[str]] = {}
     for m in sorted({*wanted} & {*starts} - {MAIN}):
-        fresh = OF_022["SEEDS"] if m == chosen else ()
+        fresh = OF_022["SEEDS"] if m in (chosen, 1) else ()
         grid |= tune_then_repeat(known, {rows[m]: words(scheme, m)}, starts[m], fresh)
     return grid
