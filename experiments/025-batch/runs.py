@@ -25,6 +25,7 @@ def words(scheme: str, embedding: float) -> list[str]:
 def plan(known: Summaries) -> Grid:
     rows = {slug(scheme): words(scheme, MAIN) for scheme in ARMS}
     grid = dict[str, Sequence[str]](tune_then_repeat(known, rows, (5.23e-3, 7.4e-3, 1.05e-2), OF_022["SEEDS"]))
+    grid |= tune_then_repeat(known, {"pre-e1": words("pre", 1)}, (7.4e-3, 1.05e-2, 1.48e-2), OF_022["SEEDS"])
     for scheme in (*ARMS[:2], "peri"):
         grid |= tune_multiplier(known, scheme)
     return grid
