@@ -78,8 +78,7 @@ def plan(known: Summaries) -> Grid:
     every = {scheme: {each: tune(scheme, each) for each in (MAIN, 1.0, 4.0, 64.0)} for scheme in WITHOUT[:2]}
     for scheme, tuned in every.items():
         finish(scheme, tuned, also=(1, MAIN))
-    rest = [*WITH[:3], WITHOUT[2], WITH[3], WITHOUT[3], WITH[4], WITHOUT[4], "olmo2(entry=embedding)", *RIVALS]
-    for scheme in rest:  # sub-layers of olmo2 read the hidden state itself, as those of GeoNorm
+    for scheme in [*WITH[:3], WITHOUT[2], WITH[3], WITHOUT[3], WITH[4], WITHOUT[4], "olmo2(entry=embedding)", *RIVALS]:
         if ended := tune(scheme, MAIN):
             others = () if scheme in RIVALS else (4.0, 64.0)
             finish(scheme, {MAIN: ended, **{each: tune(scheme, each, ended) for each in others}})
