@@ -9,8 +9,6 @@ round is kept. Time is CPU time of the one thread, which other programs on the m
 is the median over rounds of the ratio within the round, with the 95 % interval of that median.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

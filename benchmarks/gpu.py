@@ -11,8 +11,6 @@ every target with its measured value. Exit status 1 if a test fails or a result 
 finding, not an error. The minutes are estimates until the first session.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

@@ -8,8 +8,6 @@ rounds, with its 95 % interval by order statistics, of the CPU time of one threa
 calls at their fastest, against nanoGPT's, in percent of its step.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import json

@@ -7,8 +7,6 @@ probed, whether the logits under that scheme are the ones it had, whether it tra
 undo gives every logit back bit for bit; or the line with which it is refused.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import json

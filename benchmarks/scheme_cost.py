@@ -9,8 +9,6 @@ interval. FLOPs are PyTorch's own count of a forward and backward pass (products
 them, and attention); bytes kept are those of `geonorm train --dry-run`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from functools import partial

@@ -5,8 +5,6 @@ figures, and what stands between marks (<!-- claim NAME:FORM --> ... <!-- / -->)
 that with the runs and names each claim that differs.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What differs from the runs on record: claims, sentences, pages, figures, predictions. A line each, with the claim."""
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import json

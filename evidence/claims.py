@@ -5,8 +5,6 @@ results. Each scheme stands at its best learning rate, chosen by the tuning seed
 Differences are paired by seed. The tuning seed does not count where three other pairs remain.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

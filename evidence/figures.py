@@ -1,7 +1,5 @@
 """Forest plots of the claims."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Pages and tables of the claims. A line of text remembers which claims it tells."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple

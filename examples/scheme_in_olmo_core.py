@@ -1,7 +1,5 @@
 """A residual scheme in OLMo-core's model, for runs that need its trainer. docs/scale.md says how."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from olmo_core.nn.transformer import Transformer, TransformerBlock

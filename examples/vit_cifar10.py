@@ -6,8 +6,6 @@ FOLDER holds cifar10_train_jpeg.npz and cifar10_test_jpeg.npz, each with `data` 
 other), `offsets` (where each begins, and the end of the last), `labels` and `classes`. Needs Pillow.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import math

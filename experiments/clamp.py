@@ -7,8 +7,6 @@ figures/ratio.svg: for the first seed of each scheme and rate the ratio |v|/|x| 
 what the sub-layer proposes, median over tokens: above the dashed line it is clamped.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import math

@@ -15,8 +15,6 @@ not trained again. Started twice, two runs are trained at a time: each takes wha
 is begun that would end later than that, if it takes as long as the longest so far.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import fcntl

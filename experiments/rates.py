@@ -1,8 +1,6 @@
 """What a plan asks for next, to find a scheme's best learning rate: factors of 2 until the best is interior, factors
 of √2 about it, seeds at the best rate."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from math import inf, sqrt

@@ -1,7 +1,5 @@
 """Which runs experiment 007 wants (experiments/programme.py trains them)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from programme import Grid, Summaries, settings

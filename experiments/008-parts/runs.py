@@ -1,7 +1,5 @@
 """Which runs experiment 008 wants (experiments/programme.py trains them)."""
 
-from __future__ import annotations
-
 from itertools import product
 
 from programme import Grid, Summaries, settings

@@ -7,8 +7,6 @@ order of the SHA-256 of their names, until they make up HELD of all characters; 
 trained on.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

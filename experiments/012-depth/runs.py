@@ -1,7 +1,5 @@
 """Which runs experiment 012 wants (experiments/programme.py trains them)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import pi, sqrt
 from typing import Any

@@ -1,8 +1,6 @@
 """Which runs experiment 013 wants (experiments/programme.py trains them): those that choose the candidate, then, once
 it stands here by name, those that try it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from programme import EQUAL_SHARES, Grid, Summaries, settings

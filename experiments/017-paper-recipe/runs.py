@@ -1,7 +1,5 @@
 """Which runs experiment 017 wants (experiments/programme.py trains them)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 

@@ -7,8 +7,6 @@ nats a byte, and some 1.575 in windows of 128 bytes, which begin anywhere in a l
 numbers below 97 and their sum modulo 97; the best is 2/9 ln 97 = 1.017, in windows some 1.040.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import string

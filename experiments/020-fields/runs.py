@@ -1,7 +1,5 @@
 """Which runs experiment 020 wants (experiments/programme.py trains them)."""
 
-from __future__ import annotations
-
 from programme import Grid, Summaries, settings
 
 from geonorm.lab.runs.folder import slug

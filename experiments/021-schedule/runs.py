@@ -1,7 +1,5 @@
 """Which runs experiment 021 wants (experiments/programme.py trains them)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import product
 from math import sqrt

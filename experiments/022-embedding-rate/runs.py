@@ -1,7 +1,5 @@
 """Which runs experiment 022 wants (experiments/programme.py trains them)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import sqrt
 

@@ -1,7 +1,5 @@
 """Which runs experiment 023 wants (experiments/programme.py trains them)."""
 
-from __future__ import annotations
-
 import sys
 from itertools import product
 from math import pi, sqrt

@@ -1,7 +1,5 @@
 """Which runs experiment 024 wants, the most wanted first (experiments/programme.py trains them, on a GPU)."""
 
-from __future__ import annotations
-
 from math import inf
 
 from programme import Grid, Summaries, settings

@@ -1,7 +1,5 @@
 """Which runs experiment 026 wants (experiments/programme.py trains them)."""
 
-from __future__ import annotations
-
 from math import sqrt
 
 from programme import Grid, Summaries, change, load_definitions, settings

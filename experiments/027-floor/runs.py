@@ -1,7 +1,5 @@
 """Which runs experiment 027 wants (experiments/programme.py trains them)."""
 
-from __future__ import annotations
-
 from programme import Grid, Summaries, change, load_definitions, settings
 from rates import tune_then_repeat
 

@@ -1,7 +1,5 @@
 """Which runs experiment 100 wants (experiments/programme.py trains them, where a GPU is)."""
 
-from __future__ import annotations
-
 from programme import EQUAL_SHARES, Grid, Summaries, settings
 from rates import plan_rows
 

@@ -1,7 +1,5 @@
 """Which runs experiment 101 wants, the most wanted first (experiments/programme.py trains them, on a GPU)."""
 
-from __future__ import annotations
-
 from programme import Grid, Summaries, change, load_definitions, settings
 from rates import name_run
 

@@ -3,8 +3,6 @@
 Public names load on first use, so that `import geonorm` costs next to nothing.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How a step shrinks over depth: the laws that schemes follow, that networks are fitted to, and that figures draw."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, get_args
 
 from .settings import Range

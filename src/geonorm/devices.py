@@ -1,7 +1,5 @@
 """Which device to compute on, and what it can hold."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

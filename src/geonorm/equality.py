@@ -1,7 +1,5 @@
 """Two residual rules, compared as functions: do sub-layers and head read the same, whatever the sub-layers answer?"""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Errors that a user can act on: one line with problem and remedy; the command line then exits with 2."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Names of a package that load on first use, so that importing it costs next to nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any

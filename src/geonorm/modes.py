@@ -1,7 +1,5 @@
 """Training and evaluation mode."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

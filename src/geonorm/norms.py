@@ -4,8 +4,6 @@ All kinds compute in fp32 (fp64 for fp64 inputs), multiply by their gains in tha
 the dtype of the input. `eps` is added to the mean square (rms, layer), never to a root.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf, pi

@@ -1,7 +1,5 @@
 """Lines on stdout and stderr: which process of a world prints them, and what happens when a stream is closed."""
 
-from __future__ import annotations
-
 import os
 import sys
 from contextlib import suppress

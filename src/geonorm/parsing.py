@@ -1,7 +1,5 @@
 """JSON and YAML from files that anybody may have written, where all that is wrong is a ValueError; numbers for JSON."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from functools import cache

@@ -1,8 +1,6 @@
 """How far a long command is: a bar per piece of work on a terminal, with a note and the time left; lines alone where
 nobody watches (a file, a pipe), without anything that moves a cursor."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator

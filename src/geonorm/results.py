@@ -3,8 +3,6 @@
 Drawing stands above the studies, so that it is looked up by name when a figure is asked for.
 """
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence

@@ -6,8 +6,6 @@ and `to_dict` go from and to what YAML holds. Every error is one line, a ConfigE
 reads this file.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

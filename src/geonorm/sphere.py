@@ -7,8 +7,6 @@ near to 0 that its square is no normal number (`vanishes`) is one at 0.
 Comparisons are with 0.0: with a whole number PyTorch converts first, and takes ten times as long on a few tokens.
 """
 
-from __future__ import annotations
-
 from math import factorial, inf
 
 import torch

@@ -7,8 +7,6 @@ Ratios are to Pre-Norm without gains, its fastest form. With gains, as models ha
 always, a candidate takes them as a third argument and gives their gradient, too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import pi

@@ -1,7 +1,5 @@
 """Settings of `geonorm bench`. No torch here: the command line reads this file."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from typing import Annotated, Literal

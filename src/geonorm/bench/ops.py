@@ -3,8 +3,6 @@
 At each shape and dtype every candidate is compared with fp64 first, then all are timed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from statistics import median

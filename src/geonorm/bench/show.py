@@ -1,7 +1,5 @@
 """What a benchmark measured, as tables on the terminal and as summary.json."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
 from pathlib import Path

@@ -7,8 +7,6 @@ the CPU time that the process uses, which leaves out the time in which others ha
 by the wall.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from random import Random

@@ -1,7 +1,5 @@
 """`geonorm bench train`: a whole training step, scheme beside scheme, in turns."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial

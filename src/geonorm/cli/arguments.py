@@ -5,8 +5,6 @@ of several lines (their parts are private to it), an option that is given twice 
 settings would have to hold every required option. A YAML file comes first, whatever its place; options override it.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection
 from contextlib import suppress

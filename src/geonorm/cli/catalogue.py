@@ -1,7 +1,5 @@
 """Text about schemes, generated from the registry: tables for the terminal, and JSON."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Settings of the verbs that the command line alone has."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal

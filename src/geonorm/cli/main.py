@@ -1,7 +1,5 @@
 """The command `geonorm`: one function per verb. torch is imported by a verb's work, never for its help."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

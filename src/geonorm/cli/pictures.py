@@ -1,7 +1,5 @@
 """`geonorm schemes --out`: how each scheme moves a token, as a picture."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import cos, pi, sin
 from pathlib import Path

@@ -6,8 +6,6 @@ together), `integrators`, `starts`, `laws` (what is measured, and how a run ends
 MLPs among them), and `simulate`, which sets them side by side and takes `pictures`. Names load on first use; `config`
 needs no torch."""
 
-from __future__ import annotations
-
 from ..lazy import load_on_use
 
 PLACES = {

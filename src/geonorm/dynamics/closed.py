@@ -1,7 +1,5 @@
 """The closed equation of equiangular particles (`theory`), solved."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise

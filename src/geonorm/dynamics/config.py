@@ -1,7 +1,5 @@
 """Settings of `geonorm simulate` and geonorm.simulate: what is simulated, how, and what is refused. No torch here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import ceil, expm1, log1p, sqrt

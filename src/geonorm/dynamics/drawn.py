@@ -13,8 +13,6 @@ the same factors, and a sub-layer's output matrix W gets |dL/dW| |W| ~ sin phi t
 Radii are in units of the scheme's N: |N(x)| = 1. Width is infinite.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial

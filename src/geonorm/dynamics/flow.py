@@ -6,8 +6,6 @@ The state x is the residual stream of all particles, (..., n, dim) or (..., n, s
 Time tau starts at 0 and is the layer of the site, so the depth-time of the schemes is t = tau + 1. N is unit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import ceil

@@ -3,8 +3,6 @@
 Radii that the scheme keeps are restored after every step (a projection, which leaves the order of the method as it is).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from math import exp, log1p

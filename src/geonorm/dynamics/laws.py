@@ -4,8 +4,6 @@ theta: unit directions (..., n, dim) as Flow.tokens gives them; results have the
 computed by subtraction: mean_{i != j} (1 - cos) = n/(n-1) mean_i |theta_i - mean theta|^2 resolves 1e-28 in fp64.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import sin

@@ -1,7 +1,5 @@
 """Pictures of a simulation: tokens on a sphere that can be drawn, in frames through all of depth."""
 
-from __future__ import annotations
-
 from base64 import b64encode
 from collections.abc import Iterator
 from typing import Any

@@ -7,8 +7,6 @@ that the same write, run on the 2-vectors (r, 0) and (c r, |v|), gives both numb
 dimension. N is unit here: radius 1, eps 0, no gains.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from math import isclose, sqrt

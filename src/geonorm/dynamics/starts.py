@@ -1,7 +1,5 @@
 """Where particles start: (seeds, n, dim), a pure function of the seeds, the same numbers on every device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from math import asin, sqrt
 

@@ -10,8 +10,6 @@ reads (m = |read(x)|), how fast it turns (s) and grows (r') under a given update
 Time tau starts at 0, depth-time is t = tau + 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, isclose, isfinite, log, sqrt

@@ -6,8 +6,6 @@ gone. The model is then of another type: it saves and loads as that (see make_cl
 everything back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial

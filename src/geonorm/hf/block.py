@@ -1,7 +1,5 @@
 """Stock blocks under a scheme: the block keeps its attention and MLP, its residual connections are `Residual`s."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The model card of an exported run: what a reader must know to use the model and to trust its numbers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

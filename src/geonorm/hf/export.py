@@ -1,7 +1,5 @@
 """A model as a folder that transformers loads: weights, configuration, tokenizer, generation settings, model card."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Mapping

@@ -1,8 +1,6 @@
 """The layers of a geonorm model in transformers: blocks of `geonorm.models` with its masks, caches, attention functions
 and records of hidden states."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, nn

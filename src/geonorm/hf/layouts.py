@@ -4,8 +4,6 @@ A layout says under which scheme and shape a decoder computes what the architect
 called there. Where a field has no equal, the answer is a ConfigError that names it, never a model that is nearly right.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property

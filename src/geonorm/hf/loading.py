@@ -1,7 +1,5 @@
 """How models are read from folders, and what of a model came from a file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -5,8 +5,6 @@ geonorm does not know. In config.json the number of layers is a sentence, at whi
 when they are needed; after `import geonorm.hf` the Auto classes load such folders.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import asdict, replace
 from functools import cache, wraps

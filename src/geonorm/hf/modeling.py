@@ -5,8 +5,6 @@ norms, rotation and the residual scheme are those of `geonorm.models`, so there 
 stream is fp32 where weights are in half precision.
 """
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -6,8 +6,6 @@ two things. The fused kernels stay behind: the geodesic update is the closed for
 on a CPU here too (single_file.py).
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import re

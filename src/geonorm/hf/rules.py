@@ -7,8 +7,6 @@ that a checkpoint of any size takes a few MB. Matrices are not read: weights tha
 are without it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """What a modeling file has in the place of definitions that would bring kernels along, or code from elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -3,8 +3,6 @@
 Where one side has no gain or no bias, that is a gain of 1 or a bias of 0 on the other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

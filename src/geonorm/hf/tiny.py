@@ -1,7 +1,5 @@
 """Tiny models of the families of transformers, whose layers are read in place of those of a checkpoint."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

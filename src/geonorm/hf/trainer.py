@@ -1,7 +1,5 @@
 """Training with the tools of others: which parameters decay, and constraints after every step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import transformers

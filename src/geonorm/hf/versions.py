@@ -1,7 +1,5 @@
 """The releases of transformers that this is tested with, and what differs between them."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -7,8 +7,6 @@ into whatever sharding the loading run has. DCP's `async_save` copies the state 
 own while training goes on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from math import inf

@@ -1,7 +1,5 @@
 """`geonorm export`: a finished run as a model folder for transformers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from .. import hf

@@ -3,8 +3,6 @@
 Folders are read as they are: complete, failed, or cut off in the middle of a line. No torch here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

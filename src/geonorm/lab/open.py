@@ -1,7 +1,5 @@
 """The one opener of models: a run of ours, the best run of a comparison, a model folder, a name on the hub."""
 
-from __future__ import annotations
-
 import os
 import sys
 from contextlib import AbstractContextManager, nullcontext

@@ -7,8 +7,6 @@ DIR/config.yaml  environment.json  trace.jsonl  norms.jsonl  [ablation.jsonl]
 summary.json  report.html  figures/
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The inputs of a probe: a model, and the text that its hidden states are measured on."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import chain
 

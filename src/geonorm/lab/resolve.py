@@ -1,8 +1,6 @@
 """The configuration of a run becomes the parts of the run, once, before anything opens. Each part of the program takes
 the part that it needs; none looks at the configuration again."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any

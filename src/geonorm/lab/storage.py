@@ -13,8 +13,6 @@ DCP's HuggingFaceStorageWriter puts each file together in memory, a second copy 
 header at random, so that equal checkpoints differ in their bytes. So files are written here.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

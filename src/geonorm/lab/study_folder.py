@@ -5,8 +5,6 @@ DIR/config.yaml  environment.json  trace.jsonl  summary.json  theory.json  parti
 and trajectories.safetensors where --keep asks for it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

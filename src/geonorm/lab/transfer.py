@@ -11,8 +11,6 @@ best rate falls as the turn grows was a prediction, which experiment 023 did not
 DIR/rows.jsonl  summary.json  config.yaml  environment.json  report.html  figures/
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from math import exp, log

@@ -1,7 +1,5 @@
 """Settings of `geonorm check-transfer`. No torch here: the command line reads this file."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Annotated
 

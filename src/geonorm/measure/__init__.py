@@ -5,8 +5,6 @@ To be read in this order: `metrics` (the definitions), `accumulate` (over any nu
 `take_apart` and `rebuild`), `capture` (their measures), `probe` (a model, its inputs and loss).
 Names load on first use; `config` needs no torch."""
 
-from __future__ import annotations
-
 from ..lazy import load_on_use
 
 PUBLIC = {

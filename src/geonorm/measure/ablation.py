@@ -1,7 +1,5 @@
 """How much blocks are worth: the loss without them, beside the angle that they turn the stream by."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any

@@ -1,8 +1,6 @@
 """Measures of sub-layers and norms over any number of tokens, batch by batch: only sums, bins and a sample of tokens
 stay in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import ceil, log, sqrt
 from typing import Any

@@ -1,7 +1,5 @@
 """Measures of every sub-layer and every norm of a model while it runs: `observe` watches, the records here add up."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Settings of `geonorm probe`. No torch here."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Literal
 

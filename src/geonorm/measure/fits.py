@@ -1,7 +1,5 @@
 """Relations between the tensors of a recorded pass: equal, a sum with factors, a norm. Each is a fit on the numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Hugging Face models and tokenizers: safetensors only, no code from elsewhere unless asked for."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

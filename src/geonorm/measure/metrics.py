@@ -6,8 +6,6 @@ what is added to the stream is not always what the sub-layer returned. Angles ar
 `accumulate` takes them over any number of tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from functools import cache
 from math import exp, isfinite, log, sqrt

@@ -1,7 +1,5 @@
 """The norms of any model: which modules are norms."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 
 from torch import nn

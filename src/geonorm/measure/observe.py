@@ -6,8 +6,6 @@ Whatever stands between (norms on the update or on the stream, dropout, scales) 
 never taken for the change of the stream. Only the stream of the running sub-layer is in memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

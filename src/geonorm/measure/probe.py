@@ -1,7 +1,5 @@
 """A model that is probed, whatever its kind: its inputs, its forward pass under the hooks, its loss and gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A sub-layer of a stock block as a `Residual` around the same branch: its norms are ours, with the stock gains."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 

@@ -6,8 +6,6 @@ with which factors. Every relation is a least-squares fit on the recorded number
 one line that says what was seen. No name of a family and no source text is read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product

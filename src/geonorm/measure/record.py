@@ -1,7 +1,5 @@
 """The calls of the blocks of a model, and of the modules inside them, in one pass over random ids."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager

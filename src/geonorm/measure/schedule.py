@@ -12,8 +12,6 @@ best: the law with the least spread, where it stays within LEAST_SPREAD, or expl
 no course over the later depths (`left_course`: steps whose power of t is another one, or drifts); else none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from math import exp, log, sqrt
 from typing import Any

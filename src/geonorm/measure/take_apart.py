@@ -1,8 +1,6 @@
 """A block of a recorded pass, taken apart into its sub-layers: which modules are norms, which of them read the stream,
 what is added to it and with which factors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn

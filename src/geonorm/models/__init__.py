@@ -1,7 +1,5 @@
 """One Transformer for all residual schemes. Names load on first use; `config` needs no torch."""
 
-from __future__ import annotations
-
 from ..lazy import load_on_use
 
 PUBLIC = {

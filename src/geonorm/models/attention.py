@@ -1,7 +1,5 @@
 """Self-attention with grouped queries, rotary positions where asked for, and its key-value cache."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Shape of a model and the named sizes. No torch here: the command line reads this file."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 

@@ -7,8 +7,6 @@ learned positions, grouped queries, SwiGLU or GELU, SDPA. With `causal` off ever
 as an encoder, for masked language modelling.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

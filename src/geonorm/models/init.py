@@ -3,8 +3,6 @@
 `initialize`, `constrain` and `parameter_groups` are for any model that holds `geonorm.Residual`s.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple

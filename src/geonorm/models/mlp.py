@@ -1,7 +1,5 @@
 """The position-wise sub-layer: gated SiLU or GELU, GELU or ReLU squared."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Sampling from a decoder, one token at a time, with a key-value cache."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -1,7 +1,5 @@
 """A vision transformer whose residual scheme is a string: patches, blocks, the class of an image."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Which path of the geodesic update can run where, and which one `auto` takes."""
 
-from __future__ import annotations
-
 import os
 from importlib.util import find_spec
 

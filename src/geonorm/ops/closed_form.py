@@ -6,8 +6,6 @@ is replaced by 11 forward and 20 backward. Saved for the backward pass: x, u and
 n = |t|, ratio = n / |x|, c = <x,u> / <x,x>.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

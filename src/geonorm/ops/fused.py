@@ -13,8 +13,6 @@ gains and biases of that N, (dim,). Raw operators with autograd outside cost a t
 Triton's interpreter. stats is (3, *batch) fp32, with a norm (5, *batch).
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, NamedTuple
 

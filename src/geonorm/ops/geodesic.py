@@ -8,8 +8,6 @@ to x leave x as it is, and an x whose square is below the least normal number (|
 stays, too; NaN and Inf give NaN on their own row only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import inf, pi
 from typing import Any

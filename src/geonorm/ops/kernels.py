@@ -22,8 +22,6 @@ is launched, not before: it needs triton.
 """
 
 # ruff: noqa: N803, RET505  (compile-time arguments are upper case; Triton needs the else of a compile-time if)
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

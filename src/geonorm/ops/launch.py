@@ -1,7 +1,5 @@
 """Host side of the Triton kernels: which settings, which memory, one launch forward and one backward."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 

@@ -1,8 +1,6 @@
 """The textbook under autograd: the truth that every fast path is compared with, and what a fast path differentiates
 when its own backward pass is to be differentiated."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

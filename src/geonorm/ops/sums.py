@@ -1,7 +1,5 @@
 """Weighted sums of the stream and an update, as data: the plain reference, and the way to the fused kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What limits a comparison: each way in which it falls short of the protocol, as one sentence."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

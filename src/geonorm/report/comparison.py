@@ -1,7 +1,5 @@
 """A comparison: the runs of several schemes under one protocol, in words, tables, charts and how to repeat it."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property

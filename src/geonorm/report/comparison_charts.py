@@ -1,7 +1,5 @@
 """The charts of a comparison: each function returns charts, none where there is nothing to show."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median

@@ -1,7 +1,5 @@
 """Settings of `geonorm report`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Charts over depth: a column of the trace at each sub-layer, of runs and of probed models."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from itertools import chain

@@ -1,7 +1,5 @@
 """The picture of a scheme: how it moves a token, in the plane of the token and the update."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import cos, pi, sin
 

@@ -1,7 +1,5 @@
 """The register of residual rules: a table of families or checkpoints, and the angles of a few of them by sub-layer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs of several schemes, compared, as the charts and sentences of a report read them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

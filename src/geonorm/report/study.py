@@ -1,8 +1,6 @@
 """What all kinds of study have in common: a folder becomes records, and these become a caption, findings, limits,
 tables, figures and the sections of a page."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

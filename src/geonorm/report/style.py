@@ -4,8 +4,6 @@ Colour is the base scheme, always: `geonorm(decay=sqrt)` has the hue of `geonorm
 marker, never another hue. Every other scheme is grey, and its label tells it apart.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

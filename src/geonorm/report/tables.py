@@ -3,8 +3,6 @@
 `rich` is not used here: aligning the columns takes six lines, and these modules load without it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Words that a page explains: each links to its explanation at the foot of the page."""
 
-from __future__ import annotations
-
 import re
 from html import escape
 

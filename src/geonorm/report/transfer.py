@@ -1,7 +1,5 @@
 """The coordinate check of `geonorm check-transfer`: how far one optimizer step turns the final state, by size."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Combinators: schemes made of schemes, chosen by site when a Residual is built."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from math import floor
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """What hyper-connections of every kind have in common: several streams, between which a sub-layer is connected anew."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """Flat schemes whose steps may fall with depth and be clamped."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Literal
 

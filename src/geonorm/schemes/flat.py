@@ -1,7 +1,5 @@
 """Schemes that add in flat space and normalise before, after or around the sub-layer."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """GeoNorm: the residual is a geodesic step on the sphere through the token."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from math import expm1, inf, log, pi
 from typing import Annotated, Any, Literal

@@ -8,8 +8,6 @@ A plain string is what a person typed: naming a module or file imports it. Text 
 `Stored`, which runs code only where that is allowed (elsewhere.py).
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """Attention residuals: a sub-layer reads a weighted mean of what earlier ones wrote, and keeps its own beside it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Schemes that treat attention and MLP differently."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Literal
 

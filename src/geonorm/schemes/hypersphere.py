@@ -1,7 +1,5 @@
 """nGPT and anGPT: stream, weights and update live on the unit sphere, or near it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache

@@ -1,8 +1,6 @@
 """Learned scales on the skip path: of the stream, of the embedding added again, of the middle taken out at the end; of
 two streams side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import floor

@@ -1,8 +1,6 @@
 """Schemes with a learned scale per site: on the branch, at or near 0 at the start, so that a deep model starts shallow;
 or on the stream itself."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Manifold-constrained hyper-connections: several streams that mix by doubly stochastic matrices."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce

@@ -1,7 +1,5 @@
 """NAG: a sub-layer turns the token by an angle of its own, whatever the length of its output; a gate may lessen it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 

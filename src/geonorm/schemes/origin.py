@@ -1,7 +1,5 @@
 """Where the parts of a scheme come from, as far as that is not this package."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any

@@ -1,7 +1,5 @@
 """What a residual owns of its scheme, made from `parts`, and how its read and write are called."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial

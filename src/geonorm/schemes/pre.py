@@ -1,7 +1,5 @@
 """Pre-Norm, the scheme to begin with: what it owns, what its sub-layers read, how the stream is written."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Literal
 

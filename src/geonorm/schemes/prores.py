@@ -1,7 +1,5 @@
 """ProRes: any scheme whose steps grow from 0 while training begins, early blocks first."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

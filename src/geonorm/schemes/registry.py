@@ -1,7 +1,5 @@
 """Names of schemes: which class has which, and how a scheme is written as text (grammar.py reads it)."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import MISSING, fields
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Learned scales that schemes put on a step, on queries and keys, on hidden units, on logits."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

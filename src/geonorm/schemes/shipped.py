@@ -1,7 +1,5 @@
 """Residual rules that models of 2026 ship, read from their code in transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal

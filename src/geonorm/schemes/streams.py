@@ -1,7 +1,5 @@
 """Schemes that carry more than one residual stream per token, stacked as (..., streams, dim)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Flat schemes that mind the radius: they add the tangential part of the update, or weights whose squares sum to 1."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -4,8 +4,6 @@ Nothing but texts travels: where the settings of a run stand, and where its outp
 submitit starts processes on this machine.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import shlex

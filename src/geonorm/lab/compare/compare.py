@@ -5,8 +5,6 @@
 Finished runs are kept and skipped, so the same command goes on where it was stopped.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager

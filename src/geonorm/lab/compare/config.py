@@ -1,7 +1,5 @@
 """Settings of a study: which runs it has, and where they are made. No torch here: the command line reads this file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Annotated, ClassVar, Literal

@@ -6,8 +6,6 @@ What differs is how a run is started, seen to have ended, and stopped:
     DIR/configs/NAME.yaml  DIR/configs/NAME.log  DIR/runs/NAME/
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -6,8 +6,6 @@ Each budget beyond the first branches from the one before it, where that begins 
 scheme, rate and seed share a prefix of training.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial

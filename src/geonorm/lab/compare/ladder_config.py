@@ -1,8 +1,6 @@
 """Settings of a ladder, and the rule by which one integer, the depth, sets a size. No torch here: the command line
 reads this file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import sqrt

@@ -6,8 +6,6 @@ a second valley of the loss beside the first is seen. Where `optim.rates` names 
 too, by factors of 4: each is tried around the best rate, until the best multiplier has one on both sides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from math import inf, log, sqrt

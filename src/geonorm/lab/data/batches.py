@@ -1,8 +1,6 @@
 """Batches of token windows as a pure function of (seed, step), fixed validation windows, and what a window asks of a
 model: the next token, or those that are masked."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """The cache on disk: how files appear in it whole or not at all."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import uuid

@@ -4,8 +4,6 @@ Everything streams, from regular files alone, and whatever is wrong with a file 
 file and the place.
 """
 
-from __future__ import annotations
-
 import bz2
 import codecs
 import csv

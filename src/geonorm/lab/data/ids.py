@@ -1,8 +1,6 @@
 """Token ids in files of other programs: nanoGPT (raw), llm.c (a header before them), Megatron (an .idx beside it), and
 .npy."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ It lets the first command work with no network and no files. Its content differs
 hash is recorded with every run and no golden value may rest on it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sysconfig
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Text to token ids and back: bytes, a byte-level BPE trained on the text, or any ``tokenizer.json``, the Hub's too."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

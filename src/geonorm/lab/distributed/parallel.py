@@ -1,7 +1,5 @@
 """Puts a model where it runs: device, precision, compilation, recomputation, and over the ranks of a world."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

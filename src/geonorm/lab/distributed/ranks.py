@@ -3,8 +3,6 @@
 Nothing here knows about models. Collective calls must be made by every rank, in the same order.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

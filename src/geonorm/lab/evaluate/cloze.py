@@ -5,8 +5,6 @@ A local set is a JSON-lines file, one question a line: `{"context": str, "choice
 name without suffix (`copa.validation`), or given as a path.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

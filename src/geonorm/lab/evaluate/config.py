@@ -1,7 +1,5 @@
 """Settings of what is asked of a model. No torch here: the command line reads this file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated

@@ -2,8 +2,6 @@
 own, whose data come from the network. The score of a choice is the log-likelihood of exactly its text after exactly
 its context."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`geonorm eval`: the loss of a run or a Hugging Face model on any text, and results of tasks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib.metadata import version

@@ -1,7 +1,5 @@
 """`geonorm generate`: text from a run or a Hugging Face model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

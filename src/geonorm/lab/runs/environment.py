@@ -1,7 +1,5 @@
 """What a result depends on besides its settings."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

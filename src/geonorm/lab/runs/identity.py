@@ -4,8 +4,6 @@ sha256 of it, and whoever reads one of them compares. No torch here.
 environment.json           one object for each process that worked on the run, in order; formerly the last
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping

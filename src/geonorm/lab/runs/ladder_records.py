@@ -1,7 +1,5 @@
 """Rows of a ladder's results.json, as typed records. No torch here."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from .records import ComparisonRow, Record

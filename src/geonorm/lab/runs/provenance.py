@@ -4,8 +4,6 @@ environment.json           see identity.py
 schemes/SHA256.py          the source of its schemes from elsewhere, by the first digits of their sha256
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ difference of each seed. Beside it stands the difference with moderated variance
 torch, and a run that did not finish is counted, never dropped.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections import Counter

@@ -8,8 +8,6 @@ their standard deviation, three seeds and eight schemes, its 95 % intervals hold
 (62 %). Pure functions of numbers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple

@@ -10,8 +10,6 @@ that all of them moderate (moderated.py). Sizes share no prefix: there a slope g
 seeds at once. Pure functions of run summaries.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

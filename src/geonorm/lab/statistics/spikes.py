@@ -1,7 +1,5 @@
 """Spikes: values far above those before them, and at which steps a run has them."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence

@@ -7,8 +7,6 @@ the difference of one more setting would lie. Grades of certainty follow GRADE (
 doi:10.1136/bmj.39489.470347.AD): each doubt takes one step. Pure functions of numbers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -4,8 +4,6 @@ torch.optim.swa_utils.AveragedModel holds its mean as a deep copy of the model, 
 mean of the parameters alone, sharded as they are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 

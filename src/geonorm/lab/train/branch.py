@@ -6,8 +6,6 @@ there the two are one run (the rate of every step is compared), so that it ends 
 from its first step. A run that is extended (more --steps, the same folder) goes back to such a checkpoint of its own.
 """
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A diagnosis in one line of a loss that has become NaN."""
 
-from __future__ import annotations
-
 from math import inf
 from operator import itemgetter
 

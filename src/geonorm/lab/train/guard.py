@@ -1,8 +1,6 @@
 """What is done when a step goes wrong: the loss is not finite, or it jumps. Every rank comes to the same decision,
 because losses and gradient norms are the same on all."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite

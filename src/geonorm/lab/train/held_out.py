@@ -1,7 +1,5 @@
 """Loss on held-out text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from math import log

@@ -1,7 +1,5 @@
 """What a training loop does besides training: hooks that it calls at named points."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """A run that begins with the weights of another one, also under another scheme."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

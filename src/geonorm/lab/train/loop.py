@@ -8,8 +8,6 @@ this file.
 What can be left out of a run is a hook (hooks.py).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing

@@ -1,7 +1,5 @@
 """Muon that is as fast on a CPU as its matrix products."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import sqrt
 

@@ -1,7 +1,5 @@
 """Optimizers over torch's own parts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

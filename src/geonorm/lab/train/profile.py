@@ -1,7 +1,5 @@
 """A profile of some steps of a run, by torch.profiler."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

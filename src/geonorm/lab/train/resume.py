@@ -1,7 +1,5 @@
 """A training run is saved, resumed from its newest checkpoint, and rewound to it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from math import inf

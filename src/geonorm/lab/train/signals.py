@@ -1,7 +1,5 @@
 """Ctrl-C, SIGTERM, a lost terminal or a closed pipe as something the training loop can look at between two steps."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -6,8 +6,6 @@ checkpoints, metrics and traces are those of runs alone; losses equal theirs to 
 scheme may differ, too (`Scheme.stackable`): then they are mapped as the weights are.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

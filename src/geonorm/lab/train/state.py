@@ -1,7 +1,5 @@
 """The state of a training run on one rank, and how it is built from settings and text."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Where the time of a step goes and how much of the device's peak it reaches: columns of metrics.jsonl."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """How a run ended: summary.json; lines for people."""
 
-from __future__ import annotations
-
 import resource
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What a run learns from: tokens, the tokenizer that made them, and what is asked of the model about them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The geometry of every sub-layer and norm of our own models, seen through hooks in one forward pass."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple

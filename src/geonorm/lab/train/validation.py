@@ -1,7 +1,5 @@
 """Held-out text of a run: a sample of it while the run trains, at its end a larger part or the whole."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 
