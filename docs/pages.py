@@ -1,7 +1,5 @@
 """Pages that are made from the code when the site is built: schemes, commands and their settings, Python names."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re
@@ -172,7 +170,9 @@ def register(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield f"The rule of {len(rows) - len(refused)} of {len(rows)} causal families of transformers"
     yield f"{transformers.__version__}, verified on numbers of tiny models (§: known by name). Angles are degrees"
     yield "by which a sub-layer turns the hidden state before training; *entry* is the embedding's share of the squared"
-    yield "length of the final state. A span is over families. ~: updates are taken for as long as the embedding."
+    yield "length of the final state. The embedding is taken to have root mean square 1. Most begin shorter: then the"
+    yield "first angles of rules that norm updates alone are larger, and *entry* is less. A span is over families."
+    yield "~: updates are taken for as long as the embedding."
     yield "All rules have `entry=embedding`: a norm inside a model's embedding, as BERT's, is no part of its rule."
     yield "`geonorm register MODEL` shows every sub-layer, of a checkpoint with what it learned.\n"
     lines = []

@@ -52,22 +52,22 @@ def test_rates_and_decay_go_by_role() -> None:
 
 
 def test_a_model_of_ones_own() -> None:
-    """Roles are said by an attribute, or follow from the class of a module."""
+    """Roles are said by an attribute, or follow from the name and the class of a module."""
 
     class Own(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.table = nn.Embedding(8, 4)
+            self.table, self.wpe = nn.Embedding(8, 4), nn.Embedding(8, 4)
             self.mlp = Residual(nn.Linear(4, 4), "hyper", Site(0, "mlp", 1), 4)
-            self.out = nn.Linear(4, 8)
-            self.out.role = "head"  # type: ignore[assignment]
+            self.out, self.lm_head = nn.Linear(4, 8), nn.Linear(4, 8, bias=False)
+            self.out.role = "transform"  # type: ignore[assignment]
 
     found = parameter_roles(Own())
     scheme = {name: role for name, role in found.items() if ".own." in name}
     assert scheme and set(scheme.values()) == {"gain"}
     assert {name: role for name, role in found.items() if name not in scheme} == {
-        "table.weight": "embed", "mlp.branch.weight": "hidden", "mlp.branch.bias": "gain",
-        "out.weight": "head", "out.bias": "gain",
+        "table.weight": "embed", "wpe.weight": "position", "mlp.branch.weight": "hidden", "mlp.branch.bias": "gain",
+        "out.weight": "transform", "out.bias": "gain", "lm_head.weight": "head",
     }  # fmt: skip
     assert parameter_roles(nn.Linear(2, 2)) == {"weight": "hidden", "bias": "gain"}
 
@@ -83,8 +83,9 @@ def test_words_of_the_command_line() -> None:
     ):
         with pytest.raises(ConfigError, match=said.replace("?", "[?]")):
             Optim(rates=words)
-    with pytest.raises(ConfigError, match="unknown role 'embd'"):
-        geonorm.parameter_groups(nn.Linear(2, 2), 1e-3, rates={"embd": 2})
+    for role, said in (("embd", "unknown role 'embd'"), ("down", "no parameter has the role 'down'")):
+        with pytest.raises(ConfigError, match=said):
+            parameter_groups(nn.Linear(2, 2), 1e-3, rates={role: 2})
 
 
 class Plain(nn.Module):
@@ -169,9 +170,8 @@ def test_experts_and_joined_matrices_decay_and_their_biases_do_not() -> None:
             self.A_log = nn.Parameter(torch.ones(1, 1, 4, 1))
 
     model = nn.Sequential(Experts(), nn.MultiheadAttention(4, 2), nn.LayerNorm(4))
-    roles = parameter_roles(model)
-    matrices = {"0.up_proj", "1.in_proj_weight", "1.out_proj.weight"}
-    assert {name for name, role in roles.items() if role == "hidden"} == matrices
+    found = {name: role for name, role in parameter_roles(model).items() if role != "gain"}
+    assert found == {"0.up_proj": "hidden", "1.in_proj_weight": "hidden", "1.out_proj.weight": "o"}
 
 
 def test_initialize_restores_norms_alone_outside_residuals() -> None:

@@ -51,8 +51,8 @@ class Rule:
     sublayers: of each layer, kind, t; angle, the degrees by which it turns the stream, for an update at right angles to
     it; stream and update, the factors of both (root mean square over channels); share of the squared length of the last
     state, which is the sum of all slots of attention residuals; there query, the lengths of the learned queries: with
-    values=norm no slot weighs more than exp(2 query) times another. entry: the share of the entry. unit: True where the
-    rule normalises updates; else all are taken for as long as the entry is.
+    values=norm no slot weighs more than exp(2 query) times another. entry: the share of the entry, whose root mean
+    square is taken to be 1. unit: True where the rule normalises updates; else all are taken for as long as the entry.
 
     >>> from geonorm import hf
     >>> beam = hf.rule_of("beam")

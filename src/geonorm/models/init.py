@@ -50,6 +50,8 @@ SHARED_ROLES = ("hidden", "gain")
 USUAL_NAMES = {
     "q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o", "out_proj": "o", "gate_proj": "gate", "up_proj": "up",
     "down_proj": "down", "lm_head": "head", "embed_tokens": "embed", "wte": "embed", "wpe": "position",
+    "embed_positions": "position", "position_embedding": "position", "position_embeddings": "position",
+    "token_type_embeddings": "position",
 }  # fmt: skip
 """Roles of layers that do not say theirs, by the last part of their name; the names of roles themselves count, too."""
 
@@ -267,10 +269,10 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
 
     model: one of this package, a model of transformers, before or after `geonorm.hf.apply`, or any module.
 
-    A module that has an attribute `role`, as the layers of this package do, says it itself. Otherwise a table of
-    `nn.Embedding` is `embed`, the output layer of a model of transformers `head`, and every other matrix `hidden`.
-    Norms, biases and what belongs to a residual scheme are `gain`. A parameter of three dimensions, as that of experts,
-    is a stack of matrices. Wrappers such as DDP may stand around the model.
+    A module says it by an attribute `role` or by its name, as in `initialize`. The output layer of a model of
+    transformers is `head`, any other table of `nn.Embedding` `embed`, and every other matrix `hidden`. Norms, biases
+    and what belongs to a residual scheme are `gain`. A parameter of three dimensions, as that of experts, is a stack
+    of matrices. Wrappers such as DDP may stand around the model.
 
         >>> model = geonorm.Decoder(geonorm.DecoderConfig(layers=1, width=16, heads=2, hidden=16, vocab_size=32))
         >>> roles = parameter_roles(model)
@@ -281,14 +283,14 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
     outputs = [part.get_output_embeddings() for part in models]
     roles: dict[str, str] = {}
     for path, module in model.named_modules():
-        usual = "embed" if isinstance(module, nn.Embedding) else "hidden"
-        usual = "head" if any(module is output for output in outputs) else usual
+        is_head = module in outputs and not hasattr(module, "role")
+        role = "head" if is_head else role_of(path.rpartition(".")[2], module) or "hidden"
         for name, parameter in module.named_parameters(recurse=False):
             sizes = [size for size in parameter.shape if size > 1]
-            matrix = len(sizes) > (1 if name.endswith("weight") else 2) and "bias" not in name
-            matrix = matrix and not (isinstance(module, Norm) or belongs_to_scheme(module))
+            matrix = not (isinstance(module, Norm) or belongs_to_scheme(module) or "bias" in name)
+            matrix = matrix and len(sizes) > (1 if name.endswith("weight") else 2)
             matrix = matrix or (name == "weight" and hasattr(module, "role"))
-            roles[f"{path}.{name}".lstrip(".")] = str(getattr(module, "role", usual)) if matrix else "gain"
+            roles[f"{path}.{name}".lstrip(".")] = role if matrix else "gain"
     return roles
 
 
@@ -305,7 +307,8 @@ def parameter_groups(
     alone, not for embeddings, norms, biases and numbers that a scheme learns.
 
     Every group has `params`, `lr`, `weight_decay` and `lr_multiplier`, so that a schedule of one's own can set
-    `group["lr"] = lr * group["lr_multiplier"]`. Frozen parameters are left out. Raises ConfigError for an unknown role.
+    `group["lr"] = lr * group["lr_multiplier"]`. Frozen parameters are left out. Raises ConfigError for an unknown role,
+    and for the rate of one that no parameter has.
 
         >>> model = geonorm.Decoder(geonorm.DecoderConfig(layers=1, width=16, heads=2, hidden=16, vocab_size=32))
         >>> groups = geonorm.parameter_groups(model, 1.0, rates={"embed": 16})
@@ -314,10 +317,12 @@ def parameter_groups(
     """
     rates = rates or {}
     known = [*ROLES, *SHARED_ROLES]
-    for role in rates:
+    roles = parameter_roles(model)
+    for role, rate in rates.items():
         if role not in known:
             raise ConfigError(unknown("role", role, known))
-    roles = parameter_roles(model)
+        if rate != 1 and role != "hidden" and role not in roles.values():
+            raise ConfigError(f"no parameter has the role {role!r}; a layer says its own by an attribute `role`")
     groups: dict[tuple[float, bool], list[Tensor]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:

@@ -29,16 +29,13 @@ class WeightedSum:
     norm: nn.Module | None = None
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
-        """In plain differentiable PyTorch: in the dtype of x where all weights are Python numbers, so that a sum is one
-        addition, else in fp32 (fp64 for fp64)."""
-        if isinstance(self.keep, Tensor) or isinstance(self.scale, Tensor):
+        """In plain differentiable PyTorch: in the dtype of x where it is one addition, x + scale N(u) with a number for
+        scale, else in fp32 (fp64 for fp64). A factor near 1, rounded to bf16 in each sub-layer, would add up."""
+        if isinstance(self.scale, Tensor) or isinstance(self.keep, Tensor) or self.keep != 1.0:
             x, u = upcast(x), upcast(u).to(upcast(x).dtype)
         n = u if self.norm is None else self.norm(u)
         total = self.keep * x if isinstance(self.keep, Tensor) or self.keep != 1.0 else x
-        if isinstance(self.scale, Tensor):
-            total = total + self.scale * n
-        else:
-            total = total + n if self.scale == 1.0 else torch.add(total, n, alpha=self.scale)
+        total = total + self.scale * n if isinstance(self.scale, Tensor) else torch.add(total, n, alpha=self.scale)
         return total if self.shift is None else total + self.shift
 
 

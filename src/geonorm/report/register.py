@@ -15,7 +15,8 @@ TITLES = ("model", "rule", "angles", "entry", "law")
 NOTES = (
     "Angles: degrees by which a sub-layer turns the stream, the least, the middle one and the most, for updates at "
     "right angles to it.",
-    "Entry: its share of the squared length of the last state; those of the sub-layers make up the rest.",
+    "Entry: its share of the squared length of the last state; those of the sub-layers make up the rest. It is taken "
+    "to have root mean square 1: a shorter embedding without a norm is turned further, and its share is less.",
     "~: the rule does not normalise updates. All are then taken for as long as the entry is; geonorm probe measures "
     "them.",
 )
