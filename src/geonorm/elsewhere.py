@@ -193,14 +193,11 @@ def source_of(kind: type) -> str | None:
     """The source of a class from elsewhere; None where it has none, as at the prompt of Python."""
     module = sys.modules.get(kind.__module__)
     if kind.__module__ == "__main__":
-        return gather_source(kind.__name__, cells_of(module)) if kind.__name__ == kind.__qualname__ else None
+        # what `__main__` ran, in order: the cells of a notebook, else its file
+        cells = list(vars(module).get("In", ())) or [text_of(getattr(module, "__file__", None)) or ""]
+        return gather_source(kind.__name__, cells) if kind.__name__ == kind.__qualname__ else None
     file = getattr(module, "__file__", None)
     return getattr(module, SOURCE) if hasattr(module, SOURCE) else text_of(file)
-
-
-def cells_of(module: ModuleType | None) -> list[str]:
-    """The texts that `__main__` ran, in order: the cells of a notebook, else its file."""
-    return list(vars(module).get("In", ())) or [text_of(getattr(module, "__file__", None)) or ""]
 
 
 def gather_source(name: str, cells: list[str]) -> str | None:

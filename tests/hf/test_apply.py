@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from geonorm import hf
 from geonorm.errors import ConfigError
 from geonorm.hf.block import Exit
+from geonorm.measure.observe import stacks_of
 from geonorm.residual import Residual
 
 from ..conftest import CASES, Tiny
@@ -104,6 +105,7 @@ def test_training_is_the_same_under_its_own_scheme(case: str, tiny_model: Tiny) 
     """Dropout draws the same numbers at the same places; gradients of every matrix are equal, also where blocks are
     recomputed."""
     stock, inputs = fresh(tiny_model, case)
+    stacks_of(stock)  # remembered, with the rates of before
     for module in stock.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.3
@@ -235,6 +237,7 @@ def test_refusals(tiny_model: Tiny) -> None:
     names = [name for name, _ in model.named_parameters()]
     small = {f"{side}_{size}": 2 for side in ("encoder", "decoder") for size in ("layers", "attention_heads")}
     bart = transformers.BartForConditionalGeneration(transformers.BartConfig(d_model=8, vocab_size=60, **small))
+    xglm = transformers.XGLMConfig(d_model=8, num_layers=1, attention_heads=2, activation_dropout=0.5)
     for subject, scheme, message in [
         (nn.Linear(2, 2), "geonorm", "apply changes transformers models, not Linear"),
         (torch.compile(model, backend="eager"), "geonorm", r"apply changes .* not OptimizedModule"),
@@ -246,6 +249,7 @@ def test_refusals(tiny_model: Tiny) -> None:
         (bert, "pre", r"^Half of this BertForMaskedLM has a forward that is not transformers' own"),
         (tiny_model("gemma3")[0], "geonorm", "give it the text model alone"),
         (bart, "geonorm", "or two stacks"),
+        (transformers.XGLMForCausalLM(xglm), "geonorm", "dropout elsewhere than on one update"),
         (model, "ngpt", "modules inside a branch or head"),
         (model, "attnres(queries=qkv, every=2)", "gives an attention three inputs"),
         (model, "prores(pre)", "for models trained from the start: its steps begin at 0"),
@@ -255,6 +259,8 @@ def test_refusals(tiny_model: Tiny) -> None:
         with pytest.raises(ConfigError, match=message) as error:
             hf.apply(subject, scheme)
         assert "\n" not in str(error.value)
-    with pytest.raises(ConfigError, match="nothing to restore"):
-        hf.restore(model)
+    applied.peft_config = {}
+    for subject, message in ((model, "nothing to restore"), (applied, "has PEFT adapters")):
+        with pytest.raises(ConfigError, match=message):
+            hf.restore(subject)
     assert [name for name, _ in model.named_parameters()] == names and type(model).__name__ == "LlamaForCausalLM"

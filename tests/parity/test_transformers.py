@@ -211,7 +211,6 @@ SWIN = {
     "image_size": 8, "patch_size": 2, "embed_dim": 16, "depths": [2], "num_heads": [4], "window_size": 4,
     "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "drop_path_rate": 0.0,
 }
-FALCON = {**TEXT, "parallel_attn": True}
 
 IN, POST = "input_layernorm", "post_attention_layernorm"
 GEMMA = (IN, POST, "pre_feedforward_layernorm", "post_feedforward_layernorm")
@@ -284,15 +283,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Layer]]] = {
     }),
     # attention and MLP side by side
     "GPT-J": ("GPTJModel", {**GPT2, "rotary_dim": 4}, {"GPTJBlock": side_by_side("attn", "ln_1", "tuple")}),
-    "Cohere": ("CohereModel", TEXT, {"CohereDecoderLayer": side_by_side("self_attn", IN)}),
-    "Phi": ("PhiModel", TEXT, {"PhiDecoderLayer": side_by_side("self_attn", IN)}),
     "StableLM (parallel)": ("StableLmModel", {**TEXT, "use_parallel_residual": True}, {
         "StableLmDecoderLayer": side_by_side("self_attn", IN),
     }),
-    "Falcon 7B (one norm)": ("FalconModel", {**FALCON, "multi_query": True, "new_decoder_architecture": False}, {
-        "FalconDecoderLayer": side_by_side("self_attention", IN, "tuple"),
-    }),
-    "Falcon 40B (two gains)": ("FalconModel", {**FALCON, "num_kv_heads": 2, "new_decoder_architecture": True}, {
+    "Falcon 40B (two gains)": ("FalconModel", {**TEXT, "num_kv_heads": 2, "new_decoder_architecture": True}, {
         "FalconDecoderLayer": two_gains("self_attention", "ln_attn", "ln_mlp", "tuple"),
     }),
     "GPT-NeoX (two gains)": ("GPTNeoXModel", {**TEXT, "use_parallel_residual": True}, {

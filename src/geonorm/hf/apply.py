@@ -156,6 +156,8 @@ def restore(model: Any) -> None:
         raise ConfigError(
             f"nothing to restore: this {type(model).__name__} is as it was built, or loaded from a folder"
         )
+    if hasattr(model, "peft_config"):
+        raise ConfigError("this model has PEFT adapters, which would go: merge or unload them first")
     undo()
     del vars(model)[RECORD]
 

@@ -33,13 +33,16 @@ SCHEMES = {
     ("pre", "joined"): ["affine"],
 }
 """The schemes that a placement of norms and a way of adding may be."""
-STACKS: WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], Stack]] = WeakKeyDictionary()
-"""What was recognised, with the modules of the model that it was recognised of."""
+STACKS: WeakKeyDictionary[nn.Module, tuple[tuple[float, ...], Stack]] = WeakKeyDictionary()
+"""What was recognised, with the modules of the model that it was recognised of, and their numbers."""
 
 
 def stack_of(model: nn.Module) -> Stack:
-    """As `recognise`, once for as long as the model has the same modules."""
-    modules = tuple(map(id, model.modules()))
+    """As `recognise`, once for as long as the model has the same modules, with the same numbers."""
+    modules = (
+        *map(id, model.modules()),
+        *(value for part in model.modules() for value in vars(part).values() if type(value) in (int, float)),
+    )
     if model not in STACKS or STACKS[model][0] != modules:
         STACKS[model] = modules, recognise(model)
     return STACKS[model][1]

@@ -82,6 +82,8 @@ class LayerReader:
             self.refuse("no module adds to the stream")
         if self.chains:
             self.refuse(f"{name_call(self.chains[0].calls[-1])} adds nothing to the stream")
+        if self.run.dropouts:
+            self.refuse("its code has dropout elsewhere than on one update (set that rate to 0)")
 
     def joined(self, call: ModuleCall, stream: Tensor) -> BranchCalls | None:
         """The chain whose end a call is handed beside the stream, of which it makes a stream."""
@@ -172,8 +174,9 @@ class LayerReader:
             scale = 1.0 if how != "plain" else next((n for n in numbers if is_one(factor / n, after)), None)
             if scale is None or (output and scale != 1.0) or (how == "weighted" and not output):
                 self.refuse(f"the stream becomes x + {factor:.4g} {name_call(chain.calls[-1])}")
-            last = chain.calls[-1].result
-            dropout = chain.dropout or self.run.dropouts.get(id(last[0] if isinstance(last, tuple) else last))
+            result = chain.calls[-1].result
+            last = id(result[0] if isinstance(result, tuple) else result)
+            dropout = chain.dropout or self.run.dropouts.pop(last if len(parts) == 1 else 0, None)
             norm = None if chain.norm is None else chain.norm.path
             arguments = self.arguments_of(calls[0])
             multiplier = None if scale == 1.0 else scale

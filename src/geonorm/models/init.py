@@ -321,7 +321,8 @@ def parameter_groups(
     for role, rate in rates.items():
         if role not in known:
             raise ConfigError(unknown("role", role, known))
-        if rate != 1 and role != "hidden" and role not in roles.values():
+        # a tied matrix is listed under one of its names
+        if rate != 1 and role not in ("hidden", *(roles[name] for name, _ in model.named_parameters())):
             raise ConfigError(f"no parameter has the role {role!r}; a layer says its own by an attribute `role`")
     groups: dict[tuple[float, bool], list[Tensor]] = {}
     for name, parameter in model.named_parameters():

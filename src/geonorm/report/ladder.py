@@ -146,8 +146,10 @@ class SavedLadder(Study):
             for row in self.rows("trends")
         ]  # fmt: skip
         points = [
-            [row.scheme, si(row.parameters), si(row.tokens), per_parameter(row), f"{row.compute:.2e}",
-             str(row.n), spread(row), paired_difference(row), chances(row.p, row.p_holm), learning_rate(row)]
+            [row.scheme, si(row.parameters), si(row.tokens),
+             f"{row.tokens / row.parameters:.3g}, {row.tokens / (row.parameters - row.embedding):.3g}",
+             f"{row.compute:.2e}", str(row.n), spread(row), paired_difference(row), chances(row.p, row.p_holm),
+             learning_rate(row)]
             for row in self.rows("points")
         ]  # fmt: skip
         known = [row for row in sorted(self.rows("points"), key=lambda row: row.tokens) if row.difference_std]
@@ -212,11 +214,6 @@ def describe_speedup(row: SpeedupRow) -> str:
         return f"{versus} is not resolved at {count(row.n, 'seed')}: {value}"
     among = "" if significant(holm) else f", but not among all speed-ups here (Holm: p = {holm:.2g})"
     return f"{versus}: {value}, {count(row.n, 'seed')}{among}"
-
-
-def per_parameter(row: LadderPoint) -> str:
-    """Tokens for each parameter, and for each of those that are not only looked up."""
-    return ", ".join(f"{row.tokens / (row.parameters - left):.3g}" for left in (0, row.embedding))
 
 
 def name_speedups(rows: Sequence[SpeedupRow], size: str) -> str:

@@ -93,6 +93,8 @@ def test_the_embedding_is_tuned_apart_where_it_is_named(start: float, best: floa
     assert {4 * best, best / 4} <= {m["embed"] for m in multipliers} and {m["head"] for m in multipliers} == {2}
     assert all(f"-embed{c.optim.multipliers['embed']:g}-" in c.out for c in executor.configs)
     assert rates.embed == best and "end of the grid" not in executor.lines[-1]
+    lrs = [c.lr for c in executor.configs if c.optim.multipliers["embed"] == best]
+    assert min(lrs) < 0.6 * rates.lr and max(lrs) > 1.9 * rates.lr, "also where the multiplier has moved"
     final = run_config(CompareConfig(optim=Optim(rates=["embed=1"])), "pre", rates, 0)
     assert final.optim.multipliers == {"embed": best} and phase_of(final.seed) == "final"
 

@@ -39,11 +39,11 @@ def both(source: Any) -> list[str]:
 
 @each("suffix", ["", ".gz", ".xz", ".bz2", ".zst"])
 def test_round_trip(tmp_path: Path, suffix: str) -> None:
-    """JSON lines with a byte-order mark and blank lines, whose text is in their only string; text of two streams with
+    """JSON lines with a byte-order mark and blank lines, their text in a field that is named; text of two streams with
     padding between them, as concatenated files are, under a name that says nothing of it."""
     path = tmp_path / f"corpus.jsonl{suffix}"
     path.write_bytes(compress(b"\xef\xbb\xbf" + jsonl(field="content").replace(b"\n", b"\n\n"), suffix))
-    source = open_source(str(path))
+    source = open_source(str(path), "content")
     assert sorted(both(source)) == sorted(DOCUMENTS)
     assert source.name == "corpus" and source.files == (path,)
     text = "".join(DOCUMENTS) * 5
@@ -165,15 +165,14 @@ BAD_FILES = {
     "fields.jsonl": (b'{"title": "a", "body": "b", "n": 1}\n', r"'text' \(strings: title, body; all: title, body, n\)"),
     "short.csv": (b"n,text\n1\n", "short.csv:2: no text in a field 'text'"),
     "numbers.jsonl": (b'{"n": 1}\n', r"strings: none; all: n\)"),
-    "missing.jsonl": (b'{"text": "a"}\n{"n": 1}\n', "missing.jsonl:2: its text is not in field 'text'"),
+    "missing.jsonl": (b'{"text": "a"}\n{"n": 1}\n', "missing.jsonl:2: no text in a field 'text'"),
     "surrogate.jsonl": (b'{"text": "a\\ud800"}\n', "surrogate.jsonl:1: lone surrogate at character 1"),
     "bad.parquet": (TEXT, "not a readable Parquet or Arrow file|cannot be read"),
     "bad.arrow": (TEXT, "not a readable Parquet or Arrow file|cannot be read"),
     "bad.txt.gz": (TEXT, "broken compression"),
     # the first record alone does not say which field is text
-    "both.jsonl": (b'{"title": "a", "body": null}\n{"title": "b", "body": "c"}\n', ":2: .* not in field 'title'"),
-    "turns.jsonl": (b'{"title": "a", "body": null}\n{"title": null, "body": "c"}\n', ":2: .* not in field"),
-    "null_text.jsonl": (b'{"body": "a"}\n{"body": "b", "text": null}\n', ":2: its text is not in field 'body'"),
+    "chat.jsonl": (b'{"id": "a", "turns": [{"from": "b"}]}\n', r":1: no text in a field 'text' \(strings: id; all: id"),
+    "null_text.jsonl": (b'{"text": "a"}\n{"body": "b", "text": null}\n', r":2: no text .*\(strings: body; all: body"),
 }
 
 

@@ -94,7 +94,7 @@ def test_a_field_that_is_named_and_a_limit(tmp_path):
     assert {len(text) for text in source.documents("train")} == {99}
     whole, part = (tokenize(source, ByteTokenizer(), tmp_path, limit=limit) for limit in (None, 250))
     assert len(part.train) == 300 < len(whole.train) and (part.train[:] == whole.train[:300]).all()
-    with pytest.raises(DataError, match=r"a.jsonl:1: its text is not in field 'lines'"):
+    with pytest.raises(DataError, match=r"a.jsonl:1: no text in a field 'lines'"):
         open_source(str(path), "lines")
 
 

@@ -110,6 +110,9 @@ def test_diverged_run(train: Any, call: Any, monkeypatch: Any, tmp_path: Path) -
     assert again.status == 2 and "has diverged and would again: loss is not finite at step 6" in again.err
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     assert call("generate", run, "--tokens", 2).status == 0  # from the last good checkpoint
+    monkeypatch.setattr(Poison, "after_step", Hook.after_step)
+    changed = train(run, "--steps", 9, "--checkpoint.every", 2, "--lr", 1e-4, "--accept-changed", "lr")
+    assert changed.status == 0 and summary(run)["status"] == "finished"
 
 
 def test_gradient_alone(train: Any, monkeypatch: Any, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from ..load import Ladder
 from ..plan import looked_up
 from ..runs.folder import slug
 from ..statistics.speedup import judge_ladder
+from ..train.validation import PART
 from .compare import begin_study, device_of_runs, order_schemes
 from .executors import Say
 from .ladder_config import LadderConfig, Size
@@ -64,7 +65,9 @@ def train_ladder(
     comparison raises."""
     schemes, config = [str(parse(scheme)) for scheme in config.schemes], config.on_device(device_of_runs(config))
     shape = config.shape(find_baseline(Path(config.out), schemes))
-    sizes = [config.size(depth, partial(count_parameters, shape)) for depth in config.depth]
+    sizes = [
+        config.size(depth, lambda size: outline(replace(shape, **size)).parameter_count()) for depth in config.depth
+    ]
     if ruled := [scheme for scheme in schemes if config.recipe == "own" and "lr" in parse(scheme).recipe()]:
         raise ConfigError(f"the recipe of {ruled[0]} sets lr, which a ladder's rule does: take --recipe shared")
     make_run = partial(ladder_run, config)
@@ -85,7 +88,7 @@ def ladder_run(config: LadderConfig, size: Size, scheme: str, rate: float, seed:
     shape = {"layers": size.depth, "width": size.width, "heads": size.heads, "hidden": size.hidden}
     shared["model"] = replace(config.model, **shape)
     if config.evaluation.whole is None:  # of all runs the same text, however long they are
-        shared["evaluation"] = replace(config.evaluation, whole=False)
+        shared["evaluation"] = replace(config.evaluation, whole=False, tokens=config.evaluation.tokens or PART)
     if len(size.steps) > 1 and config.optim.warmup_steps is None:
         shared["optim"] = replace(config.optim, warmup_steps=round(config.optim.warmup * size.steps[0]))
     if config.optim.rates:
@@ -106,11 +109,6 @@ def find_baseline(out: Path, schemes: Sequence[str]) -> str:
     extended, by code only where that is allowed."""
     first = order_schemes(out, schemes)[0]
     return first if first in schemes else str(parse(stored(first, None, str(out))))
-
-
-def count_parameters(shape: DecoderConfig, size: dict[str, Any]) -> int:
-    """All parameters of the model with these fields in the place of its own."""
-    return outline(replace(shape, **size)).parameter_count()
 
 
 def outline(shape: DecoderConfig) -> Any:

@@ -4,7 +4,7 @@ reads this file."""
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import Annotated
+from typing import Annotated, Any
 
 from ...errors import ConfigError
 from ...models.config import preset
@@ -91,7 +91,7 @@ class LadderConfig(Grid):
         if len(tokens) > 1 and self.optim.schedule != "wsd":
             raise ConfigError("several --budgets share a prefix of training: add --optim.schedule wsd")
 
-    def size(self, depth: int, count: Callable[[dict[str, int]], int]) -> Size:
+    def size(self, depth: int, count: Callable[[dict[str, Any]], int]) -> Size:
         """What the rule makes of a depth. count: parameters of a model whose shape has these fields. ConfigError where
         a budget is less than a step."""
         like, model = preset(self.preset), to_dict(self.model)

@@ -71,7 +71,7 @@ def tune(
 def missing_trials(losses: Losses, lrs: Sequence[float], embed: float | None, extend: bool) -> list[Rates]:
     """The trials that the tuning of a scheme wants next; none when it is tuned. embed: the first multiplier of the
     embedding's rate, None where that is not tuned."""
-    starts: dict[float | None, Sequence[float]] = {embed: lrs}
+    starts: dict[float | None, Sequence[float]] = {rates.embed: () for rates in losses} | {embed: lrs}
     while True:
         trials = []
         for multiplier, start in starts.items():

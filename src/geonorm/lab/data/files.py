@@ -250,16 +250,13 @@ def read_csv(path: Path, field: str | None = None) -> Iterator[str]:
 
 
 def read_texts(records: Iterable[tuple[str, Any]], field: str | None = None) -> Iterator[str]:
-    """The text of each record, of which the place is known; it is in `field`, else where the first record has it."""
-    loose = field is None  # one record alone cannot say that its only string is the text
+    """The text of each record, of which the place is known."""
     for place, record in records:
         if not isinstance(record, dict):
             raise DataError(f"{place}: a JSON {type(record).__name__}, where an object with a text field is needed")
-        strings = [name for name, value in record.items() if isinstance(value, str)]
-        field = field or text_field(place, strings, list(record))
-        if field not in strings or (loose and field != "text" and (len(strings) > 1 or "text" in record)):
-            raise DataError(f"{place}: its text is not in field '{field}' as that before it: --tokens.field says where")
-        text = record[field]
+        text = record[
+            text_field(place, [name for name in record if isinstance(record[name], str)], list(record), field)
+        ]
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -269,10 +266,9 @@ def read_texts(records: Iterable[tuple[str, Any]], field: str | None = None) -> 
 
 
 def text_field(place: str, strings: list[str], fields: list[str], named: str | None = None) -> str:
-    """The field that holds the text, of the string fields `strings`: the one that is named, ``text``, else the only
-    one."""
-    field = named or ("text" if "text" in fields or len(strings) != 1 else strings[0])
-    if field not in strings:  # no other field takes the place of `text`, a name least of all
+    """The field that holds the text, of the string fields `strings`: the one that is named, else ``text``."""
+    field = named or "text"
+    if field not in strings:  # no other field takes its place: an only string may be a name
         raise DataError(
             f"{place}: no text in a field '{field}' (strings: {', '.join(strings) or 'none'}; all: "
             f"{', '.join(fields) or 'none'}): --tokens.field says which it is"

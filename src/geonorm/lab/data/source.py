@@ -1,7 +1,7 @@
 """Where text comes from: a string names a `Source`, which streams train and validation documents.
 
-Validation text is held out where a source has none. Of several documents: those with a low hash of their text, so that
-neither order nor file names matter and equal documents land on the same side. Of one text: its end.
+Validation text is held out where a source has none. Of many documents: those with a low hash of their text, so that
+neither order nor file names matter and equal documents land on the same side. Of few, and of one text: the end of each.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ HELD_OUT_NAMES = ("validation", "valid", "val", "dev", "test")
 """What a part to validate on may be called: of several in one folder, the first of these is meant."""
 HELD_OUT_SHARE = 0.05
 """Of a source without a part to validate on."""
+MOST_HELD_OUT = 0.2
+"""Where whole documents would be more than that, or none, the end of each is held out."""
 HASH_RANGE = 1 << 64
 Documents = Callable[[], Iterator[str]]
 FORMAT = 1  # of the fingerprint: raise it whenever the same files would give other documents or splits
@@ -124,8 +126,8 @@ def open_source(spec: str, field: str | None = None) -> Source:
     lines = [f"geonorm source {FORMAT}", *([f"field {field}"] if field else [])]
     lines += [f"{kind} {format_of(path)} {sha256}" for kind, path, sha256 in zip(kinds, files, sums, strict=True)]
     if not parts.validation:
-        lines.append(f"held out {HELD_OUT_SHARE!r}")
         one_text = len(parts.train) == 1 and format_of(parts.train[0]) == "text"
+        lines.append(f"held out {HELD_OUT_SHARE!r}" + " or ends" * (not one_text))
         splits = hold_out(splits["train"], HELD_OUT_SHARE, one_text=one_text)
     fingerprint = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     return Source(parts.name, fingerprint, files, splits, bool(parts.validation), sums)
@@ -226,14 +228,17 @@ def split_folder(folder: Path) -> dict[Split, list[Path]]:
 
 
 def split_by_name(folder: Path) -> dict[Split, list[Path]]:
-    """The parts of a folder: the entries called like one of `TRAIN_NAMES` and one of `HELD_OUT_NAMES`, up to the first
-    dot or dash of their names, as in the Hub's ``train-00000-of-00002.parquet``. Else nothing."""
+    """The parts of a folder: the entries with one of `TRAIN_NAMES` and with one of `HELD_OUT_NAMES` as a word of their
+    names, as in ``train-00000-of-00002.parquet`` and ``TinyStories_valid.txt``. Else nothing."""
     named: dict[str, list[Path]] = {}
     for path in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
         if path.is_dir() or is_in_folder(
             path, (*DATA_SUFFIXES, *TOKEN_SUFFIXES)
         ):  # a program's train.py and test.py are no parts
-            named.setdefault(re.split("[.-]", path.name)[0], []).append(path)
+            words = re.split("[._-]", path.name.lower())
+            named.setdefault(next((name for name in (*TRAIN_NAMES, *HELD_OUT_NAMES) if name in words), ""), []).append(
+                path
+            )
     train, held_out = (
         next((named[name] for name in names if name in named), []) for names in (TRAIN_NAMES, HELD_OUT_NAMES)
     )
@@ -303,28 +308,28 @@ def no_dataset(spec: str, error: Exception) -> DataError:
 def hold_out(documents: Documents, fraction: float, *, one_text: bool) -> dict[Split, Documents]:
     """Split `documents` into train and validation; `one_text`: they are the pieces of one text, in order.
 
-    Both splits are lazy; the first use of either reads all documents once, to make sure that neither will be
-    empty.
+    Both splits are lazy; the first use of either reads all documents once, to know how much would be held out.
     """
+    border = int(fraction * HASH_RANGE)
 
     @cache
-    def place() -> tuple[bool, int]:
-        """True for one text, and the character at which its tail begins; else the hash below which a document is held
-        out: at least one document, and never all."""
-        sizes, smallest, largest = [0, 0], HASH_RANGE, -1
+    def sizes() -> tuple[int, int]:
+        """Characters, and those of documents with a hash below the border."""
+        characters = below = 0
         for text in documents():
-            value = hash_of(text)
-            smallest, largest = min(smallest, value), max(largest, value)
-            sizes = [sizes[0] + 1, sizes[1] + len(text)]
-        count, characters = sizes
-        if one_text or count == 1:
-            tail = max(round(fraction * characters), min(256, characters // 2))
-            return True, max(characters - tail, 1)
-        return False, min(max(int(fraction * HASH_RANGE), smallest + 1), largest)
+            characters += len(text)
+            below += len(text) * (hash_of(text) < border)
+        return characters, below
 
     def part(split: Split) -> Iterator[str]:
-        whole, start = place()
-        return cut_text(documents(), start, split) if whole else pick_documents(documents(), start, split)
+        characters, below = sizes()
+        if one_text:
+            tail = max(round(fraction * characters), min(256, characters // 2))
+            return cut_text(documents(), max(characters - tail, 1), split)
+        if 0 < below <= MOST_HELD_OUT * characters:
+            return pick_documents(documents(), border, split)
+        pairs = ((text, round((1 - fraction) * len(text))) for text in documents())
+        return filter(None, (text[:start] if split == "train" else text[start:] for text, start in pairs))
 
     return {split: partial(part, split) for split in SPLITS}
 

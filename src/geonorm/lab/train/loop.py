@@ -128,9 +128,10 @@ def train_on_rank(
         world.on_all_ranks(partial(check_made_from, source, state.due))
     summary = run.summary()
     earlier = world.share(summary.row() if summary else {"status": "new"})
-    if earlier["status"] == "diverged":
+    if earlier["status"] == "diverged" and not folder.accepted:
         raise Diverged(
-            f"{run.path} has diverged and would again: {earlier.get('diagnosis')}; choose another --out for it"
+            f"{run.path} has diverged and would again: {earlier.get('diagnosis')}; choose another --out, or "
+            "change a setting by --accept-changed"
         )
     if earlier["status"] == "finished" and shared is None:
         if earlier.get("identity") not in (None, identity_sha256(state.identity)):
