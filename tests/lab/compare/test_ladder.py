@@ -49,6 +49,7 @@ def test_rates_of_roles_that_do_not_depend_on_the_width_stay() -> None:
         run = ladder_run(config, size, "pre", 1.0, 0, 0)
         assert run.optim.multipliers == {"embed": 16 * ratio, "head": 2}
         assert run.lr * run.optim.multipliers["embed"] == pytest.approx(0.16)
+        assert run.evaluation.tokens == 65536, "the same text, however long a run is"
     assert ladder_run(replace(config, optim=Optim()), size, "pre", 1.0, 0, 0).optim.rates == []
 
 
@@ -83,7 +84,6 @@ def test_end_to_end_and_extension(
     (tmp_path / "planned.yaml").write_text(yaml.safe_dump(planned))
     assert call("train", "--config", tmp_path / "planned.yaml").status == 0
     assert [row[:5] for row in losses(long)] == [row[:5] for row in losses(tmp_path / "planned")]
-
     wider = ladder(out, "--schemes", "pre", "--depth", 1, 2, *words)
     assert wider.status == 0 and len(processes.started) == 8 + 4
     assert {(row["size"], row["scheme"]) for row in results(out)["points"]} == {
