@@ -27,7 +27,7 @@ def read(path: str) -> list[dict[str, Any]]:
 
 def rows_of(claim: dict[str, Any], side: Any) -> list[dict[str, Any]]:
     words = side if isinstance(side, dict) else {"scheme": side}
-    setting = FILE["settings"][claim["setting"]]
+    setting = FILE["settings"][words.get("setting", claim["setting"])]
     start = words.get("runs", setting.get("runs", ""))
     rows = read(f"{setting['experiment']}/{setting.get('results', 'results.jsonl')}")
     rows = [row for row in rows if words.get("scheme", row["scheme"]) == row["scheme"] and row["run"].startswith(start)]
