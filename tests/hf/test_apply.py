@@ -105,13 +105,13 @@ def test_training_is_the_same_under_its_own_scheme(case: str, tiny_model: Tiny) 
     """Dropout draws the same numbers at the same places; gradients of every matrix are equal, also where blocks are
     recomputed."""
     stock, inputs = fresh(tiny_model, case)
-    stacks_of(stock)  # remembered, with the rates of before
-    for module in stock.modules():
+    changed = copy.deepcopy(stock)
+    stacks_of(changed)  # remembered, with the rates of before
+    for module in (*stock.modules(), *changed.modules()):
         if isinstance(module, nn.Dropout):
             module.p = 0.3
         elif isinstance(getattr(module, "dropout", None), float):
             module.dropout = 0.3
-    changed = copy.deepcopy(stock)
     hf.apply(changed, own(case))
     recomputed = copy.deepcopy(changed)
     inputs = inputs if case in ("bert", "modernbert", "vit") else {**inputs, "use_cache": False}
