@@ -171,16 +171,6 @@ def retraction_quotient(squared: Tensor, power: float) -> Tensor:
     return torch.where(small, power_series(near, ATAN), torch.atan(z) / z)
 
 
-def transport(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
-    """Parallel transport of the tangent vector w at x to y along the geodesic between them (undefined at y = -x).
-
-    >>> x, y, w = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0])
-    >>> geonorm.sphere.transport(x, y, w)
-    tensor([-1.,  0.])
-    """
-    return w - safe_divide(dot(y, w), dot(x, x) + dot(x, y)) * (x + y)
-
-
 def angle(x: Tensor, y: Tensor) -> Tensor:
     """Angle between rows in radians, shape (..., 1), accurate near 0 and pi (Kahan's form of two norms).
 

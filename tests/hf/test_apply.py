@@ -221,6 +221,18 @@ def test_frozen_norms_stay_frozen_and_new_parts_train(tiny_model: Tiny) -> None:
     assert [p.requires_grad for p in model.parameters()].count(True) == 1
 
 
+@torch.no_grad()
+def test_a_module_that_is_set_in_a_changed_block_is_used(tiny_model: Tiny) -> None:
+    model, inputs = fresh(tiny_model, "llama")
+    report = hf.apply(model, "geonorm")
+    without = copy.deepcopy(model)
+    without.model.layers[1].mlp.down_proj.weight.zero_()
+    zero = model.model.layers[1].mlp = nn.Threshold(torch.inf, 0.0)
+    assert torch.equal(returned(model, inputs), returned(without, inputs))
+    report.undo()
+    assert model.model.layers[1].mlp is zero
+
+
 def test_refusals(tiny_model: Tiny) -> None:
     model, _ = fresh(tiny_model, "llama")
     ours = hf.GeoNormForCausalLM(hf.GeoNormConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2))

@@ -63,13 +63,13 @@ class Report:
         restore(self.model)
 
     def __str__(self) -> str:
-        new = sum(self.added.values())
-        lines = [
-            f"{self.scheme} on {type(self.model).__name__} ({self.family}): {self.sites} residual connections replaced",
-            f"  removed  {list_paths(self.removed)}",
-            f"  added    {list_paths(list(self.added))}: {new:,} parameters, {len(self.carried)} tensors carried over",
-        ]
-        return "\n".join(lines)
+        kind = f"{type(self.model).__name__} ({self.family})"
+        return (
+            f"{self.scheme} on {kind}: {self.sites} residual connections replaced\n"
+            f"  removed  {list_paths(self.removed)}\n"
+            f"  added    {list_paths(list(self.added))}: {sum(self.added.values()):,} parameters, "
+            f"{len(self.carried)} tensors carried over"
+        )
 
 
 def apply(model: Any, scheme: str | Scheme) -> Report:
@@ -178,8 +178,13 @@ def take_back(model: nn.Module, before: Sequence[tuple[nn.Module, Any, dict[str,
     present, configs = {id(module) for module in model.modules()}, {}
     for module, stock_class, children, attributes in before:
         is_block = isinstance(module, AppliedBlock)
-        # a block gets all children back; elsewhere only the norm after the blocks was replaced, by an Exit
-        returning = {k: old for k, old in children.items() if is_block or isinstance(module._modules.get(k), Exit)}
+        # a block gets all children back, or what was set in their place since; elsewhere only the norm after the
+        # blocks was replaced, by an Exit
+        returning = {
+            key: vars(module).get(key, old)
+            for key, old in children.items()
+            if is_block or isinstance(module._modules.get(key), Exit)
+        }
         for part in [part for old in returning.values() if old is not None for part in old.modules()]:
             if id(part) not in present:
                 fit_in(part, next(p for p in module.parameters() if p.is_floating_point()), module.training)

@@ -132,6 +132,17 @@ class AppliedBlock:
             x = self.exit(x)
         return (x, *map(beside.get, call.returns)) if call.returns or call.tupled else x
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """`block.mlp = other` puts the other module into the branch, where the stock one stands under a longer path."""
+        old = vars(self).get(name)
+        if isinstance(old, nn.Module):
+            for holder in self.residuals.modules():
+                for key in [key for key, module in holder._modules.items() if module is old]:
+                    setattr(holder, key, value)
+            vars(self)[name] = value
+        else:
+            super().__setattr__(name, value)
+
 
 @cache
 def block_class(stock: Any) -> Any:

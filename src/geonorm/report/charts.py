@@ -244,10 +244,12 @@ class Chart:
             axes = {name: channel for name, channel in place.items() if name in rule or not self.y}
             values = [rule] if self.y else [rule | {"s": row.series} for row in self.strips]
             layers.append({"data": {"values": values}, "mark": LEVEL if self.y else ZERO, "encoding": axes})
-        for kind in MARKS:
-            for series in self.looks:
-                if drawn := [row for row in self.rows.get(kind, ()) if row["s"] == series]:
-                    layers.append(self._layer(kind, drawn, self.looks[series], place))
+        layers += [
+            self._layer(kind, drawn, look, place)
+            for kind in MARKS
+            for series, look in self.looks.items()
+            if (drawn := [row for row in self.rows.get(kind, ()) if row["s"] == series])
+        ]
         layers += self._line_labels() if self.y else self._row_labels(place)
         lengths = [len(self.labels.get(row.series, row.series) + row.text) for row in self.strips]
         # higher rows where the name and the text of one need a line each

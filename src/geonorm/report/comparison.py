@@ -138,8 +138,9 @@ class SavedComparison(ComparedRuns):
         for key, value in [item for run in self.runs for part in run.environment for item in flatten(part).items()]:
             machines.setdefault(key, {})[plain_text(value)] = None
         machines.pop("identity", None)  # of the run, not of its machine
-        listed_values = pairs((key, checks.name_some([*values])) for key, values in machines.items())
-        parts.append(details("Environment", listed_values))
+        parts.append(
+            details("Environment", pairs((key, checks.name_some([*values])) for key, values in machines.items()))
+        )
         rows = [[run.path.name, *(plain_text(run.summary.get(key)) for key in STATUS)] for run in self.runs]
         title = f"All {count(len(rows), 'run')} and how they ended"
         for scheme in self.names:

@@ -39,5 +39,4 @@ def diagnose(model: Transformer, ids: Tensor, step: int, what: str) -> str:
         parts.append(f"clamp rate {sum(clamped) / len(clamped):.1%}")
     radii = [row["radius_p01"] for row in rows if row["radius"] is not None]
     parts.append(f"smallest |x| = {min(radii, default=torch.nan):.3g}")
-    parts.append("a lower --lr, a longer --optim.warmup or a smaller --optim.clip may help")
-    return "; ".join(parts)
+    return "; ".join([*parts, "a lower --lr, a longer --optim.warmup or a smaller --optim.clip may help"])
