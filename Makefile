@@ -70,7 +70,7 @@ lint: $(VENV)/.test
 types: $(VENV)/.test
 	$(BIN)/mypy
 	for own in experiments/ $(sort $(dir $(wildcard experiments/*/*.py))); do \
-		$(BIN)/mypy --no-strict-optional --no-warn-unused-ignores $${own}*.py || exit 1; done
+		$(BIN)/mypy $${own}*.py || exit 1; done
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -40,7 +40,7 @@ def read_traces(experiment: Path) -> Rows:
 
 def name_row(run: Summary) -> str:
     """What a run shares with those at other rates and seeds: its scheme and what else its name says."""
-    rest = run.run.rpartition("-lr")[0].replace(slug(run.scheme), "", 1)
+    rest = str(run.run).rpartition("-lr")[0].replace(slug(run.scheme), "", 1)
     marks = [mark for mark in rest.split("-") if mark not in ("", "books")]
     return ", ".join([shorten(run.scheme), *marks])
 
@@ -104,8 +104,8 @@ def main(experiment: Path, chosen: Sequence[str]) -> int:
         return 2
     values = [float(row["proposal_p50"]) for rows in traces.values() for row in rows]
     y = Axis.around(values, log=True, title="|v| / |x|")
-    first: dict[tuple[str, float], str] = {}
-    for name in sorted(traces, key=lambda name: runs[name].seed):
+    first: dict[tuple[str, float | None], str] = {}
+    for name in sorted(traces, key=lambda name: runs[name].seed or 0):
         first.setdefault((name_row(runs[name]), runs[name].lr), name)
     ratios = [draw_ratio(traces[name], runs[name], y) for _, name in sorted(first.items())]
     (experiment / "figures").mkdir(exist_ok=True)
