@@ -251,8 +251,7 @@ class Book:
         rows = list(self.outcomes())
         missed, open_ = (sum(f"| {word} |" in row.text for row in rows) for word in ("missed", "open"))
         names = tuple(name for row in rows for name in row.claims)
-        more, count = self.words["predictions_more"], len(rows) - open_
-        text = f"{missed} of {count} registered comparisons came out otherwise. {more}"
+        text = f"{missed} of {len(rows) - open_} predicted differences were missed. {self.words['predictions_more']}"
         yield Line(f"- **[What was predicted wrongly?](results/predictions.md)** {text}", names)
         yield from (Line(""), *map(self.fill, self.words["leaderboard"]["text"].splitlines()))
         yield from (Line(""), *self.leaderboard(), Line(""), Line(MARK))
