@@ -161,7 +161,7 @@ class Tokens(Settings):
     """byte, bpe (trained on the training text, as many tokens as model.vocab_size), or a tokenizer.json; of token ids
     none. Tokens are kept in $GEONORM_CACHE, or ~/.cache/geonorm."""
     field: str | None = None
-    """Field or column that holds the text; when not given `text`, else the only one of strings."""
+    """Field or column that holds the text; `text` when not given."""
     limit: Count | None = None
     """Tokens of a split to prepare: the piece of text that reaches them is the last. All when not given."""
 
