@@ -28,80 +28,60 @@ GROUPED = {**SHAPE, "num_key_value_heads": 2, "vocab_size": VOCAB, "head_dim": 8
 PLAIN = {**SHAPE, "vocab_size": VOCAB, "max_position_embeddings": 64}
 OLD = {"n_embd": WIDTH, "n_layer": 3, "n_head": 4, "n_inner": 48, "vocab_size": VOCAB, "n_positions": 64}
 EDGES = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+EDGED = {**PLAIN, **EDGES}
 GEMMA3 = {**GROUPED, **EDGES, "sliding_window": 8, "query_pre_attn_scalar": 8}
 FALCON = {**SHAPE, **EDGES, "vocab_size": VOCAB, "ffn_hidden_size": 48, "bias": True}
 FALCON.pop("intermediate_size")
 BERT = {**PLAIN, "hidden_dropout_prob": 0.1, "type_vocab_size": 2}
 T5 = {
     "d_model": WIDTH, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 4, "d_kv": 8, "d_ff": 48,
-    "vocab_size": VOCAB,
-    "decoder_start_token_id": 0,
+    "vocab_size": VOCAB, "decoder_start_token_id": 0,
 }  # fmt: skip
-OPT = {
-    **SHAPE, **EDGES, "ffn_dim": 48, "vocab_size": VOCAB, "max_position_embeddings": 64, "word_embed_proj_dim": WIDTH,
-}  # fmt: skip
+OPT = {**EDGED, "ffn_dim": 48, "word_embed_proj_dim": WIDTH}
+LOCAL = {"attention_types": [[["global", "local"], 2]], "window_size": 4}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 VISION = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
           "image_size": 8, "patch_size": 4}  # fmt: skip
 
-CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "llama": ("LlamaConfig", "LlamaForCausalLM", GROUPED),
-    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", GROUPED),
-    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", {**GEMMA3}),
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", GROUPED),
+    "qwen3": ("Qwen3ForCausalLM", GROUPED),
+    "gemma2": ("Gemma2ForCausalLM", {**GEMMA3}),
     "gemma3": (
-        "Gemma3Config", "Gemma3ForConditionalGeneration",
+        "Gemma3ForConditionalGeneration",
         {"text_config": GEMMA3, "vision_config": VISION, "mm_tokens_per_image": 4, "image_token_index": 66},
     ),
-    "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", {**PLAIN, **EDGES, "num_key_value_heads": 2}),
-    "gpt2": ("GPT2Config", "GPT2LMHeadModel", {**OLD, **EDGES}),
-    "gpt_neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", {**PLAIN, **EDGES}),
-    "gptj": ("GPTJConfig", "GPTJForCausalLM", {**OLD, **EDGES, "rotary_dim": 4}),
-    "gpt_neo": (
-        "GPTNeoConfig", "GPTNeoForCausalLM",
-        {"hidden_size": WIDTH, "num_layers": 4, "num_heads": 4, "intermediate_size": 48, "vocab_size": VOCAB,
-         "max_position_embeddings": 64, "attention_types": [[["global", "local"], 2]], "window_size": 4, **EDGES},
-    ),
-    "opt": ("OPTConfig", "OPTForCausalLM", OPT),
-    "opt-post": (
-        "OPTConfig", "OPTForCausalLM", {**OPT, "do_layer_norm_before": False, "word_embed_proj_dim": WIDTH // 2},
-    ),
-    "phi": ("PhiConfig", "PhiForCausalLM", {**PLAIN, **EDGES}),
-    "phi3": ("Phi3Config", "Phi3ForCausalLM", {**PLAIN, **EDGES, "num_key_value_heads": 2}),
-    "olmo": ("OlmoConfig", "OlmoForCausalLM", {**PLAIN, **EDGES, "num_key_value_heads": 2, "clip_qkv": 1.0}),
+    "olmo2": ("Olmo2ForCausalLM", {**EDGED, "num_key_value_heads": 2}),
+    "gpt2": ("GPT2LMHeadModel", {**OLD, **EDGES}),
+    "gpt_neox": ("GPTNeoXForCausalLM", EDGED),
+    "gptj": ("GPTJForCausalLM", {**OLD, **EDGES, "rotary_dim": 4}),
+    "gpt_neo": ("GPTNeoForCausalLM", {**EDGED, **LOCAL, "num_hidden_layers": 4}),
+    "opt": ("OPTForCausalLM", OPT),
+    "opt-post": ("OPTForCausalLM", {**OPT, "do_layer_norm_before": False, "word_embed_proj_dim": WIDTH // 2}),
+    "phi": ("PhiForCausalLM", EDGED),
+    "phi3": ("Phi3ForCausalLM", {**EDGED, "num_key_value_heads": 2}),
+    "olmo": ("OlmoForCausalLM", {**EDGED, "num_key_value_heads": 2, "clip_qkv": 1.0}),
     "granite": (
-        "GraniteConfig", "GraniteForCausalLM",
-        {**PLAIN, **EDGES, "num_key_value_heads": 2, "residual_multiplier": 0.22, "embedding_multiplier": 3.0,
+        "GraniteForCausalLM",
+        {**EDGED, "num_key_value_heads": 2, "residual_multiplier": 0.22, "embedding_multiplier": 3.0,
          "attention_multiplier": 0.3, "logits_scaling": 2.0},
     ),
-    "qwen3_moe": (
-        "Qwen3MoeConfig", "Qwen3MoeForCausalLM",
-        {**GROUPED, **EDGES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
-         "mlp_only_layers": [1]},
-    ),
-    "stablelm-parallel": (
-        "StableLmConfig", "StableLmForCausalLM",
-        {**PLAIN, **EDGES, "use_parallel_residual": True, "num_key_value_heads": 2},
-    ),
-    "falcon-two": (
-        "FalconConfig", "FalconForCausalLM", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2},
-    ),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", {**GROUPED, **EDGES, **EXPERTS, "mlp_only_layers": [1]}),
+    "stablelm-parallel": ("StableLmForCausalLM", {**EDGED, "use_parallel_residual": True, "num_key_value_heads": 2}),
+    "falcon-two": ("FalconForCausalLM", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
     "falcon-sequential": (
-        "FalconConfig", "FalconForCausalLM", {**FALCON, "parallel_attn": False, "multi_query": False, "alibi": True},
-    ),
-    "xlm-roberta": (
-        "XLMRobertaConfig", "XLMRobertaForMaskedLM", {**BERT, **EDGES, "pad_token_id": 1, "bos_token_id": 0},
+        "FalconForCausalLM", {**FALCON, "parallel_attn": False, "multi_query": False, "alibi": True},
     ),
     "modernbert": (
-        "ModernBertConfig", "ModernBertForMaskedLM",
-        {**PLAIN, **EDGES, "cls_token_id": 1, "sep_token_id": 2, "global_attn_every_n_layers": 2, "local_attention": 8},
+        "ModernBertForMaskedLM",
+        {**EDGED, "cls_token_id": 1, "sep_token_id": 2, "global_attn_every_n_layers": 2, "local_attention": 8},
     ),
-    "bert": ("BertConfig", "BertForMaskedLM", BERT),
-    "bert-decoder": (
-        "BertConfig", "BertLMHeadModel", {**BERT, **EDGES, "is_decoder": True, "add_cross_attention": True},
-    ),
-    "roberta": ("RobertaConfig", "RobertaForMaskedLM", {**BERT, **EDGES, "pad_token_id": 1, "bos_token_id": 0}),
-    "vit": ("ViTConfig", "ViTModel", {**SHAPE, "image_size": 16, "patch_size": 4, "num_channels": 3}),
-    "t5": ("T5Config", "T5ForConditionalGeneration", {**T5, **EDGES, "feed_forward_proj": "gated-gelu"}),
-    "t5-encoder": ("T5Config", "T5EncoderModel", T5),
+    "bert": ("BertForMaskedLM", BERT),
+    "bert-decoder": ("BertLMHeadModel", {**BERT, **EDGES, "is_decoder": True, "add_cross_attention": True}),
+    "roberta": ("RobertaForMaskedLM", {**BERT, **EDGES, "pad_token_id": 1, "bos_token_id": 0}),
+    "vit": ("ViTModel", {**SHAPE, "image_size": 16, "patch_size": 4, "num_channels": 3}),
+    "t5": ("T5ForConditionalGeneration", {**T5, **EDGES, "feed_forward_proj": "gated-gelu"}),
+    "t5-encoder": ("T5EncoderModel", T5),
 }  # fmt: skip
 
 
@@ -114,10 +94,10 @@ def build(case: str) -> tuple[Any, dict[str, Any]]:
     import torch
     import transformers
 
-    config_name, model_name, settings = CASES[case]
+    name, settings = CASES[case]
     torch.manual_seed(0)
-    config = getattr(transformers, config_name)(**settings)
-    model = getattr(transformers, model_name)(config).eval()
+    kind = getattr(transformers, name)
+    model = kind(kind.config_class(**settings)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

@@ -22,10 +22,9 @@ from ..rows import each
 OWN = {
     "gemma2": "peri(entry=embedding)",
     "olmo2": "olmo2(entry=embedding)",
-    **dict.fromkeys(("bert", "bert-decoder", "roberta", "opt-post", "xlm-roberta"), "post(entry=embedding)"),
+    **dict.fromkeys(("bert", "bert-decoder", "roberta", "opt-post"), "post(entry=embedding)"),
 }
 """The scheme that each family has already; for the others pre(entry=embedding)."""
-
 
 FAMILIES = [family for family in CASES if family != "gemma3"]
 """Of gemma3 apply wants the text model alone."""

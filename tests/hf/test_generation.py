@@ -20,9 +20,7 @@ from geonorm.lab.data import NO_TEXT, load_tokenizer
 from ..conftest import CASES
 
 NEW = 5
-WRITERS = [
-    case for case, (_, kind, _) in CASES.items() if kind.endswith(("CausalLM", "LMHeadModel", "GPT2LMHeadModel"))
-]
+WRITERS = [case for case, (kind, _) in CASES.items() if kind.endswith(("CausalLM", "LMHeadModel", "GPT2LMHeadModel"))]
 """Families that write a text after a text."""
 THEIR_FAULTS = {
     "continuous batching": {"gpt_neox", "opt", "opt-post", "bert-decoder"},

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..measure.anatomy import Branch, Stack, Sublayer, blocks_of, join_path
+from ..measure.anatomy import Branch, Stack, Sublayer, blocks_of, join_path, name_besides
 from ..measure.rebuild import copy_gains, has_several_norms, norm_in, norm_spec, rebuild
 from ..norms import Norm, NormSpec, upcast
 from ..residual import Residual, StreamEnd
@@ -90,7 +90,7 @@ class Exit(StreamEnd):
 @dataclass(frozen=True)
 class Call:
     """How a block is called: names of its stock forward's parameters, the stream first; what each branch of a sub-layer
-    gets of them; the kinds whose branch returns what the block returns beside the stream."""
+    gets of them; what the block returns beside the stream."""
 
     names: tuple[str, ...]
     handovers: dict[str, list[Handover]]
@@ -124,10 +124,7 @@ class AppliedBlock:
             if kind == "cross" and arguments.get("encoder_hidden_states") is None:
                 continue
             out = residual(x, arguments=[call.select(arguments, handover) for handover in call.handovers[kind]])
-            if isinstance(out, tuple):
-                x, beside[kind] = out[0], out[1]
-            else:
-                x = out
+            x, beside = out[0] if isinstance(out, tuple) else out, beside | name_besides(kind, out)
         if self.exit is not None:
             x = self.exit(x)
         return (x, *map(beside.get, call.returns)) if call.returns or call.tupled else x

@@ -41,7 +41,7 @@ MIXED: dict[str, dict[str, Any]] = {
     "dory": {"n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1},
     **{
         name: {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
-        for name in ("qwen2_vl_text", "qwen2_5_vl_text", "hunyuan_vl_text", "glm_ocr_text")
+        for name in ("qwen2_vl_text", "qwen2_5_vl_text", "hunyuan_vl_text", "glm_ocr_text", "cosmos3_edge_text")
     },
     **{
         name: {
@@ -52,6 +52,19 @@ MIXED: dict[str, dict[str, Any]] = {
         for name in ("glm4v_text", "glm4v_moe_text", "glm_image_text")
     },
     "mamba2": {"num_heads": 8, "head_dim": 16},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "deepseek_v2": {"n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "topk_method": "greedy"},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    "dots3_note_text": {
+        "num_key_value_heads": 4, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_head_dim": 16,
+        "swa_q_lora_rank": 16, "swa_kv_lora_rank": 16, "swa_qk_nope_head_dim": 8, "swa_v_head_dim": 16,
+    },
+    "cohere_compass_text": {
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("full_attention", "sliding_attention")
+        },
+    },
+    "hy_v4_vl_text": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}},
     "glm5_next_text": {"index_kpool": 4, "qk_rope_head_dim": 0},
     "qwen4_exp_text": {
         "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8,

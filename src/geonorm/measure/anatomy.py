@@ -102,8 +102,7 @@ class Stack:
     gain_offset   what is added to a stored gain (1 for Gemma: the norm multiplies by 1 + weight)
     exit_offset   the same at the exit
     eps           of norms that have none to ask for (OLMo)
-    returns       kinds of sub-layers; what the module of each returns beside its update, the block returns beside the
-                  stream, in this order: None where one did not run
+    returns       what the block returns beside the stream, by `name_besides`: None where a sub-layer did not run
     layers        the sub-layers of each block where blocks differ, else empty
     tupled        True where a block returns a tuple though there is nothing beside the stream
     scheme        of a stack that was recognised
@@ -213,7 +212,8 @@ def t5(config: Any) -> tuple[Stack, ...]:
 
 
 FAMILIES: dict[str, Callable[[Any], tuple[Stack, ...]]] = {
-    **dict.fromkeys(("bert", "roberta", "xlm-roberta"), bert),
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra", "ernie"), bert),
+    **dict.fromkeys(("data2vec-text", "bert-generation"), bert),
     "modernbert": lambda config: (MODERNBERT,),
     "vit": lambda config: (VIT,),
     "t5": t5,
@@ -243,6 +243,16 @@ def root_stacks(model: Any, stacks: Iterable[Stack]) -> Iterator[tuple[Stack, st
 def blocks_of(model: Any, stack: Stack, base: str) -> list[Any]:
     """The blocks of a stack, whose paths start from `base`."""
     return list(model.get_submodule(join_path(base, stack.blocks)).children())
+
+
+def name_besides(kind: str, result: Any) -> dict[str, Any]:
+    """What a sub-layer's module returns beside its update, by name: that of the kind, then attn.2, ... (GLM-5 hands the
+    tokens that its attention chose to the next block)."""
+    return {
+        kind if place == 1 else f"{kind}.{place}": value
+        for place, value in enumerate(result if isinstance(result, tuple) else ())
+        if place
+    }
 
 
 def join_path(*paths: str) -> str:

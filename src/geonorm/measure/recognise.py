@@ -8,7 +8,7 @@ one line that says what was seen. No name of a family and no source text is read
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import chain, product
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..norms import NormSpec, upcast
 from ..residual import Residual, StreamEnd
 from ..schemes import Scheme, Site, enter_as, parse
-from .anatomy import Stack, Sublayer
+from .anatomy import Stack, Sublayer, name_besides
 from .fits import close, read_norm, same_size
 from .rebuild import CARRIED, carry, has_several_norms, rebuild
 from .record import TOKENS, BlockCall, ModuleCall, Refused, record_pass
@@ -131,16 +131,16 @@ def recognise(model: nn.Module) -> Stack:
 
 
 def returned(runs: Sequence[BlockCall], readers: Sequence[LayerReader]) -> tuple[str, ...]:
-    """Kinds of sub-layers whose module returns what a block returns beside the stream, in that order; of the block that
-    has most: one without attention returns None in its place."""
-    every = list[tuple[str, ...]]()
+    """What a block returns beside the stream, each by its name in what its sub-layers return; of the block that has
+    most: one without attention returns None in its place."""
+    every: list[list[str]] = []
     for run, reader in zip(runs, readers, strict=True):
-        results = {sublayer.kind: reader.call_of(sublayer).result for sublayer in reader.sublayers}
-        seconds = {kind: result[1] for kind, result in results.items() if isinstance(result, tuple) and len(result) > 1}
-        every.append(tuple(kind for value in run.result[1:] for kind, second in seconds.items() if value is second))
-    if len(kinds := max(every, key=len)) < len(runs[0].result) - 1:
-        readers[0].refuse("it returns more than the stream and what its attention returns")
-    return kinds
+        beside = [name_besides(each.kind, reader.call_of(each).result).items() for each in reader.sublayers]
+        places = [[name for name, other in chain(*beside) if other is value][:1] for value in run.result[1:]]
+        every.append([*chain(*places)])
+    if len(most := max(every, key=len)) < len(runs[0].result) - 1:
+        readers[0].refuse("it returns more than the stream and what its sub-layers return")
+    return tuple(most)
 
 
 class Replay(nn.Module):
