@@ -154,6 +154,7 @@ class DeepNorm(Placement):
         claim="No number of the paper is on record here; the perplexities that arXiv:2502.05795 reports for it (27.17 "
         "at 130M, 1363 at 350M on C4) come from code with another multiplier and initialisation.",
         checked="official code run (microsoft/torchscale 4d1e0e8), initialisation too, and x-transformers, to rounding",
+        shipped="MiniMax-01 and M1, with the norm moved to where the next sub-layer reads",
         law="s = (2 L)^(1/4), r' = 0",
     )
     depth_init = True

@@ -71,6 +71,7 @@ class NGPT(Interpolated):
         claim="Official repository: validation loss about 2.77 to 2.80 against 2.89 of its GPT at 0.5B parameters, "
         "context 1024, 10k steps (read off a plot).",
         checked="official code run (NVIDIA/ngpt ed19eb2), whole model and weight constraint, to rounding",
+        shipped="Nemotron-Labs-Dory1.0-4B, with the norm moved to where the next sub-layer reads, its blocks in loops",
         law="s = |A| / 0.05, r' = 0",
     )
 
