@@ -33,6 +33,8 @@ SCHEMES = {
     ("pre", "joined"): ["affine"],
 }
 """The schemes that a placement of norms and a way of adding may be."""
+HEADS = ("mean", "sum", "learned")
+"""The ways in which several streams may leave."""
 STACKS: WeakKeyDictionary[nn.Module, tuple[tuple[float, ...], Stack]] = WeakKeyDictionary()
 """What was recognised, with the modules of the model that it was recognised of, and their numbers."""
 
@@ -99,8 +101,8 @@ def recognise(model: nn.Module) -> Stack:
         rules = [f"attnres(blocks={streams - 1}, values={values}, {queries})" for values in ("norm", "raw")]
     if not rules:
         raise Refused(f"norms {kind[0]} ({layers[0][0].text}) are no scheme")
-    get_embedding = getattr(model, "get_input_embeddings", lambda: None)
-    embedding = next((path for path, module in model.named_modules() if module is get_embedding()), None)
+    table = getattr(model, "get_input_embeddings", lambda: None)()
+    embedding = next((path for path, module in model.named_modules() if module is table), None)
     paths: list[Any] = [path, embedding, exits[0][0].path if exits else None]
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     if all(each is None or each.startswith(prefix) for each in paths):
@@ -123,8 +125,7 @@ def recognise(model: nn.Module) -> Stack:
     for rule in rules:
         try:
             stacked = verified(stack, enter_as(parse(rule), "embedding"), readers)
-            end = readers[-1].steps[-1][3]
-            return stacked if streams < 2 else with_head(stacked, model, end, len(runs), around)
+            return stacked if streams < 2 else with_head(stacked, model, readers[-1].steps[-1][3], len(runs), around)
         except Refused as refused:
             refusals.append(refused)
     raise refusals[0]
@@ -202,21 +203,28 @@ def find_learned(
 
 @torch.no_grad()
 def with_head(stack: Stack, model: nn.Module, end: Tensor, depth: int, around: Sequence[ModuleCall]) -> Stack:
-    """The stack of several streams with the way in which they leave: what the head reads, or the last norm returns."""
+    """The stack of several streams with the way in which they leave: what the head reads, or the last norm returns. Of
+    several ways that rounding explains, in bf16, the nearest."""
     scheme = parse(stack.scheme or "")
     streams = upcast(end)
-    spec = NormSpec(stack.norm, streams.shape[-1], True, stack.eps)
     tensors = {name: p for name, p in model.named_parameters() if f".{stack.blocks}." not in f".{name}"}
-    heads = ("mean", "sum", "learned") if hasattr(scheme, "head") else ("",)
-    for rule in [replace(scheme, head=way) if way else scheme for way in heads]:  # type: ignore[call-arg]
-        exit = StreamEnd(rule, Site(depth - 1, "exit", depth), spec).to(streams)
+    fits: list[tuple[float, str]] = []
+    for rule in [replace(scheme, head=way) for way in HEADS] if hasattr(scheme, "head") else [scheme]:  # type: ignore[call-arg]
+        exit = StreamEnd(rule, Site(depth - 1, "exit", depth), NormSpec(stack.norm, streams.shape[-1], True, stack.eps))
         for choice in assignments(tensors, exit.own):
             for name, (path, how) in choice.items():
                 carry(exit.own.get_parameter(name), model.get_parameter(path), how)
-            out = exit(streams)
-            if any(same_size(x, out) and close(out, x) for call in around for x in (call.x, call.y)):
-                return replace(stack, scheme=str(rule))
-    raise Refused(f"the streams of {type(model).__name__} leave in another way than under {scheme}")
+            out = exit.to(streams)(streams)
+            fits += [
+                (float((x.reshape(out.shape) - out).norm()), str(rule))
+                for call in around
+                for x in (call.x, call.y)
+                if same_size(x, out) and close(out, x)
+                if len(choice) + 1 >= len(list(exit.own.parameters()))  # it learns all; the last norm may have no gains
+            ]
+    if not fits:
+        raise Refused(f"the streams of {type(model).__name__} leave in another way than under {scheme}")
+    return replace(stack, scheme=min(fits, key=lambda fit: fit[0])[1])
 
 
 def assignments(tensors: Mapping[str, Any], parts: nn.Module) -> Iterator[Carried]:
