@@ -33,24 +33,22 @@ GEMMA3 = {**GROUPED, **EDGES, "sliding_window": 8, "query_pre_attn_scalar": 8}
 FALCON = {**SHAPE, **EDGES, "vocab_size": VOCAB, "ffn_hidden_size": 48, "bias": True}
 FALCON.pop("intermediate_size")
 BERT = {**PLAIN, "hidden_dropout_prob": 0.1, "type_vocab_size": 2}
-T5 = {
-    "d_model": WIDTH, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 4, "d_kv": 8, "d_ff": 48,
-    "vocab_size": VOCAB, "decoder_start_token_id": 0,
-}  # fmt: skip
+T5 = {"d_model": WIDTH, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 4, "d_kv": 8, "d_ff": 48}
+T5 |= {"vocab_size": VOCAB, "decoder_start_token_id": 0}
 OPT = {**EDGED, "ffn_dim": 48, "word_embed_proj_dim": WIDTH}
 LOCAL = {"attention_types": [[["global", "local"], 2]], "window_size": 4}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-VISION = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
-          "image_size": 8, "patch_size": 4}  # fmt: skip
+VISION = {**SHAPE, "num_hidden_layers": 1, "image_size": 8, "patch_size": 4}
+IMAGES = {"vision_config": VISION, "mm_tokens_per_image": 4, "image_token_index": 66}
+MULTIPLIERS = {"residual_multiplier": 0.22, "embedding_multiplier": 3.0, "attention_multiplier": 0.3}
+ONE_AFTER_THE_OTHER = {"parallel_attn": False, "multi_query": False}
+MIXED = {"global_attn_every_n_layers": 2, "local_attention": 8}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", GROUPED),
     "qwen3": ("Qwen3ForCausalLM", GROUPED),
     "gemma2": ("Gemma2ForCausalLM", {**GEMMA3}),
-    "gemma3": (
-        "Gemma3ForConditionalGeneration",
-        {"text_config": GEMMA3, "vision_config": VISION, "mm_tokens_per_image": 4, "image_token_index": 66},
-    ),
+    "gemma3": ("Gemma3ForConditionalGeneration", {"text_config": GEMMA3, **IMAGES}),
     "olmo2": ("Olmo2ForCausalLM", {**EDGED, "num_key_value_heads": 2}),
     "gpt2": ("GPT2LMHeadModel", {**OLD, **EDGES}),
     "gpt_neox": ("GPTNeoXForCausalLM", EDGED),
@@ -61,21 +59,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi": ("PhiForCausalLM", EDGED),
     "phi3": ("Phi3ForCausalLM", {**EDGED, "num_key_value_heads": 2}),
     "olmo": ("OlmoForCausalLM", {**EDGED, "num_key_value_heads": 2, "clip_qkv": 1.0}),
-    "granite": (
-        "GraniteForCausalLM",
-        {**EDGED, "num_key_value_heads": 2, "residual_multiplier": 0.22, "embedding_multiplier": 3.0,
-         "attention_multiplier": 0.3, "logits_scaling": 2.0},
-    ),
+    "granite": ("GraniteForCausalLM", {**EDGED, **MULTIPLIERS, "num_key_value_heads": 2, "logits_scaling": 2.0}),
     "qwen3_moe": ("Qwen3MoeForCausalLM", {**GROUPED, **EDGES, **EXPERTS, "mlp_only_layers": [1]}),
     "stablelm-parallel": ("StableLmForCausalLM", {**EDGED, "use_parallel_residual": True, "num_key_value_heads": 2}),
     "falcon-two": ("FalconForCausalLM", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
-    "falcon-sequential": (
-        "FalconForCausalLM", {**FALCON, "parallel_attn": False, "multi_query": False, "alibi": True},
-    ),
-    "modernbert": (
-        "ModernBertForMaskedLM",
-        {**EDGED, "cls_token_id": 1, "sep_token_id": 2, "global_attn_every_n_layers": 2, "local_attention": 8},
-    ),
+    "falcon-sequential": ("FalconForCausalLM", {**FALCON, **ONE_AFTER_THE_OTHER, "alibi": True}),
+    "modernbert": ("ModernBertForMaskedLM", {**EDGED, **MIXED, "cls_token_id": 1, "sep_token_id": 2}),
     "bert": ("BertForMaskedLM", BERT),
     "bert-decoder": ("BertLMHeadModel", {**BERT, **EDGES, "is_decoder": True, "add_cross_attention": True}),
     "roberta": ("RobertaForMaskedLM", {**BERT, **EDGES, "pad_token_id": 1, "bos_token_id": 0}),

@@ -25,7 +25,7 @@ CEILINGS = {
     "statements of src without the register": 16_881,
     "statements of the register": 254,
     "statements per 1,000 lines of src": 542,
-    "lines of tests": 24_508,
+    "lines of tests": 24_507,
     "lines of experiments, benchmarks, examples, docs, evidence": 4_724,
     "test cases of one run": 2_200,
     "options of train besides model.*": 50,

@@ -2,9 +2,12 @@
 
 import io
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from geonorm.lab.train.hooks import ProgressReport
 from geonorm.output import columns
 from geonorm.progress import NAME, Bars, Pace, Unwatched, shorten, show_progress, span
 
@@ -14,6 +17,16 @@ def test_the_time_left_is_that_of_what_was_done_since() -> None:
     assert pace.left(50, 150) is None and pace.left(20, 150) is None  # nothing yet; back at an earlier step
     assert pace.left(60, 150) == 20.0 * 90 / 10
     assert pace.left(150, 150) == 0.0
+
+
+def test_the_first_steps_of_a_run_which_may_compile_say_nothing_of_the_time_left() -> None:
+    lines: list[str] = []
+    state: Any = SimpleNamespace(step=0, schedule=SimpleNamespace(steps=9, phase=lambda step: "warm-up"))
+    report = ProgressReport(state, "run", lines.append, Unwatched(False))
+    for state.step in (1, 2):
+        report.before_evaluation(state)
+        report.on_log(state, [{"step": state.step, "loss": 1.0, "val_loss": 1.0, "tokens_per_second": 5.0}])
+    assert [line.endswith("left") for line in lines] == [False, True]
 
 
 def test_names_times_and_lines_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,8 +29,7 @@ OTHERS = {
     **{name: "post" for name, stacks in FAMILIES.items() if stacks is bert and name not in CASES},
     "exaone4": "olmo2", "glm4": "peri", "beam": "beam", "zaya": "affine", "gemma4_text": "peri(layer_scalar=learned)",
 }  # fmt: skip
-"""Side by side, experts, windows, linear attention, layers that differ within one model, rules with learned parts, what
-attention chose handed to the next block; known by name."""
+"""Side by side, experts, linear attention, layers that differ, learned parts, choices handed on; known by name."""
 SEEN = {
     "muse_spark_text": "muse", "deepseek_v4": "mhc(head=learned)", "glm5_next_text": "mhc(head=mean)",
     "hy_v4": "mhc(mix=identity, head=learned)", "qwen4_exp_text": "gated_streams",

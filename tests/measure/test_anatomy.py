@@ -11,7 +11,6 @@ from ..rows import each
 
 
 def test_the_cases_cover_the_families_by_name(tiny_model: Tiny) -> None:
-    """The others of BERT's are in tests/hf/test_recognise.py."""
     cases = {name for name, stacks in FAMILIES.items() if stacks is not bert or name in ("bert", "roberta")}
     assert {tiny_model(name)[0].config.model_type for name in cases} == cases
 

@@ -41,19 +41,23 @@ class ProgressReport(Hook):
 
     def __init__(self, state: TrainState, name: str, say: Callable[[str], None], progress: Unwatched) -> None:
         self.name, self.say, self.progress = name, say, progress
-        self.pace = Pace(state.step)
+        self.pace: Pace | None = None
         self.last_line = time.monotonic()
 
     def before_evaluation(self, state: TrainState) -> None:
         """The bar says what the run waits for."""
         step, steps = state.step, state.schedule.steps
-        self.progress.show(self.name, step / steps, f"{step}/{steps} evaluating", self.pace.left(step, steps))
+        self.progress.show(
+            self.name, step / steps, f"{step}/{steps} evaluating", self.pace.left(step, steps) if self.pace else None
+        )
 
     def on_log(self, state: TrainState, rows: list[Row]) -> None:
         step, steps, row = state.step, state.schedule.steps, rows[-1]
+        self.pace = self.pace or Pace(step)  # the first step may compile
         left = self.pace.left(step, steps)
-        line = f"{step}/{steps} {state.schedule.phase(step)} {loss_text(row)}"
-        self.progress.show(self.name, step / steps, line, left)
+        self.progress.show(
+            self.name, step / steps, f"{step}/{steps} {state.schedule.phase(step)} {loss_text(row)}", left
+        )
         overdue = time.monotonic() - self.last_line > LINE_INTERVAL and not self.progress.watched
         if "val_loss" in row or overdue:
             self.say(progress_line(row, steps, left))
