@@ -18,8 +18,6 @@ from geonorm.cli.catalogue import DEPTH, DIM, format_theory, join_pairs, look_up
 from geonorm.cli.main import COMMANDS
 from geonorm.cli.pictures import draw_schemes
 from geonorm.hf.rules import read_rules
-from geonorm.hf.tiny import default_config
-from geonorm.measure.anatomy import FAMILIES, stacks_by_name
 from geonorm.report.charts import Figure
 from geonorm.schemes import find
 from geonorm.schemes.combine import Nested
@@ -39,6 +37,7 @@ DRAWN = [name for name in geonorm.names() if not isinstance(geonorm.parse(name),
 PEOPLE = {
     "beam": "Beam-501B", "deepseek_v4": "DeepSeek-V4", "glm5_next_text": "GLM-5.3-Flash", "hy_v4": "Hy4-preview",
     "inkling2_text": "Inkling-2", "muse_spark_text": "Muse-Spark", "zaya": "ZAYA1-8B", "qwen4_exp": "Qwen4-Exp",
+    "glm_moe_dsa": "GLM-5", "mistral_large4_text": "Mistral Large 4",
 }  # fmt: skip
 """Models of families that have another name."""
 SYMBOLS = "x is the state, u what the sub-layer returns, v its part across x, N a norm, t the block (from 1) of L."
@@ -160,15 +159,12 @@ def register(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for row in rows:
         if "scheme" in row:
             groups[row["scheme"]].append(row)
-        elif row["model"] in FAMILIES:
-            stack, *_ = stacks_by_name(default_config(row["model"]))
-            groups[f"{stack.sublayers[0].placement}(entry=embedding)"].append({"model": row["model"], "by_name": True})
         else:
             why = next(text for reason, text in REASONS.items() if re.search(reason, row["refused"]))
             refused.append((row["model"], why))
     yield "# Who ships what\n"
     yield f"The rule of {len(rows) - len(refused)} of {len(rows)} causal families of transformers"
-    yield f"{transformers.__version__}, verified on numbers of tiny models (§: known by name). Angles are degrees"
+    yield f"{transformers.__version__}, verified on numbers of tiny models. Angles are degrees"
     yield "by which a sub-layer turns the hidden state before training; *entry* is the embedding's share of the squared"
     yield "length of the final state. The embedding is taken to have root mean square 1. Most begin shorter: then the"
     yield "first angles of rules that norm updates alone are larger, and *entry* is less. A span is over families."
@@ -177,16 +173,15 @@ def register(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield "`geonorm register MODEL` shows every sub-layer, of a checkpoint with what it learned.\n"
     lines = []
     for scheme, group in sorted(groups.items(), key=lambda item: len(item[1])):
-        known = [row for row in group if "entry" in row]
-        angles = ([row["sublayers"][place]["angle"] for row in known] for place in (0, -1))
-        spans = [*map(span, angles), span([100 * row["entry"] for row in known])]
-        who = ", ".join(PEOPLE.get(row["model"], row["model"]) + "§" * ("by_name" in row) for row in group)
+        angles = ([row["sublayers"][place]["angle"] for row in group] for place in (0, -1))
+        spans = [*map(span, angles), span([100 * row["entry"] for row in group])]
+        who = ", ".join(PEOPLE.get(row["model"], row["model"]) for row in group)
         rule = scheme.replace("(entry=embedding)", "").replace("entry=embedding, ", "")
         link = f"[`{rule}`](schemes/{rule.partition('(')[0]}.md)"
-        lines.append((link, *("~" * (not known[0]["unit"]) + text for text in spans), who))
+        lines.append((link, *("~" * (not group[0]["unit"]) + text for text in spans), who))
     titles = ("rule", "first sub-layer", "last", "entry, %", "models or families")
     yield from table(titles, lines)
-    yield from ("\n````{dropdown} Not recognised by its code alone\n", *table(("family", "why"), refused), "````")
+    yield from ("\n````{dropdown} Not recognised\n", *table(("family", "why"), refused), "````")
 
 
 def span(values: Sequence[float]) -> str:

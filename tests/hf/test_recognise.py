@@ -79,8 +79,8 @@ def test_other_families_keep_their_logits_learn_are_saved_and_come_back(
     torch.testing.assert_close(model(ids).logits, wanted, rtol=1e-4, atol=1e-4)
     report.undo()
     assert torch.equal(model(ids).logits, wanted)
-    sites = probe(model, ids).sites
-    assert len({(row["layer"], row["kind"]) for row in sites}) == report.sites
+    sites = {(row["layer"], row["kind"], row["scheme"]) for row in probe(model, ids).sites}
+    assert len(sites) == report.sites and {rule for *_, rule in sites} == {str(scheme)}
     hf.apply(model, "geonorm")
     optimizer = torch.optim.AdamW(model.train().parameters(), 3e-3)
     losses = []

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..errors import ConfigError
-from ..measure.anatomy import blocks_of, stacks_by_name
+from ..measure.anatomy import FAMILIES, blocks_of, stacks_by_name
 from ..measure.capture import listed_norms
 from ..measure.observe import stacks_of
 from ..measure.rebuild import CARRIED
@@ -134,7 +134,7 @@ def scheme_of(model: Any) -> Scheme:
     if isinstance(scheme := getattr(model.config, "scheme", None), str):
         return parse(scheme)
     stack, *_ = stacks_by_name(model.config) or [recognise(model)]
-    return parse(stack.scheme or f"{stack.sublayers[0].placement}(entry=embedding)")
+    return parse(stack.scheme or "")
 
 
 def restore(model: Any) -> None:
@@ -239,11 +239,12 @@ def check_blocks(model: Any, stacks: Stacks) -> None:
     known = {part for stack, base in stacks for block in blocks_of(model, stack, base) for part in block.modules()}
     if not stacks or {part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)} - known:
         raise ConfigError(f"{name} has blocks that apply does not know; give it the text model alone")
-    if any(parse(stack.scheme).streams > 1 for stack, _ in stacks if stack.scheme):
+    if any(parse(stack.scheme or "").streams > 1 for stack, _ in stacks):
         raise ConfigError(
             f"the streams of {name} part and meet outside of its blocks: apply changes models of one stream"
         )
-    for block in [block for stack, base in stacks if stack.scheme is None for block in blocks_of(model, stack, base)]:
+    named = [stack for stack in stacks if model.config.model_type in FAMILIES]
+    for block in [block for stack, base in named for block in blocks_of(model, stack, base)]:
         if not type(block).forward.__module__.startswith("transformers.models."):
             raise ConfigError(
                 f"{type(block).__name__} of this {name} has a forward that is not transformers' own, which apply "

@@ -24,7 +24,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ..errors import ConfigError, DataError, cause
-from ..measure.anatomy import Stack, Sublayer
+from ..measure.anatomy import Stack, Sublayer, stacks_by_name
 from ..measure.load import check_name
 from ..measure.rebuild import carry
 from ..measure.recognise import Replay, recognise
@@ -118,7 +118,7 @@ def read_rules(models: Sequence[str], progress: Callable[[str, float], object]) 
 def read_family(config: Any) -> tuple[Stack, list[Names]]:
     """The stack of a tiny model with this configuration, and what the vectors of its blocks are called."""
     model: Any = tiny(config)
-    stack = recognise(model)
+    stack, *_ = stacks_by_name(model.config) or [recognise(model)]
     path = next(name for name, _ in model.named_modules() if f".{name}".endswith(f".{stack.blocks}"))
     tensors, ends = {**dict(model.named_parameters()), **dict(model.named_buffers())}, list[Names]()
     for layer, sublayers in enumerate(stack.layers or (stack.sublayers,)):

@@ -105,7 +105,7 @@ class Stack:
     returns       what the block returns beside the stream, by `name_besides`: None where a sub-layer did not run
     layers        the sub-layers of each block where blocks differ, else empty
     tupled        True where a block returns a tuple though there is nothing beside the stream
-    scheme        of a stack that was recognised
+    scheme        the rule of its sub-layers, as a string
     """
 
     name: str
@@ -158,6 +158,7 @@ MODERNBERT = Stack(
     "embeddings.norm",
     "final_norm",
     "layer",
+    scheme="pre(entry=embedding)",
 )
 """The first block's attn_norm is an nn.Identity: what it reads comes from the norm at the entry."""
 VIT = Stack(
@@ -170,6 +171,7 @@ VIT = Stack(
     "embeddings",
     exit="layernorm",
     norm="layer",
+    scheme="pre(entry=embedding)",
 )
 
 
@@ -184,9 +186,9 @@ def bert(config: Any) -> tuple[Stack, ...]:
     if config.is_decoder and config.add_cross_attention:
         names = {"encoder_hidden_states": "encoder_hidden_states", "attention_mask": "encoder_attention_mask", **CACHES}
         sublayers.insert(1, attention("cross", "crossattention", names))
-    name = "decoder" if config.is_decoder else "encoder"
-    words = "embeddings.word_embeddings"
-    return (Stack(name, "encoder.layer", tuple(sublayers), words, entry="embeddings.LayerNorm", norm="layer"),)
+    name, rule = "decoder" if config.is_decoder else "encoder", "post(entry=embedding)"
+    words, entry = "embeddings.word_embeddings", "embeddings.LayerNorm"
+    return (Stack(name, "encoder.layer", tuple(sublayers), words, entry, norm="layer", scheme=rule),)
 
 
 def t5(config: Any) -> tuple[Stack, ...]:
@@ -205,9 +207,10 @@ def t5(config: Any) -> tuple[Stack, ...]:
     )
     mlp = "DenseReluDense"
     parts = {"encoder": (attention, part("mlp", 1, mlp)), "decoder": (attention, cross, part("mlp", 2, mlp))}
+    ends, rule = ("attn", "cross"), "pre(entry=embedding)"
     return tuple(
-        Stack(name, f"{name}.block", sublayers, "shared", exit=f"{name}.final_layer_norm", returns=("attn", "cross"))
-        for name, sublayers in parts.items()
+        Stack(name, f"{name}.block", part, "shared", exit=f"{name}.final_layer_norm", returns=ends, scheme=rule)
+        for name, part in parts.items()
     )
 
 

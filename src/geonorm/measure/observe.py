@@ -109,7 +109,7 @@ def sites_of(model: Any) -> list[ModelSite]:
                 reader = block.get_submodule(first.norm or first.modules[0])
                 chains = tuple(tuple(map(block.get_submodule, branch.modules)) for branch in sublayer.branches)
                 site = Site(layer, sublayer.kind, len(blocks), stack.count)
-                places.append(ModelSite(stack.name, sublayer.placement, site, block, reader, chains, rule))
+                places.append(ModelSite(stack.name, str(stack.scheme), site, block, reader, chains, rule))
     return places
 
 

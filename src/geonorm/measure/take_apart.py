@@ -105,6 +105,9 @@ class LayerReader:
             self.refuse(f"what {name_call(call)} is handed holds NaN or infinity")
         norms = [norm for norm in self.readings if not isinstance(norm.module, nn.Identity)]
         norms.sort(key=lambda norm: call is None or norm.result is not call.handed)  # new norms have equal outputs
+        if call is not None and norms and norms[0].result is call.handed and same_tensor(norms[0].y, call.x):
+            self.begin(norms[0], call)  # also where rounding makes a norm of a norm the same
+            return stream
         chains = [chain for chain in self.chains if same_size(chain.end, stream)]
         tensors = [stream, *(norm.y for norm in norms), *(chain.end for chain in chains)]
         factors = sum_factors(target, [tensor.reshape(target.shape) for tensor in tensors])
