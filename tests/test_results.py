@@ -76,7 +76,7 @@ def test_figures_are_of_the_report(study: str, figure: str, request: pytest.Fixt
     assert drawn._repr_svg_().startswith("<svg") and len(repr(drawn)) < 80
     assert drawn.save(tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
     with result.folder() as folder:
-        geonorm.report.write_figures(folder, tmp_path / "figures")
+        geonorm.report.build(folder, tmp_path / "page.html", figures=tmp_path / "figures")
     assert drawn.save(tmp_path / "one.svg").read_bytes() == (tmp_path / "figures" / f"{figure}.svg").read_bytes()
     assert result.plot()._repr_svg_() != drawn._repr_svg_()
     with pytest.raises(GeonormError, match="unknown figure 'colapse'"):

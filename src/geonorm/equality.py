@@ -16,8 +16,6 @@ TOLERANCE = 1e-9
 SLOTS = {"q": (4, 4), "k": (4, 4), "v": (4, 4), "q_rope": (4, 4), "k_rope": (4, 4), "up": (16,), "gate": (16,)}
 """Where a scheme may put a module inside a branch or the head, and the shape of what is handed to it."""
 
-Draw = Callable[..., Tensor]
-
 
 @dataclass(frozen=True)
 class Same:
@@ -140,7 +138,7 @@ def compare_reads(first: Scheme, second: Scheme, seed: int, start: bool) -> Same
     return Same(first, second, worst, reason)
 
 
-def draw_values(first: ScriptedModel, second: ScriptedModel, draw: Draw, start: bool) -> None:
+def draw_values(first: ScriptedModel, second: ScriptedModel, draw: Callable[..., Tensor], start: bool) -> None:
     """Draw the learned values of two models: what they have in common, and without `start` the rest, each its own."""
     ours, theirs = dict(first.named_parameters()), dict(second.named_parameters())
     common = {name for name in ours.keys() & theirs.keys() if ours[name].shape == theirs[name].shape}

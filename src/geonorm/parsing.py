@@ -1,6 +1,7 @@
 """JSON and YAML from files that anybody may have written, where all that is wrong is a ValueError; numbers for JSON."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from math import isfinite
@@ -60,8 +61,5 @@ def loader() -> Any:
 
 def list_paths(paths: list[str]) -> str:
     """`layers.*.norm (24)` for paths that differ in numbers only."""
-    patterns: dict[str, int] = {}
-    for path in paths:
-        key = ".".join("*" if part.isdigit() else part for part in path.split("."))
-        patterns[key] = patterns.get(key, 0) + 1
+    patterns = Counter(".".join("*" if part.isdigit() else part for part in path.split(".")) for path in paths)
     return ", ".join(f"{key} ({count})" for key, count in patterns.items()) or "nothing"

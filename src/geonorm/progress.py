@@ -17,11 +17,10 @@ def span(seconds: float) -> str:
     >>> span(42), span(11100), span(187200)
     ('0:42', '3:05:00', '2 d 4 h')
     """
-    whole = round(seconds)
-    if whole >= 86400:
-        return f"{whole // 86400} d {whole % 86400 // 3600} h"
-    minutes = f"{whole // 60 % 60:02d}" if whole >= 3600 else f"{whole // 60}"
-    return (f"{whole // 3600}:" if whole >= 3600 else "") + f"{minutes}:{whole % 60:02d}"
+    hours, rest = divmod(round(seconds), 3600)
+    if hours >= 24:
+        return f"{hours // 24} d {hours % 24} h"
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
 
 
 def shorten(name: str, room: int = NAME) -> str:

@@ -74,7 +74,7 @@ def test_a_model_of_ones_own() -> None:
 
 def test_words_of_the_command_line() -> None:
     assert Optim(rates=["embed=16", "head=.5"]).multipliers == {"embed": 16.0, "head": 0.5}
-    assert set(RATED) <= {*ROLES, *SHARED_ROLES} and {r for r in ROLES if ROLES[r].hidden} < set(RATED)
+    assert set(RATED) <= {*ROLES, *SHARED_ROLES} and {r for r in ROLES if not ROLES[r].end} < set(RATED)
     for words, said in (
         (["embd=2"], "unknown role of optim.rates 'embd': did you mean 'embed'?"),
         (["embed"], "optim.rates embed takes a finite number, got ''"),

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import pytest
 
 from geonorm.errors import GeonormError
-from geonorm.report import build, draw, formats, summarize, write_figures
+from geonorm.report import build, draw, formats, summarize
 from geonorm.report.comparison import load_comparison
 
 from .conftest import run_summary, write_run
@@ -132,9 +132,9 @@ def test_what_is_missing_is_stated(make_run: MakeRun, tmp_path: Path) -> None:
                      "The learning rate was not tuned for pre, geonorm"):  # fmt: skip
         assert sentence in text, sentence
     lost = [make_run("post", status="diverged", val_loss=None), make_run("peri", status="failed", val_loss=None)]
-    text = Page(build(lost, tmp_path / "report.html")).text
+    text = Page(build(lost, tmp_path / "report.html", figures=tmp_path / "fig")).text
     assert "post: no run finished (1 diverged)" in text and "nothing to compare yet" in text
-    assert {path.stem for path in write_figures(lost, tmp_path / "fig")} == {"loss_curves", "geometry"}
+    assert {path.stem for path in (tmp_path / "fig").iterdir()} == {"loss_curves", "geometry"}
     with pytest.raises(FileNotFoundError, match=r"no run directory in .*gone$"):
         build([runs[0], tmp_path / "gone"], tmp_path / "none.html")
     assert not (tmp_path / "none.html").exists()

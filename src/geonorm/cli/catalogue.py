@@ -7,12 +7,11 @@ from math import isfinite
 from typing import Any
 
 import torch
-from torch import nn
 
 from ..dynamics import radial_rate, speed, theory
 from ..models.init import ROLES, SLOTS
 from ..norms import NormSpec
-from ..schemes import Parts, Scheme, Site, find, names, parse
+from ..schemes import Parts, Scheme, Site, find, names, parse, slots_at
 from ..schemes.grammar import takes_scheme
 from ..schemes.registry import format_value
 from ..settings import describe_type, docs, hints
@@ -62,15 +61,11 @@ def initial_scalars(scheme: Scheme) -> dict[str, str]:
     for layer, kind in ((0, "entry"), (1, "attn"), (1, "mlp"), (DEPTH - 1, "exit")):
         site = Site(layer, kind, DEPTH)
         part = scheme.resolve(site)
-        modules: dict[str, nn.Module] = {"": Parts(part, site, NormSpec("rms", DIM))}
         shape = (HEADS, DIM // HEADS) if kind == "attn" else (4 * DIM,)
-        for name in SLOTS.get(kind, ()):
-            slot = part.slot(name, shape, DIM, site)
-            if slot is not None:
-                modules[f"{name}."] = slot
-        for prefix, module in modules.items():
+        slots = slots_at(part, dict.fromkeys(SLOTS.get(kind, ()), shape), DIM, site)
+        for module in (Parts(part, site, NormSpec("rms", DIM)), slots):
             for name, value in module.named_parameters():
-                scalars[f"{kind}.{prefix}{name}"] = summary(value)
+                scalars[f"{kind}.{name}"] = summary(value)
     return scalars
 
 
@@ -84,15 +79,8 @@ def summary(value: torch.Tensor) -> str:
 def initial_std(scheme: Scheme) -> dict[str, float]:
     """Initial standard deviation over the base by role in block 2 of 12, where it is not 1."""
     ratios = {}
-    kinds = {
-        "embed": "entry",
-        "position": "entry",
-        "values": "entry",
-        "head": "exit",
-        **dict.fromkeys(("up", "gate", "down"), "mlp"),
-    }
     for role in ROLES:
-        kind = kinds.get(role, "attn")
+        kind = ROLES[role].end or ("mlp" if role in ("up", "gate", "down") else "attn")
         site = Site({"entry": 0, "exit": DEPTH - 1}.get(kind, 1), kind, DEPTH)
         ratio = scheme.resolve(site).init_std(role, DIM, DIM, site, 1.0)
         if ratio != 1.0:

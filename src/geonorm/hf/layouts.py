@@ -19,7 +19,6 @@ from ..models.config import DecoderConfig
 from ..schemes import enter_as, parse
 from .config import FULL, NAMES, SLIDING, GeoNormConfig, layer_types
 
-GATED = {"swiglu": "silu"}
 EFFECTIVE = {"kv_heads": "groups", "head_width": "head_dim"}
 """Fields of DecoderConfig that may be None, and the property that says what they then are."""
 PLAIN = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
@@ -44,7 +43,7 @@ class Layout:
     """Where the model without its head is."""
     positions: str | None = None
     """Their table of learned positions."""
-    mlp: dict[str, str] = field(default_factory=lambda: GATED)
+    mlp: dict[str, str] = field(default_factory=lambda: {"swiglu": "silu"})
     """Our MLPs that it can have, with their activation."""
     grouped: bool = True
     """Whether heads can share keys and values."""

@@ -17,7 +17,6 @@ from .layouts import Layout, layout_of
 from .modeling import GeoNormForCausalLM
 
 EMBEDDING = "model.embed_tokens.weight"
-Weights = dict[str, Tensor]
 
 
 @torch.no_grad()
@@ -40,7 +39,7 @@ def to_stock(model: GeoNormForCausalLM, model_type: str = "stock") -> Any:
     trained = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
     embedding = model.model.entry(weights[EMBEDDING])
     weights[EMBEDDING] = embedding / config.width**0.5 if layout.scaled else embedding
-    stock, wanted, offset = Weights(), out.state_dict(), layout.stack.gain_offset
+    stock, wanted, offset = dict[str, Tensor](), out.state_dict(), layout.stack.gain_offset
     for ours, theirs in layout.pairs(config):
         for kind in ("weight", "bias"):
             sources = [name for place in ours if (name := f"{place}.{kind}") in weights]

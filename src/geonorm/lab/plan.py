@@ -205,7 +205,7 @@ class Memory:
         with FakeTensorMode():
             self.lines = {size: [footprint(model, n * size, conditions) for n in (1, 2)] for size in (1, MANY)}
         count = model.parameter_count()
-        orthogonal = sum(w.numel() for role, w, _, _ in model.weights() if ROLES[role].hidden)
+        orthogonal = sum(w.numel() for role, w, _, _ in model.weights() if not ROLES[role].end)
         momenta = 2 * count - (orthogonal if setup.schedule.optim.name == "muon" else 0)
         self.parameters = FP32 * count // self.shard
         self.optimizer = FP32 * momenta // self.shard

@@ -70,7 +70,7 @@ def measure_step_turns(scheme: str, depth: int, width: int, seed: int, lr: float
     torch.manual_seed(seed)
     shape = {"layers": depth, "width": width, "heads": width // HEAD}
     model = Decoder(DecoderConfig(scheme=scheme, vocab_size=VOCABULARY, context=CONTEXT, **shape))  # type: ignore[arg-type]
-    hidden = [weight for role, weight, _, _ in model.weights() if ROLES[role].hidden]
+    hidden = [weight for role, weight, _, _ in model.weights() if not ROLES[role].end]
     # eps far below any gradient: the first step is lr times a sign, at every depth
     adam = torch.optim.Adam(hidden, lr=lr, betas=(0.9, 0.95), eps=1e-20)
     batches = torch.randint(VOCABULARY, (max(STEPS), BATCH, CONTEXT + 1))

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..norms import RMSNorm, is_transformed
-from ..schemes import Scheme, Site, slot_at
+from ..schemes import Scheme, Site, slots_at
 from .config import DecoderConfig, TransformerConfig
-from .init import linear, undrawn_table
+from .init import SLOTS, linear, undrawn_table
 
 Rope = tuple[Tensor, Tensor]
 """(cos, sin)."""
@@ -145,12 +145,8 @@ class SelfAttention(nn.Module):
             for name, heads in (("q", c.heads), ("k", c.groups)):
                 self.norms[name] = RMSNorm(c.head_dim * (heads if c.qk_norm == "full" else 1), c.gains, c.eps)
         self.norm_over_heads = c.qk_norm == "full"
-        self.slots = nn.ModuleDict()
-        for name in ("q", "k", "v", "q_rope", "k_rope"):
-            heads = c.heads if name.startswith("q") else c.groups
-            slot = slot_at(scheme, name, (heads, c.head_dim), c.width, site)
-            if slot is not None:
-                self.slots[name] = slot
+        shapes = {name: (c.heads if name.startswith("q") else c.groups, c.head_dim) for name in SLOTS["attn"]}
+        self.slots = slots_at(scheme, shapes, c.width, site)
         # the same as sets: asking a ModuleDict a dozen times per token and layer is felt in decoding
         self.normed, self.slotted = frozenset(self.norms), frozenset(self.slots)
 

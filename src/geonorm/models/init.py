@@ -21,27 +21,26 @@ from .config import TransformerConfig
 class Role:
     decay: bool
     """AdamW's weight decay applies."""
-    hidden: bool
-    """A matrix inside a block, for optimizers that treat those apart (Muon)."""
     end: Literal["", "entry", "exit"] = ""
-    """The end of the stream whose scheme it stands under; none for a matrix inside a block."""
+    """The end of the stream whose scheme it stands under; none for a matrix inside a block, which some optimizers
+    treat apart (Muon)."""
 
 
 ROLES = {
-    "embed": Role(decay=False, hidden=False, end="entry"),
-    "patch": Role(decay=True, hidden=False, end="entry"),
-    "position": Role(decay=False, hidden=False, end="entry"),
-    "class_token": Role(decay=False, hidden=False, end="entry"),
-    "values": Role(decay=False, hidden=False, end="entry"),
-    "q": Role(decay=True, hidden=True),
-    "k": Role(decay=True, hidden=True),
-    "v": Role(decay=True, hidden=True),
-    "o": Role(decay=True, hidden=True),
-    "up": Role(decay=True, hidden=True),
-    "gate": Role(decay=True, hidden=True),
-    "down": Role(decay=True, hidden=True),
-    "head": Role(decay=True, hidden=False, end="exit"),
-    "transform": Role(decay=True, hidden=False, end="exit"),
+    "embed": Role(decay=False, end="entry"),
+    "patch": Role(decay=True, end="entry"),
+    "position": Role(decay=False, end="entry"),
+    "class_token": Role(decay=False, end="entry"),
+    "values": Role(decay=False, end="entry"),
+    "q": Role(decay=True),
+    "k": Role(decay=True),
+    "v": Role(decay=True),
+    "o": Role(decay=True),
+    "up": Role(decay=True),
+    "gate": Role(decay=True),
+    "down": Role(decay=True),
+    "head": Role(decay=True, end="exit"),
+    "transform": Role(decay=True, end="exit"),
 }
 
 SHARED_ROLES = ("hidden", "gain")
@@ -342,5 +341,5 @@ def decays(role: str) -> bool:
 
 def rate_of(role: str, rates: Mapping[str, float]) -> float:
     """The multiplier of a role: its own, or that of all matrices inside blocks, or 1."""
-    shared = rates.get("hidden", 1.0) if role in ROLES and ROLES[role].hidden else 1.0
+    shared = rates.get("hidden", 1.0) if role in ROLES and not ROLES[role].end else 1.0
     return rates.get(role, shared)

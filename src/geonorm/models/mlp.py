@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..schemes import Scheme, Site, slot_at
+from ..schemes import Scheme, Site, slots_at
 from .config import GATED, TransformerConfig
 from .init import linear
 
@@ -18,11 +18,8 @@ class MLP(nn.Module):
         self.gate = linear("gate", config.width, config.hidden, config.bias) if config.mlp in GATED else None
         self.formula = {"gelu_tanh": "tanh", "geglu": "tanh", "relu2": "square"}.get(config.mlp, "none")
         self.down = linear("down", config.hidden, config.width, config.bias)
-        self.slots = nn.ModuleDict()
-        for name in ("up", "gate"):
-            slot = slot_at(scheme, name, (config.hidden,), config.width, site) if name == "up" or self.gate else None
-            if slot is not None:
-                self.slots[name] = slot
+        names = ("up",) if self.gate is None else ("up", "gate")
+        self.slots = slots_at(scheme, dict.fromkeys(names, (config.hidden,)), config.width, site)
         self.slotted = frozenset(self.slots)
 
     def forward(self, y: Tensor) -> Tensor:

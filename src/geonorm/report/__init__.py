@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .study import Study
     from .style import Look
 
-__all__ = ["build", "draw", "summarize", "write_figures"]
+__all__ = ["build", "draw", "summarize"]
 
 AnyPath = str | PathLike[str]
 
@@ -56,26 +56,15 @@ def build(
     return target
 
 
-def write_figures(dirs: Sequence[AnyPath] | AnyPath, out_dir: AnyPath) -> list[Path]:
-    """Write every figure as PNG, SVG and PDF; return what was written.
-
-    Of a comparison: final_loss, loss_curves, geometry, learning_rates; of a ladder: speedup, loss, difference; of a
-    simulation: cosine, collapse, turn, speed, sphere; of a coordinate check: turn; of a register: register; of a
-    probe: those of `report.probe`. A figure with nothing to show (no trace, one learning rate) is left out. Each of
-    several sources has a numbered folder with its name.
-
-    >>> with geonorm.simulate(schemes="pre", tokens=3, dim=3, time=2.0, points=9, seeds=1).folder() as folder:
-    ...     [file.name for file in geonorm.report.write_figures(folder, "figures")][:3]
-    ['cosine.png', 'cosine.svg', 'cosine.pdf']
-    """
-    return _save(_read(dirs)[1], Path(out_dir))
-
-
 def draw(
     directory: AnyPath, panels: Sequence[str] = (), labels: Mapping[str, str] | None = None, size: Sequence[float] = ()
 ) -> dict[str, Figure]:
-    """The figures that `write_figures` writes of one directory, by name, for notebooks; or those of a paper, see
+    """The figures that `build` writes of one directory, by name, for notebooks; or those of a paper, see
     `build`. Writes nothing.
+
+    Of a comparison: final_loss, loss_curves, geometry, learning_rates; of a ladder: speedup, loss, difference; of a
+    simulation: cosine, collapse, turn, speed, sphere; of a coordinate check: turn; of a register: register; of a
+    probe: those of `report.probe`. A figure with nothing to show (no trace, one learning rate) is left out.
 
     >>> with geonorm.simulate(schemes="pre", tokens=3, dim=3, time=2.0, points=9, seeds=1).folder() as folder:
     ...     list(geonorm.report.draw(folder))
@@ -133,12 +122,9 @@ def _read(
     return styles, studies
 
 
-def _save(studies: Sequence[Study], out_dir: Path) -> list[Path]:
+def _save(studies: Sequence[Study], out_dir: Path) -> None:
     """Write the figures of each study; several get a numbered folder each."""
     from .charts import save_figures
 
-    written = []
     for number, study in enumerate(studies, 1):
-        folder = out_dir / f"{number}-{study.source}" if len(studies) > 1 else out_dir
-        written += save_figures(study.figures(), folder)
-    return written
+        save_figures(study.figures(), out_dir / f"{number}-{study.source}" if len(studies) > 1 else out_dir)

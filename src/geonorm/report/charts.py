@@ -396,16 +396,13 @@ RENDER: dict[str, Callable[[str], bytes]] = {
 """Files of a figure from its SVG, by their ending."""
 
 
-def save_figures(figures: Mapping[str, Spec], folder: Path) -> list[Path]:
-    """Lay each figure out once, and write it as PNG, SVG and PDF; returns what was written."""
+def save_figures(figures: Mapping[str, Spec], folder: Path) -> None:
+    """Lay each figure out once, and write it as PNG, SVG and PDF."""
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
     for name, spec in figures.items():
         drawn = svg(spec)
         for kind, render in RENDER.items():
-            written.append(folder / f"{name}.{kind}")
-            written[-1].write_bytes(render(drawn))
-    return written
+            (folder / f"{name}.{kind}").write_bytes(render(drawn))
 
 
 def svg(spec: Spec) -> str:

@@ -16,7 +16,7 @@ from .learned import GPAS, LayerScale, ReZero
 from .manifold import ManifoldHyper
 from .nag import NAG
 from .origin import schemes_in, sources_of, stored
-from .parts import Parts, Progress, advance, belongs_to_scheme, read_at, restore, slot_at, write_at
+from .parts import Parts, Progress, advance, belongs_to_scheme, read_at, restore, slot_at, slots_at, write_at
 from .prores import ProRes
 from .registry import names, register
 from .shipped import AffineResidual, Beam, GatedStreams, Muse
@@ -75,6 +75,7 @@ __all__ = [
     "restore",
     "schemes_in",
     "slot_at",
+    "slots_at",
     "sources_of",
     "state_of",
     "stored",

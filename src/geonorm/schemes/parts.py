@@ -97,6 +97,18 @@ def slot_at(scheme: Scheme, name: str, shape: tuple[int, ...], dim: int, site: S
     return slot
 
 
+def slots_at(scheme: Scheme, shapes: Mapping[str, tuple[int, ...]], dim: int, site: Site) -> nn.ModuleDict:
+    """What it puts at several places of a branch, by their names; shapes: of what is handed to it there.
+
+    >>> geonorm.schemes.slots_at(geonorm.parse("hybrid"), {"q": (4, 16), "up": (96,)}, 64, geonorm.Site(0, "attn", 4))
+    ModuleDict(
+      (q): RMSNorm(...)
+    )
+    """
+    slots = {name: slot_at(scheme, name, shape, dim, site) for name, shape in shapes.items()}
+    return nn.ModuleDict({name: slot for name, slot in slots.items() if slot is not None})
+
+
 class Parts(nn.ModuleDict):
     """Norms, learned numbers and other modules of a scheme at a site. Called, it gives them by name: as a call, so that
     whoever moves weights about (offloading, sharding) sees them asked for.

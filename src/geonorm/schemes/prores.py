@@ -52,9 +52,7 @@ class ProRes(Nested):
     steps: Count = 1000
     """Optimizer steps until the first block makes whole steps; block t takes t times as long."""
 
-    @property
-    def carries(self) -> bool:  # type: ignore[override]
-        return True
+    carries = True
 
     @property
     def depth_init(self) -> bool:  # type: ignore[override]

@@ -105,5 +105,5 @@ class CompareConfig(Grid, Recipe):
             raise ConfigError("compare needs at least one scheme")
         if not self.lrs:
             object.__setattr__(self, "lrs", [self.usual_lr])
-        if len(set(self.lrs)) < len(self.lrs):
+        if len({f"{lr:g}" for lr in self.lrs}) < len(self.lrs):  # as a folder's name has them
             raise ConfigError("--lrs names a learning rate twice")

@@ -52,11 +52,7 @@ class World:
 
     def total(self, values: list[float]) -> list[float]:
         """Sums over ranks, in fp64."""
-        if self.size == 1:
-            return values
-        sums = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(sums)
-        return [float(value) for value in sums]
+        return [sum(each) for each in zip(*self.gather(values), strict=True)]
 
     def highest(self, value: int) -> int:
         """The largest of the ranks' numbers: how ranks agree that one of them wants to stop."""

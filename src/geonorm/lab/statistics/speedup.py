@@ -258,10 +258,8 @@ def fit_line(pairs: Sequence[tuple[Course, Course]]) -> tuple[Estimate | None, i
     )
     if len(x) < 3 or np.ptp(x) == 0:
         return None, len(x)
-    spread = float(np.sum((x - x.mean()) ** 2))
-    steep = float((x - x.mean()) @ y) / spread
-    rest = y - y.mean() - steep * (x - x.mean())
-    return Estimate(steep, float(rest @ rest) / (len(x) - 2) / spread, float(len(x) - 2)), len(x)
+    (steep, _), spread = np.polyfit(x, y, 1, cov=True)
+    return Estimate(float(steep), float(spread[0, 0]), float(len(x) - 2)), len(x)
 
 
 class SeedEstimate(NamedTuple):

@@ -24,7 +24,7 @@ def build_optimizers(model: Transformer, config: Optim, lr: float) -> list[torch
             group["weight_decay"] /= group["lr"]
     hidden: list[dict[str, Any]] = []
     if config.name == "muon":
-        inside = {id(weight) for role, weight, _, _ in model.weights() if ROLES[role].hidden}
+        inside = {id(weight) for role, weight, _, _ in model.weights() if not ROLES[role].end}
         hidden = select(groups, lambda p: id(p) in inside)
         groups = select(groups, lambda p: id(p) not in inside)
     optimizers: list[torch.optim.Optimizer] = [
