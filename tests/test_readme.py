@@ -57,7 +57,7 @@ def shrink(verb: str, words: list[str]) -> list[str]:
             groups.append([])
         groups[-1].append(word)
     models, *options = groups
-    here = [model for model in models if Path(model).exists()]
+    here = [str(path) for model in models for path in Path().glob(model)]
     cut = [[option[0], *SMALL[option[0]]] if SMALL.get(option[0]) else option for option in options]
     return here + [word for option in cut if option[0] != "--tune" for word in option]
 

@@ -59,7 +59,7 @@ def test_a_directory_is_probed_and_the_page_made_again(folder: Path, tmp_path: P
     assert [(r["layer"], r["kind"], r["t"]) for r in rows] == [
         (n, kind, n + 1) for n in range(3) for kind in ("attn", "mlp")
     ]
-    assert {row["tokens"] for row in rows} == {400} and {row["scheme"] for row in rows} == {"pre"}
+    assert {row["tokens"] for row in rows} == {400} and {row["scheme"] for row in rows} == {"pre(entry=embedding)"}
     assert all(row["grad_norm"] > 0 and row["rotation"] > 0 for row in rows)
     assert all(("grad_w2" in row) == (row["kind"] == "mlp") for row in rows)
     schema = set("""scheme layer kind t radius radius_cv step_norm radial tangential ratio ratio_p99 angle off_plane
