@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..measure.anatomy import Branch, Stack, Sublayer, blocks_of, join_path, name_besides
+from ..measure.anatomy import Branch, Stack, Sublayer, blocks_of, extra_results, join_path
 from ..measure.rebuild import copy_gains, has_several_norms, norm_in, norm_spec, rebuild
 from ..norms import Norm, NormSpec, upcast
 from ..residual import Residual, StreamEnd
@@ -124,7 +124,7 @@ class AppliedBlock:
             if kind == "cross" and arguments.get("encoder_hidden_states") is None:
                 continue
             out = residual(x, arguments=[call.select(arguments, handover) for handover in call.handovers[kind]])
-            x, beside = out[0] if isinstance(out, tuple) else out, beside | name_besides(kind, out)
+            x, beside = out[0] if isinstance(out, tuple) else out, beside | extra_results(kind, out)
         if self.exit is not None:
             x = self.exit(x)
         return (x, *map(beside.get, call.returns)) if call.returns or call.tupled else x

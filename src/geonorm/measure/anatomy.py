@@ -102,7 +102,8 @@ class Stack:
     gain_offset   what is added to a stored gain (1 for Gemma: the norm multiplies by 1 + weight)
     exit_offset   the same at the exit
     eps           of norms that have none to ask for (OLMo)
-    returns       what the block returns beside the stream, by `name_besides`: None where a sub-layer did not run
+    returns       what the block returns beside the stream, as `extra_results` names it: None where a sub-layer did
+                  not run
     layers        the sub-layers of each block where blocks differ, else empty
     tupled        True where a block returns a tuple though there is nothing beside the stream
     scheme        the rule of its sub-layers, as a string
@@ -248,7 +249,7 @@ def blocks_of(model: Any, stack: Stack, base: str) -> list[Any]:
     return list(model.get_submodule(join_path(base, stack.blocks)).children())
 
 
-def name_besides(kind: str, result: Any) -> dict[str, Any]:
+def extra_results(kind: str, result: Any) -> dict[str, Any]:
     """What a sub-layer's module returns beside its update, by name: that of the kind, then attn.2, ... (GLM-5 hands the
     tokens that its attention chose to the next block)."""
     return {

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..norms import NormSpec, upcast
 from ..residual import Residual, StreamEnd
 from ..schemes import Scheme, Site, enter_as, parse
-from .anatomy import Stack, Sublayer, name_besides
+from .anatomy import Stack, Sublayer, extra_results
 from .fits import close, read_norm, same_size
 from .rebuild import CARRIED, carry, has_several_norms, rebuild
 from .record import TOKENS, BlockCall, ModuleCall, Refused, record_pass
@@ -136,7 +136,7 @@ def returned(runs: Sequence[BlockCall], readers: Sequence[LayerReader]) -> tuple
     most: one without attention returns None in its place."""
     every: list[list[str]] = []
     for run, reader in zip(runs, readers, strict=True):
-        beside = [name_besides(each.kind, reader.call_of(each).result).items() for each in reader.sublayers]
+        beside = [extra_results(each.kind, reader.call_of(each).result).items() for each in reader.sublayers]
         places = [[name for name, other in chain(*beside) if other is value][:1] for value in run.result[1:]]
         every.append([*chain(*places)])
     if len(most := max(every, key=len)) < len(runs[0].result) - 1:
