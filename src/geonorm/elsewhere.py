@@ -33,8 +33,8 @@ from .errors import ConfigError, UntrustedCode
 class Stored(str):
     """A scheme's text that came from a folder: `parse` runs no code for it unless that is allowed.
 
-    sources: texts by place, as the folder keeps them; where one is missing, the source at hand counts. where: what the
-    text was read from, for messages.
+    sources: texts by place, as the folder keeps them; where one is missing, the source at hand counts. where: the file
+    or folder that the text was read from; messages name it, and sources of notebooks are looked for beside it.
     """
 
     sources: Mapping[str, str]

@@ -129,15 +129,21 @@ class Residual(nn.Module):
         it is; that or a weighted sum, with a plain read after it, is one fused operation."""
         next_parts = None if then is None else then.own()
         plain = then is not None and type(then.scheme).read is Scheme.read
-        dtype, norm = (then.compute_dtype(x), getattr(next_parts, "input", None)) if then and plain else (None, None)
+        dtype = then.compute_dtype(x) if then is not None and plain else None  # None: nothing is read in this pass
         angles = self.scheme.angles(p, site)
         if angles is not None and hasattr(p, "output"):
             u = normalise_update(u.to(x.dtype), p)
-        written = fused_write(x, u, partial(self.scheme.offer, p, site) if angles is None else angles, dtype, norm)
-        if written is not None and plain:
-            return written[0], (written[1], None)
+        written = fused_write(
+            x,
+            u,
+            partial(self.scheme.offer, p, site) if angles is None else angles,
+            dtype,
+            getattr(next_parts, "input", None),
+        )
         if written is not None:
-            x, _ = written
+            x, y = written
+            if plain:
+                return x, (y, None)
         elif angles is not None:
             x = geodesic_step(x, u, angles)
         else:

@@ -55,7 +55,7 @@ class Range:
             raise ConfigError(f"{name} {self.rule or f'must be {bound}'}, got {number}")
 
 
-Count = Annotated[int, Range(1), Range(1, 2**53)]
+Count = Annotated[int, Range(1), Range(1, 2**53)]  # two limits, so that 0 is told "at least 1" alone
 Natural = Annotated[int, Range(0)]
 NotNegative = Annotated[float, Range(0)]
 Share = Annotated[float, Range(0, 1)]
@@ -225,7 +225,7 @@ def options(kind: type, prefix: str = "") -> dict[str, Option]:
     1.0
     """
     documented, types = docs(kind), hints(kind)
-    annotated = [vars(base).get("__annotations__", ()) for base in kind.__mro__]
+    annotated = [getattr(base, "__annotations__", ()) for base in kind.__mro__]
     home = {name: place for place, names in reversed(list(enumerate(annotated))) for name in names}
     every: dict[str, Option] = {}
     for f in sorted(fields(kind), key=lambda f: (is_dataclass(types[f.name]), home[f.name])):

@@ -33,7 +33,6 @@ def solve_equiangular(
     times: Sequence[float],
     depth: int = 1,
     gamma: float = 0.0,
-    radius: float = 1.0,
     tolerance: float = 1e-8,
 ) -> ClosedCurve:
     """Solve the closed equation from cosine `gamma` and report it at `times` (ascending from 0 on).
@@ -43,7 +42,7 @@ def solve_equiangular(
     particles meet before the end.
     """
     frame = Frame(scheme, depth)
-    states = {0.0: (log(1 - gamma), log(frame.settle(radius, 0.0)))}
+    states = {0.0: (log(1 - gamma), log(frame.settle(1.0, 0.0)))}
     stops = [0.0, *frame.flow.breaks(0.0, times[-1]), *({times[-1]} - {0.0})]
     for begin, stop in pairwise(stops):
         inside = sorted({stop, *(time for time in times if begin < time < stop)})

@@ -63,7 +63,7 @@ class SimulateConfig(Settings):
     log_time: bool = True
     """Measurements even in log(1 + time), as power laws ask for; false: even in time."""
     points: Annotated[int, Range(8)] = 60
-    """Measurements between start and end."""
+    """Measurements, those at the start and at the end included."""
     depth: Count | None = None
     """Blocks L, for schemes that ask (deepnorm, mix, decay=linear); the time, rounded up, when not given."""
     dtype: Literal["float64", "float32"] = "float64"

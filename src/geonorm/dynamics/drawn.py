@@ -174,9 +174,9 @@ class DrawnFlow:
         return turns
 
     @torch.no_grad()
-    def turn_through(self, radius: float = 1.0) -> list[Turn]:
-        """Sub-layer by sub-layer, of a token whose embedding has this radius."""
-        radius = self.flow.enter(torch.tensor([[radius, 0.0]], dtype=torch.float64)).norm().item()
+    def turn_through(self) -> list[Turn]:
+        """Sub-layer by sub-layer, of a token whose embedding has radius 1."""
+        radius = self.flow.enter(torch.tensor([[1.0, 0.0]], dtype=torch.float64)).norm().item()
         turns: list[Turn] = []
         for layer in range(self.depth):
             turns += self.turn_block(radius, layer + 1.0)

@@ -113,8 +113,8 @@ class Flow:
         key = (*here, described, like.dtype, like.device)
         if key not in self.parts:
             if len(self.parts) > MOST_PARTS:
-                for cache in (self.parts, self.resting):
-                    cache.clear()  # the keys of the others are identities of parts
+                self.parts.clear()
+                self.resting.clear()  # its keys are ids of parts, which other parts may get
             self.parts[key] = unit_parts(rule, site, dim, like)
         return self.parts[key]
 

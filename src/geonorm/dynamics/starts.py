@@ -10,9 +10,7 @@ from .. import sphere
 from ..errors import ConfigError
 
 
-def draw_starts(
-    n: int, dim: int, seeds: Sequence[int], dtype: torch.dtype, one: Callable[[torch.Generator], Tensor]
-) -> Tensor:
+def draw_starts(seeds: Sequence[int], dtype: torch.dtype, one: Callable[[torch.Generator], Tensor]) -> Tensor:
     """(seeds, n, dim): `one` for each seed, by a generator of that seed."""
     return torch.stack([one(torch.Generator().manual_seed(seed)) for seed in seeds]).to(dtype)
 
@@ -38,9 +36,7 @@ def equiangular(
     apart = sqrt(max(0.0, 1 - gamma))
     shared = (sqrt(max(0.0, apart**2 + n * gamma)) - apart) / max(1, n)
     corner = apart * torch.eye(n, dtype=torch.float64) + shared
-    return draw_starts(
-        n, dim, seeds, dtype, lambda generator: corner @ torch.linalg.qr(normal(generator, dim, n))[0].mT
-    )
+    return draw_starts(seeds, dtype, lambda generator: corner @ torch.linalg.qr(normal(generator, dim, n))[0].mT)
 
 
 def uniform(n: int, dim: int, *, seeds: Sequence[int] = (0,), dtype: torch.dtype = torch.float64) -> Tensor:
@@ -54,7 +50,7 @@ def uniform(n: int, dim: int, *, seeds: Sequence[int] = (0,), dtype: torch.dtype
         x = normal(generator, n, dim)
         return x / sphere.radius(x)
 
-    return draw_starts(n, dim, seeds, dtype, one)
+    return draw_starts(seeds, dtype, one)
 
 
 def gaussian(n: int, dim: int, *, seeds: Sequence[int] = (0,), dtype: torch.dtype = torch.float64) -> Tensor:
@@ -65,7 +61,7 @@ def gaussian(n: int, dim: int, *, seeds: Sequence[int] = (0,), dtype: torch.dtyp
     >>> geonorm.dynamics.gaussian(4, 3, seeds=range(2)).shape
     torch.Size([2, 4, 3])
     """
-    return draw_starts(n, dim, seeds, dtype, lambda generator: normal(generator, n, dim) / sqrt(dim))
+    return draw_starts(seeds, dtype, lambda generator: normal(generator, n, dim) / sqrt(dim))
 
 
 def cone(
@@ -88,7 +84,7 @@ def cone(
         share = torch.rand(n, 1, generator=generator, dtype=torch.float64) ** (1 / (dim - 1))
         return sphere.exp(axis.expand(n, dim), widest * share * away / sphere.radius(away))
 
-    return draw_starts(n, dim, seeds, dtype, one)
+    return draw_starts(seeds, dtype, one)
 
 
 STARTS: dict[str, Callable[..., Tensor]] = {

@@ -75,7 +75,8 @@ class StockBranch(nn.Module):
 
 
 class Exit(StreamEnd):
-    """The end of the stream, in the dtype of the model around it, for which Zaya's asks the weight of its last norm."""
+    """The end of the stream, cast to the dtype of the model around it, which an empty `weight` holds: Zaya's code asks
+    the last norm of a stock model for `weight.dtype`."""
 
     weight: Tensor
 
@@ -147,7 +148,9 @@ def block_class(stock: Any) -> Any:
     return type(stock.__name__, (AppliedBlock, stock), {"__module__": __name__})
 
 
-def site_of(block: nn.Module, sublayer: Sublayer, stack: Stack, scheme: Scheme, site: Site, dim: int) -> Residual:
+def build_residual(
+    block: nn.Module, sublayer: Sublayer, stack: Stack, scheme: Scheme, site: Site, dim: int
+) -> Residual:
     """One residual connection of a block under the scheme, built from the stock modules; gains of stock norms are
     carried to the norms that play their part."""
     chains = [Chain(branch_modules(block, branch)) for branch in sublayer.branches]
@@ -224,7 +227,7 @@ def replace_block(block: Any, layer: int, depth: int, scheme: Scheme, stack: Sta
     residuals = nn.ModuleDict()
     for sublayer in stack.of(layer):
         site = Site(layer, sublayer.kind, depth, stack.count)
-        residuals[sublayer.kind] = site_of(block, sublayer, stack, scheme, site, dim)
+        residuals[sublayer.kind] = build_residual(block, sublayer, stack, scheme, site, dim)
     learned = [attrgetter(path)(block) for sub in stack.of(layer) for path, _ in sub.carried.values()]
     known = {id(p) for p in (*residuals.parameters(), *norms, *learned)}
     lost = [name for name, p in block.named_parameters() if id(p) not in known]

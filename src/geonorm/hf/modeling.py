@@ -196,7 +196,7 @@ class GeoNormModel(GeoNormPreTrainedModel):
         check_cache(cache, attention_mask, x.shape[1])
         if input_ids is None and self.values:
             raise ConfigError("this model adds a vector of each token to its values (values=token): give input_ids")
-        before = cache  # of a cache that begins here transformers would not look for texts in one row
+        before = cache  # masks are made from the caller's: given a new one, transformers misses texts packed in a row
         if use_cache and cache is None and self.config.is_causal:
             cache = DynamicCache(config=self.config)
         masks = attention_mask  # generate makes those of a static cache itself

@@ -39,7 +39,7 @@ Optimizers = list[torch.optim.Optimizer]
 Scalars = dict[str, dict[str, Any]]
 Tensors = Mapping[str, Tensor]
 NOTHING: Tensors = {}
-"""Tensors beside weights, optimizer state and random states that a run keeps, by KIND.NAME."""
+"""The default of `more` (tensors beside weights, optimizer state and random states, by KIND.NAME) and of `identity`."""
 
 
 class Saver:

@@ -33,7 +33,8 @@ SEQUENCES = {
 }  # fmt: skip
 """Sequences of a step, by preset: of 125m and 350m 0.5M tokens, of 1.3b 1M, of 7b and 70b 4M; of small ones 4."""
 RATED = ("embed", "position", "head", "hidden", "q", "k", "v", "o", "up", "gate", "down", "gain")
-"""Roles that may have a learning rate of their own: what models.init has, as far as models of text have it."""
+"""Roles that may have a learning rate of their own: those of models.init but for values (tables of token vectors),
+transform (the layer before a masked head) and what only models of images have."""
 WIDTHLESS = ("embed", "position", "gain")
 """Roles whose best rate does not depend on the width: no sum over the width stands between them and the stream."""
 LARGE = 0.1

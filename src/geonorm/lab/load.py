@@ -1,4 +1,4 @@
-"""`geonorm.load`: the one way to read results, of a run, comparison, ladder, probe, simulation or benchmark.
+"""`geonorm.load`: the one way to read results, of a run, comparison, ladder or any other study.
 
 Folders are read as they are: complete, failed, or cut off in the middle of a line. No torch here.
 """
@@ -181,7 +181,8 @@ class SavedStudy(Saved):
 
 
 def load(folder: str | PathLike[str]) -> Run | Comparison | Ladder | SavedStudy:
-    """Read what `geonorm train`, `compare`, `ladder`, `probe`, `simulate` or `bench` wrote into a folder.
+    """Read what `geonorm train`, `compare`, `ladder`, `probe`, `simulate`, `register`, `check-transfer` or `bench`
+    wrote into a folder.
 
     What is returned has typed records, `.frame(table)`, a pandas.DataFrame, and `.plot(figure)`, a figure of the
     report. The rows of a comparison are computed anew from the runs that are there; a folder with a results.jsonl, a

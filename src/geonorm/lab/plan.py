@@ -179,7 +179,7 @@ def rows_outside(shape: DecoderConfig) -> dict[str, int]:
     return looked_up | ({} if shape.tied else {"embed": 0})  # a tied embedding multiplies as the head
 
 
-def looked_up(model: Decoder) -> int:
+def count_looked_up(model: Decoder) -> int:
     """Parameters of tables that multiply nothing: tokens and places look up rows in them."""
     rows = rows_outside(model.config)
     return sum(weight.numel() for role, weight, _, _ in model.weights() if rows.get(role) == 0)

@@ -85,9 +85,9 @@ def save(
     files: Mapping[str, Any],
     trajectories: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes a simulation, finished or interrupted; files: contents of NAME.json, or a list of rows for
-    NAME.jsonl; trajectories: tensors by scheme and kind, if any were stored. Each file is replaced whole, summary.json
-    last."""
+    """Writes the folder of a study; a simulation may be interrupted. files: content of NAME.json, or a list of rows for
+    NAME.jsonl; trajectories: tensors by scheme and kind, if a simulation stored any. Each file is replaced whole,
+    summary.json last."""
     with lock_folder(out):
         if trajectories:
             from safetensors.torch import save_file

@@ -152,7 +152,7 @@ def describe_farthest(axis: str, row: Row, base: int, exponent: Sequence[float])
     """What was measured at a size, and which rate, or over depth which angles, would keep the turn."""
     ratio, low, high = row["ratio_1"]
     at, start = (f"{size} blocks" if axis == "depth" else f"width {size}" for size in (row[axis], base))
-    angles = " or the angle of every sub-layer" * (axis == "depth")
+    angles = " or the angle of every sub-layer" if axis == "depth" else ""
     return (
         f"From {start} to {at} one step turns the final state {ratio:.3g} times as far ({low:.3g} to {high:.3g}), "
         f"about {axis}^{exponent[0]:.2f} ({exponent[1]:.2f} to {exponent[2]:.2f}); to keep the turn, multiply the "

@@ -39,8 +39,8 @@ class NormRecord:
 class Capture:
     """Sub-layers and norms of a model with their measures; `watching` measures what runs inside it.
 
-    sites=False: norms alone, of any nn.Module. Raises ConfigError for a model whose residual sub-layers are not known,
-    or without a norm.
+    sites=False: norms alone, of any nn.Module; ConfigError for one without a norm. Else ConfigError for a model whose
+    residual sub-layers are not known.
     """
 
     def __init__(self, model: nn.Module, *, sites: bool = True) -> None:

@@ -11,7 +11,7 @@ from .norms import weights_in_memory
 from .record import ModuleCall
 
 EPS = (1e-5, 1e-6, 1e-8, 1e-12, 0.0)
-"""What norms without an attribute of that name may add to the mean square."""
+"""What norms may add to the mean square, tried after a number that the module itself calls eps."""
 
 
 @dataclass(frozen=True)

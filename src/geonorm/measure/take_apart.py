@@ -77,7 +77,7 @@ class LayerReader:
                     self.refuse("it returns no stream")
                 continue
             target = target.reshape(self.run.x.shape)
-            stream = self.place(call, target, stream)
+            stream = self.follow(call, target, stream)
         if not self.sublayers:
             self.refuse("no module adds to the stream")
         if self.chains:
@@ -99,7 +99,7 @@ class LayerReader:
             self.refuse(f"{name_call(call)} is handed more than what runs before it")
         return chain
 
-    def place(self, call: ModuleCall | None, target: Tensor, stream: Tensor) -> Tensor:
+    def follow(self, call: ModuleCall | None, target: Tensor, stream: Tensor) -> Tensor:
         """Says what a call is handed, or the block returns, and gives the stream as it is then."""
         if not target.isfinite().all():
             self.refuse(f"what {name_call(call)} is handed holds NaN or infinity")

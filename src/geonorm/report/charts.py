@@ -25,7 +25,9 @@ Spec = dict[str, Any]
 PAPER, TEXT, SOFT, GRID = (light for light, _ in GREYS)
 BETWEEN = "\u2063"
 """Stands between series and label in the description of a mark: an invisible separator, which no name has."""
-NUMBER, TOKENS, RATE = "format(datum.value, '~g')", "replace(format(datum.value, '~s'), 'G', 'B')", "~e"
+NUMBER, TOKENS, RATE = (
+    "format(datum.value, '~g')", "replace(format(datum.value, '~s'), 'G', 'B')", "format(datum.value, '~e')",
+)  # fmt: skip
 MARKS: dict[str, Spec] = {
     "band": {"type": "area", "opacity": 0.14, "clip": True},
     "thin": {"type": "line", "strokeWidth": 0.9, "opacity": 0.55, "clip": True},
@@ -119,9 +121,8 @@ class Axis:
 
     def channel(self, name: str) -> Spec:
         """The encoding of this axis, for the column `name`."""
-        form = f"format(datum.value, '{self.form}')" if self.form == RATE else self.form
         scale = {"type": "log" if self.log else "linear", "domain": [self.low, self.high], "nice": False, "zero": False}
-        axis = {"tickCount": 5, "labelExpr": form, "title": self.title or None, "labelOverlap": True}
+        axis = {"tickCount": 5, "labelExpr": self.form, "title": self.title or None, "labelOverlap": True}
         values = self.decades() if self.labels is None and self.log else self.labels
         if values is not None:
             axis["values"] = list(values)

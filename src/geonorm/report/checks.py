@@ -160,7 +160,7 @@ def _data(comparison: ComparedRuns) -> list[str]:
     return ["The runs did not all see the same data: their sha256 differ."] if different else []
 
 
-def _losses(comparison: ComparedRuns) -> list[str]:
+def _rewound(comparison: ComparedRuns) -> list[str]:
     """A finished run that passed over batches, so that it saw other data than its pair."""
     finished = [run for run in comparison.runs if run.summary.status == "finished"]
     return [
@@ -169,7 +169,7 @@ def _losses(comparison: ComparedRuns) -> list[str]:
     ]  # fmt: skip
 
 
-def list_irregular_runs(runs: Sequence[Summary]) -> list[str]:
+def list_rewound_runs(runs: Sequence[Summary]) -> list[str]:
     """The same of the runs of a ladder, as far as their summaries say it."""
     rewound = [str(run.run) for run in runs if run.status == "finished" and run.events]
     what = "with steps rewound, so that other data were seen than by the pair"
@@ -194,5 +194,5 @@ def _damage(comparison: ComparedRuns) -> list[str]:
 
 
 CHECKS: Sequence[Callable[[ComparedRuns], list[str]]] = (
-    _seeds, _spreads, _unfinished, _rates, _pairs, _length, _budget, _settings, _parameters, _data, _losses, _damage,
+    _seeds, _spreads, _unfinished, _rates, _pairs, _length, _budget, _settings, _parameters, _data, _rewound, _damage,
 )  # fmt: skip

@@ -201,7 +201,7 @@ def over_tokens(
         last = max(float(curve.x[-1]) * cost[scheme] for scheme, curve in framed)
         first = view.early * last if view.log or view.early > EARLY else 0.0
         words = ("FLOPs", RATE) if view.flops else ("tokens", TOKENS)
-        x = Axis(first or view.log * 1e-3 * last, last * 1.02, log=view.log, title=words[0], form=words[1])
+        x = Axis(first or (1e-3 * last if view.log else 0.0), last * 1.02, log=view.log, title=words[0], form=words[1])
         panel = name if not charts else f"{name}-{view.name.replace(', ', '-').replace(' ', '-').lower()}"
         chart = Chart(title, x, y, comparison.looks, note, name=panel, meaning=meaning, view=view.name)
         for level in rules:
@@ -245,7 +245,7 @@ def rate_chart(comparison: ComparedRuns, rows: Sequence[ComparisonRow], what: st
     note = f"The {what}. Ringed: the rate the scheme is judged at. A cross at the top: some run there did not finish."
     if max(known) > y.high:
         note += " Higher losses leave the frame; the table has them."
-    best = [f"{row.scheme} {rate(row.lr)}" + " (an edge)" * (row.lr_interior is False) for row in rows if row.lr]
+    best = [f"{row.scheme} {rate(row.lr)}{' (an edge)' if row.lr_interior is False else ''}" for row in rows if row.lr]
     chart = Chart(
         f"Best learning rates: {', '.join(best)}", x, y, comparison.looks, note, name="rates-" + what.split()[0],
         meaning="Where valleys lie apart, a comparison at one rate for all favours a scheme.",

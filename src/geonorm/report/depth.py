@@ -44,7 +44,7 @@ def over_depth(
     layers = sorted({math.floor(place.layer) for place in chain(*drawn.values())})
     for log in scales:
         x = Axis(layers[0] - 0.25, layers[-1] + 1, title=unit, labels=layers[:: math.ceil(len(layers) / 12)])
-        y = Axis.around(values, log=log, margin=0.08, title=measure.unit + ", logarithmic" * log)
+        y = Axis.around(values, log=log, margin=0.08, title=f"{measure.unit}, logarithmic" if log else measure.unit)
         title = describe_course(measure.title, {labels[s]: (p[0].value, p[-1].value) for s, p in drawn.items()})
         view = "log scale" if log else "linear scale"
         chart = Chart(title, x, y, looks, measure.note, name=name, meaning=measure.meaning, view=view, labels=labels)

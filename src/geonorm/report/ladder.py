@@ -18,8 +18,8 @@ from .checks import (
     SEEDS_FOR_A_CLAIM,
     TOKENS_PER_PARAMETER,
     describe_scatter,
-    list_irregular_runs,
     list_other_sizes,
+    list_rewound_runs,
 )
 from .depth import describe_course
 from .page import details, html_table, pairs
@@ -91,11 +91,9 @@ class SavedLadder(Study):
         """A sentence on the largest size, with the speed-ups at the others."""
         sentences = []
         for scheme in self.names:
-            *others, last = [row for row in self.rows("speedups") if row.scheme == scheme] or [None]
-            rest = [f"{speedup_text(row)} at {si(row.parameters)}" for row in others]
-            sentences += (
-                [(scheme, "; ".join([describe_speedup(last), *([", ".join(rest)] if rest else [])]))] if last else []
-            )
+            if rows := [row for row in self.rows("speedups") if row.scheme == scheme]:
+                others = ", ".join(f"{speedup_text(row)} at {si(row.parameters)}" for row in rows[:-1])
+                sentences.append((scheme, describe_speedup(rows[-1]) + (f"; {others}" if others else "")))
         return sentences
 
     def headline(self) -> str:
@@ -122,7 +120,7 @@ class SavedLadder(Study):
             **dict.fromkeys(list_other_sizes(sizes, "the baseline, by whose compute it is judged"), True),
             **{f"{row.scheme} at {self._size(row)}: its {samples} {scatter}": True
                for row, samples, scatter in scattered},
-            **dict.fromkeys(list_irregular_runs([r.summary for r in self.ladder.runs if r.scheme in judged]), True),
+            **dict.fromkeys(list_rewound_runs([r.summary for r in self.ladder.runs if r.scheme in judged]), True),
             "One learning rate at each size, by the rule: a scheme that wants another pays for that.":
                 all(row.lr_interior is None for row in points),
             f"{fewest:.2g} tokens per parameter: below {TOKENS_PER_PARAMETER} this is a ladder of early training.":
@@ -221,8 +219,11 @@ def name_speedups(rows: Sequence[SpeedupRow], size: str) -> str:
     here = [row for row in rows if row.size == size]
     ends = ", ".join(
         f"{row.scheme} {speedup_text(row).partition(' (')[0]}"
-        + " (not resolved)"
-        * (row.speedup is not None and (row.speedup_low or 0) <= 1 <= (row.speedup_high or math.inf))
+        + (
+            " (not resolved)"
+            if row.speedup is not None and (row.speedup_low or 0) <= 1 <= (row.speedup_high or math.inf)
+            else ""
+        )
         for row in here
     )
     return f"at {si(here[0].parameters)} parameters, {si(here[0].tokens)} tokens: {ends}"
@@ -308,7 +309,8 @@ def budget_charts(ladder: SavedLadder, column: str, title: str, note: str, text:
     budgets = sorted(getattr(row, key) for row in rows if row.scheme == rows[0].scheme)
     few = budgets if key == "tokens" and len(budgets) <= 5 else None
     x = Axis.around([getattr(row, key) for row in rows], log=True, margin=0.06, labels=few,
-                    form=ROUGHLY if key == "tokens" else RATE, title=key + " (FLOP)" * (key == "compute"))  # fmt: skip
+                    form=ROUGHLY if key == "tokens" else RATE,
+                    title="tokens" if key == "tokens" else "compute (FLOP)")  # fmt: skip
     ends = [getattr(row, f"{column}{end}", None) for row in rows for end in ("", "_low", "_high")]
     y = Axis.around([*zero, *(end for end in ends if end is not None)], margin=0.08, title="nats per token")
     chart = Chart(

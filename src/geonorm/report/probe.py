@@ -108,7 +108,7 @@ class SavedProbe(Study):
         if law:
             best, power = law["best"], power_of(law)
             shape = "none of the usual laws" if best == "none" else f"the {best} law (R² {figures(law[best]['r2'])})"
-            sentence += f"; over the blocks the steps follow {shape}" + f", power of t {power}" * (power != "–")
+            sentence += f"; over the blocks the steps follow {shape}{'' if power == '–' else f', power of t {power}'}"
         return sentence
 
     def limits(self) -> list[str]:

@@ -244,8 +244,8 @@ def in_depth(study: SavedSimulation, key: str, unit: str, log: bool, *views: str
     for place, view in enumerate(views or ("",)):
         log_time = not place if views else bool(study.summary["log_time"])
         last = 2.5 * min(curve[-1][0] for curve in measured.values()) if place else max(times)
-        x = Axis(min(times), last, log=log_time, title="depth-time t" + ", logarithmic" * log_time)
-        name = key.replace("_", "-") + "-linear" * place
+        x = Axis(min(times), last, log=log_time, title=f"depth-time t{', logarithmic' if log_time else ''}")
+        name = key.replace("_", "-") + ("-linear" if place else "")
         chart = Chart(title, x, y, study.looks, note, name=name, meaning=MEANINGS[key], view=view)
         for scheme, curve in measured.items():
             chart.line(scheme, lines.get(scheme, curve))

@@ -30,7 +30,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Study(ABC):
-    """A comparison, ladder, simulation or probe, read from its folder."""
+    """A comparison, ladder, simulation, probe, coordinate check or register, read from its folder."""
 
     path: Path
     chosen: Sequence[str] = field(default=(), kw_only=True)

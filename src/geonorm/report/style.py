@@ -1,7 +1,7 @@
 """How schemes look and numbers read, everywhere in a report: the one file of the identity.
 
-Colour is the base scheme, always: `geonorm(decay=sqrt)` has the hue of `geonorm`. A variant is a dash and an empty
-marker, never another hue. Every other scheme is grey, and its label tells it apart.
+Colour is the base scheme: `geonorm(decay=sqrt)` has the hue of `geonorm`. A further series of one hue has a dash and an
+empty marker. Schemes without a hue of their own, and all after the first six series with one, are grey.
 """
 
 import math
@@ -47,7 +47,7 @@ class Look:
     dash: str
     marker: str
     hollow: bool = False
-    """True for a variant: its markers are empty."""
+    """True for each further series of its hue: its markers are empty."""
 
 
 def looks(series: Sequence[str], schemes: Mapping[str, str] | None = None) -> dict[str, Look]:

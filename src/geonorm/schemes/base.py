@@ -61,12 +61,12 @@ class Site:
 
     @property
     def t(self) -> Any:
-        """Depth-time layer + 1, the only one."""
+        """Depth-time t = layer + 1, the t of every formula."""
         return self.layer + 1
 
     @property
     def number(self) -> Any:
-        """How many residuals stand before it in its stack: those of a block count apart, a parallel one is alone."""
+        """0-based place among the residuals of its stack: each sub-layer of a block counts, a parallel block once."""
         if self.kind == "parallel":
             return self.layer
         within = {"mlp": self.sublayers - 1, "cross": 1}.get(self.kind, 0)
@@ -179,7 +179,7 @@ class Scheme:
             cls.angles = Scheme.angles  # type: ignore[method-assign]  # those of a base do not fit another write
         cls.adds = terms <= write
         settings = {each.name for base in cls.__mro__[1:] if is_dataclass(base) for each in fields(base)}
-        for name in sorted(settings & attributes.keys() - attributes.get("__annotations__", {}).keys()):
+        for name in sorted(settings & attributes.keys() - cls.__annotations__.keys()):
             raise ConfigError(
                 f"{cls.__name__}: {name} without a type does not change the field of that name, write for example "
                 f"{name}: {type(attributes[name]).__name__} = {attributes[name]!r}"
@@ -269,9 +269,7 @@ class Scheme:
         """Raises ConfigError where a field is not what its type says, limits included, or a number is not finite."""
         cls = type(self)
         try:
-            fields_here = [
-                name for name, kind in vars(cls).get("__annotations__", {}).items() if "ClassVar" not in str(kind)
-            ]
+            fields_here = [name for name, kind in cls.__annotations__.items() if "ClassVar" not in str(kind)]
             if fields_here and "__dataclass_fields__" not in vars(cls):
                 raise ConfigError(f"{', '.join(fields_here)}: fields need @dataclass(frozen=True) above the class")
             for name, value in vars(self).items():

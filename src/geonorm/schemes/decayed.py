@@ -19,7 +19,7 @@ class Decayed(Placement):
     are the published form.
 
     With a clamp c the step is as long as GeoNorm's angle is wide, |step|/|x| = min(s min(|u|/|x|, c), c). A token
-    whose squared length underflows has none: it starts from 0 as without.
+    whose squared length underflows is not clamped, so that a stream can leave 0.
     """
 
     decay: Schedule = field(default="constant", kw_only=True)

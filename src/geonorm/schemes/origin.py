@@ -23,7 +23,7 @@ def schemes_in(scheme: Scheme) -> Iterator[type[Scheme]]:
 
 def sources_of(scheme: Scheme) -> dict[str, dict[str, Any]]:
     """What is kept of the schemes from elsewhere in a scheme, by place: sha256, version of the interface, source.
-    Empty for the schemes of this package; without a source where there is none, as in a notebook.
+    Empty for the schemes of this package; without a source where there is none, as at the prompt of Python.
 
     >>> geonorm.schemes.sources_of(geonorm.parse("geonorm"))  # of this package: nothing to keep
     {}

@@ -15,10 +15,11 @@ from .base import Number, Scheme, Site, require
 
 
 class Named:
-    """The parts of a site by name: p.stream is called, p.scale is a tensor."""
+    """The parts of a site by name: p.stream is called, p.scale is a tensor. No types.SimpleNamespace: torch.compile
+    cannot trace that."""
 
 
-Made = TypeVar("Made")
+T = TypeVar("T")
 MADE = "_made_by_scheme"
 
 
@@ -70,7 +71,7 @@ def take_values(module: nn.Module, make: Callable[[], nn.Module]) -> None:
         copy_whole(tensor, start[name])
 
 
-def draw_apart(make: Callable[[], Made], place: str) -> Made:
+def draw_apart(make: Callable[[], T], place: str) -> T:
     """What make() returns; what it draws follows from the seed and the place alone, and the global generator, from
     which models draw their weights, stays where it is: one seed gives every scheme the same."""
     generator = torch.default_generator

@@ -51,7 +51,7 @@ class UnitQuery(nn.Module):
         super().__init__()
         self.scale = Scale(shape, 1.0, dim**-0.5)
         self.unit = UnitNorm(shape[-1])
-        self.softmax = float(shape[-1])
+        self.head_dim = float(shape[-1])
 
     def forward(self, q: Tensor) -> Tensor:
-        return self.unit(q) * (self.scale().square() * self.softmax).to(q.dtype)
+        return self.unit(q) * (self.scale().square() * self.head_dim).to(q.dtype)

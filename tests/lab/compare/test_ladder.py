@@ -16,7 +16,7 @@ from geonorm.lab.compare import ladder_config as rule
 from geonorm.lab.compare.ladder import about, ladder_run, outline
 from geonorm.lab.compare.ladder_config import LadderConfig, Size
 from geonorm.lab.config import Model, Optim, TrainConfig
-from geonorm.lab.plan import looked_up
+from geonorm.lab.plan import count_looked_up
 from geonorm.lab.runs.records import Summary
 from geonorm.lab.statistics.speedup import judge_ladder
 from geonorm.report.style import si
@@ -133,7 +133,7 @@ def test_what_is_looked_up_is_not_computed_with(name: str, tables: float) -> Non
     shape = config.shape("pre")
     assert about(config)["embedding"] == tables * shape.vocab_size * shape.width
     for scheme in (name for name in geonorm.names() if name != "pre"):
-        assert looked_up(outline(replace(shape, scheme=scheme))) == about(config)["embedding"], scheme
+        assert count_looked_up(outline(replace(shape, scheme=scheme))) == about(config)["embedding"], scheme
 
 
 def test_a_ladder_runs_no_scheme_of_its_folder(

@@ -87,7 +87,7 @@ def test_a_compiled_run_resumed_is_uninterrupted(
     train: Any, after: Any, losses: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
     """Bit for bit; other runs: tests/stateful."""
-    monkeypatch.setattr(parallel, "PAYS", 0)  # whole
+    monkeypatch.setattr(parallel, "FEWEST_STEPS", 0)  # whole
     whole, again = tmp_path / "whole", tmp_path / "again"
     options = ["--scheme", "geonorm(learn=affine)", "--steps", 4, "--runtime.compile"]
     with after(2):
@@ -104,7 +104,7 @@ def test_compiled_equals_eager(scheme: str, whole: bool) -> None:
     for block in compiled.blocks if not whole else ():
         block.compile()
     eager = plain.loss(ids(), ids(1))
-    fast = parallel.loss_of(compiled, Runtime(compile=whole), CPU, parallel.PAYS)(ids(), ids(1))
+    fast = parallel.loss_of(compiled, Runtime(compile=whole), CPU, parallel.FEWEST_STEPS)(ids(), ids(1))
     eager.backward()
     fast.backward()
     torch.testing.assert_close(fast, eager, rtol=1e-5, atol=1e-5)

@@ -126,7 +126,7 @@ class SubmititExecutor(Executor):
 
 def arguments(executor: Executor, config: TrainConfig) -> tuple[Any, ...]:
     """The arguments of `train_one` for a run."""
-    path, log = executor.save_settings(config).absolute(), executor.log(config).absolute()
+    path, log = executor.save_settings(config).absolute(), executor.log_file(config).absolute()
     environment = {name: os.environ[name] for name in CARRIED if name in os.environ} | executor.variables()
     return os.getcwd(), str(path), str(log), environment
 

@@ -76,7 +76,7 @@ class Phase:
     def unfinished(self) -> list[TrainConfig]:
         return [job.config for job in self.jobs] + self.waiting
 
-    def place(self) -> str:
+    def progress(self) -> str:
         """How far all are, behind a line on one."""
         return f" ({len(self.configs) - len(self.unfinished())} of {len(self.configs)}{self.left(self.steps())})"
 
@@ -164,7 +164,7 @@ class Executor(ABC):
                         if not self.stopped and self.goes_on(job):
                             phase.waiting.insert(0, job.config)
                         elif not self.stopped or done(job.config):
-                            self.report(job.config, phase.place())
+                            self.report(job.config, phase.progress())
                             last_line_at = time.monotonic()
                     if self.unheard and not self.stopped:
                         self.stop(phase.jobs)
@@ -206,12 +206,12 @@ class Executor(ABC):
         write_settings(path, to_dict(config))
         return path
 
-    def log(self, config: TrainConfig) -> Path:
+    def log_file(self, config: TrainConfig) -> Path:
         return self.out / "configs" / f"{Path(config.out).name}.log"
 
     def add_to_log(self, config: TrainConfig, line: str) -> None:
         """For a worker that died and could not say it."""
-        with open(self.log(config), "a") as file:
+        with open(self.log_file(config), "a") as file:
             file.write(f"{line}\n")
 
     def report(self, config: TrainConfig, place: str) -> None:
@@ -221,7 +221,7 @@ class Executor(ABC):
             text = f": val_loss {summary.val_loss:.4f}, {summary.wall_seconds:.0f} s{place}"
             self.say(shorten(name, max(NAME, columns(LONGEST) - len(text))) + text)
         else:
-            self.say(f"{name}: {summary.status}: {last_line(self.log(config))}")
+            self.say(f"{name}: {summary.status}: {last_line(self.log_file(config))}")
 
 
 class LocalExecutor(Executor):
@@ -237,7 +237,7 @@ class LocalExecutor(Executor):
         self.jobs = jobs or self.gpus or (1 if named else max(1, cores // runtime.threads))
 
     def start(self, config: TrainConfig, place: int) -> subprocess.Popen[bytes]:
-        path, log = self.save_settings(config), self.log(config)
+        path, log = self.save_settings(config), self.log_file(config)
         environment = {**os.environ, **self.variables(), PARENT: str(os.getpid())}
         if self.gpus:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -285,7 +285,7 @@ class StackedExecutor(Executor):
         return thread
 
     def train(self, config: TrainConfig, stack: StackedModels) -> None:
-        with stack.take_part(), open(self.log(config), "a", buffering=1) as log:
+        with stack.take_part(), open(self.log_file(config), "a", buffering=1) as log:
             train_and_tell(config, partial(print, file=log), stack)
 
     def ended(self, job: Job) -> bool:

@@ -23,7 +23,7 @@ from ...schemes.origin import stored
 from ...settings import check_unused, from_dict
 from ..config import Shared, TrainConfig
 from ..load import Ladder
-from ..plan import looked_up
+from ..plan import count_looked_up
 from ..runs.folder import slug
 from ..statistics.speedup import judge_ladder
 from ..train.validation import PART
@@ -129,5 +129,5 @@ def about(config: TrainConfig, parameters: int | None = None) -> dict[str, Any]:
         "batch_size": config.batch_size,
         "planned_tokens": config.steps * (config.batch_size or 0) * shape.context,
         "parameters": parameters or model.parameter_count(),
-        "embedding": looked_up(model),
+        "embedding": count_looked_up(model),
     }

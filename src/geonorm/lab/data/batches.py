@@ -60,8 +60,8 @@ class MaskedTokens:
         ids = windows[:, :-1].copy()
         targets = np.full_like(ids, IGNORED)
         for row, target, number in zip(ids, targets, numbers, strict=True):
-            # the second half of the key is an epoch in the order of a text, here more than there ever are
-            # raw bits, whose stream numpy keeps for ever; the counter gives each window 2^64 blocks of its own
+            # key: (seed, epoch) is that of `_permute`; no run has this epoch, so masks and order share no random bits
+            # raw bits: numpy keeps their stream for ever; the counter gives each window 2^64 blocks of its own
             key, counter = np.array([seed, 2**64 - 1], np.uint64), np.array([0, number, 0, 0], np.uint64)
             bits = np.random.Philox(key=key, counter=counter).random_raw(3 * len(row))
             self.mask_row(row, target, bits.reshape(3, -1))

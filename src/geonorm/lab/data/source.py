@@ -127,7 +127,7 @@ def open_source(spec: str, field: str | None = None) -> Source:
     lines += [f"{kind} {format_of(path)} {sha256}" for kind, path, sha256 in zip(kinds, files, sums, strict=True)]
     if not parts.validation:
         one_text = len(parts.train) == 1 and format_of(parts.train[0]) == "text"
-        lines.append(f"held out {HELD_OUT_SHARE!r}" + " or ends" * (not one_text))
+        lines.append(f"held out {HELD_OUT_SHARE!r}{'' if one_text else ' or ends'}")
         splits = hold_out(splits["train"], HELD_OUT_SHARE, one_text=one_text)
     fingerprint = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     return Source(parts.name, fingerprint, files, splits, bool(parts.validation), sums)
@@ -232,13 +232,11 @@ def split_by_name(folder: Path) -> dict[Split, list[Path]]:
     names, as in ``train-00000-of-00002.parquet`` and ``TinyStories_valid.txt``. Else nothing."""
     named: dict[str, list[Path]] = {}
     for path in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
-        if path.is_dir() or is_in_folder(
-            path, (*DATA_SUFFIXES, *TOKEN_SUFFIXES)
-        ):  # a program's train.py and test.py are no parts
+        # a program's train.py and test.py are no parts
+        if path.is_dir() or is_in_folder(path, (*DATA_SUFFIXES, *TOKEN_SUFFIXES)):
             words = re.split("[._-]", path.name.lower())
-            named.setdefault(next((name for name in (*TRAIN_NAMES, *HELD_OUT_NAMES) if name in words), ""), []).append(
-                path
-            )
+            part = next((name for name in (*TRAIN_NAMES, *HELD_OUT_NAMES) if name in words), "")
+            named.setdefault(part, []).append(path)
     train, held_out = (
         next((named[name] for name in names if name in named), []) for names in (TRAIN_NAMES, HELD_OUT_NAMES)
     )

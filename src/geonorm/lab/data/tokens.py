@@ -116,7 +116,9 @@ def tokenize(
     cache = cache or cache_folder()
     if source.parts:
         return mix_tokens(source, [tokenize(part, tokenizer, cache, limit=limit) for part in source.parts], tokenizer)
-    parts = [source.fingerprint, tokenizer.fingerprint, str(FORMAT), tokenizer.own_end, f"limit {limit}" * bool(limit)]
+    parts = [
+        source.fingerprint, tokenizer.fingerprint, str(FORMAT), tokenizer.own_end, f"limit {limit}" if limit else None,
+    ]  # fmt: skip
     key = hashlib.sha256(" ".join(filter(None, parts)).encode()).hexdigest()
     folder, shards = cache / "tokens" / key, cache / "shards" / key
     if (data := load_tokens(folder, tokenizer)) is None:

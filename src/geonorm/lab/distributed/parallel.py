@@ -24,7 +24,7 @@ from .ranks import KEPT_GROUPS, World
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 M = TypeVar("M", bound=Transformer)
-WHOLE, PAYS = 6, 10_000
+MOST_BLOCKS, FEWEST_STEPS = 6, 10_000
 """Most blocks of a model that is compiled as one graph with its loss, and fewest steps. That compiling takes longer the
 deeper the model is, for four blocks 26 s of a CPU in place of 8, and saves some 7 ms a step."""
 
@@ -61,7 +61,7 @@ def loss_of(model: Transformer, runtime: Runtime, device: torch.device, steps: i
     """The loss that is trained for some steps, of a model that lies whole on one rank. In a long run on one CPU thread
     a small model, whose graphs cost as much to call as to work, is compiled whole; with several threads the gradient of
     the embedding would be summed in an order that changes. Whatever observes the model calls it block by block."""
-    small = device.type == "cpu" and runtime.threads == 1 and len(model.blocks) <= WHOLE and steps >= PAYS
+    small = device.type == "cpu" and runtime.threads == 1 and len(model.blocks) <= MOST_BLOCKS and steps >= FEWEST_STEPS
     return torch.compile(model.loss) if runtime.compile and small and not runtime.recompute else model.loss
 
 

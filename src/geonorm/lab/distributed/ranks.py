@@ -131,7 +131,7 @@ def join_world(device: torch.device, prepare: Callable[[World], object] = lambda
     local = int(os.environ.get("LOCAL_WORLD_SIZE", size))
     try:
         # torchrun started its ranks again: the store still holds keys of their earlier life
-        store = PrefixStore(f"life {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", meet())
+        store = PrefixStore(f"life {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", open_store())
         if rank == 0:
             with suppress(GeonormError, OSError, MemoryError):
                 prepare(World(rank, size, local))
@@ -155,7 +155,7 @@ def join_world(device: torch.device, prepare: Callable[[World], object] = lambda
         raise
 
 
-def meet() -> Any:
+def open_store() -> Any:
     """The store through which ranks find each other. GeonormError where it cannot be reached."""
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     try:

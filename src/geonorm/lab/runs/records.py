@@ -206,7 +206,7 @@ class TraceRow(Record):
     layer: int | None = None
     """0-based block."""
     kind: str | None = None
-    """attention, mlp, ..."""
+    """attn, mlp, cross or parallel."""
     t: float | None = None
     norm: str | None = None
     """Name of a norm at its place."""

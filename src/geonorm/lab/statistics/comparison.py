@@ -68,8 +68,8 @@ def difference_of(loss: float, base: float) -> float:
     return 0.0 if math.isclose(loss, base, rel_tol=1e-12) else loss - base
 
 
-def seeds_needed(differences: ArrayLike, power: float = 0.8) -> int | None:
-    """Seeds with which a two-sided 5 % paired t-test finds a difference of the observed size with this power.
+def seeds_needed(differences: ArrayLike) -> int | None:
+    """Seeds with which a two-sided 5 % paired t-test finds a difference of the observed size with power 0.8.
 
     The answer takes the observed mean and spread for the true ones: with few seeds it is an order of
     magnitude. None where they say nothing (fewer than two values, no spread, mean 0); SEED_CAP + 1 means
@@ -79,7 +79,7 @@ def seeds_needed(differences: ArrayLike, power: float = 0.8) -> int | None:
     if not std or not mean or not math.isfinite(mean / std):
         return None
     effect = abs(mean / std)
-    return 2 + bisect_left(range(2, SEED_CAP + 1), power, key=lambda n: _power(effect, n))
+    return 2 + bisect_left(range(2, SEED_CAP + 1), 0.8, key=lambda n: _power(effect, n))
 
 
 def _power(effect: float, n: int) -> float:

@@ -34,8 +34,8 @@ class SharedPrefix:
 
 
 def find_shared_prefix(folder: FolderPart, schedule: Schedule) -> SharedPrefix | None:
-    """GeonormError, before anything is written, if `branch` names no run or one that does not fit. A branch
-    with checkpoints of its own needs it no more."""
+    """The run that `branch` names; None without one, and for a branch with checkpoints of its own. GeonormError, before
+    anything is written, if it is no run or does not fit."""
     if folder.branch is None or saved_steps(folder.path / "checkpoints"):
         return None
     prefix = RunFolder(Path(folder.branch))

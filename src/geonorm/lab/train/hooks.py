@@ -18,7 +18,7 @@ LINE_INTERVAL = 15
 
 class Hook:
     """A part of a run that can be left out. Every rank has the same hooks in the same order, so that they may
-    communicate."""
+    communicate; only the profile, which does not, is the first rank's alone."""
 
     tensors: Mapping[str, Tensor] = {}
     """What a checkpoint holds for this hook, by KIND.NAME; a checkpoint is loaded into the same tensors."""

@@ -67,8 +67,9 @@ def train(
     stack: StackedModels | None = None,
 ) -> dict[str, Any]:
     """Run, resume or extend one run in config.out and return its summary; under torchrun, this rank's part of it.
-    `loggers` get its numbers besides those of --log.to, `progress` how far it is, both on the first rank, of which as
-    many steps are profiled. In a stack it computes its losses with those of other threads.
+
+    On the first rank `loggers` get its numbers, besides those of --log.to, `progress` shows how far it is, and so many
+    steps are `profiled`. stack: the models whose losses are computed together with those of this run.
 
     Raises GeonormError for bad input, Diverged for a loss that is not finite (summary written, last good checkpoint
     kept) and Interrupted after a signal (all saved): on every rank alike."""

@@ -55,7 +55,7 @@ class TraceHook(Hook):
 
 @torch.no_grad()
 def trace(model: Transformer, ids: Tensor, step: int, gradients: Gradients) -> Trace:
-    """One row per site and one per norm for ids (batch, tokens), in the columns of `probes` but for its quantiles.
+    """One row per site and one per norm for ids (batch, tokens), in the columns of `measure` but for most quantiles.
 
     Of a site also: what the definition predicts (`predict_step`), which tokens are clamped, the rotation by the site's
     own norm, and the gradient norms of the branch's weights at this step, before clipping. Norms are those of

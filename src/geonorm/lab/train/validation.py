@@ -14,7 +14,7 @@ from .held_out import evaluate_held_out
 
 EVALUATION_BATCH = 4096
 """Tokens of a forward pass in evaluations."""
-SAMPLE, END = 16, 8
+TRAINED_PER_SAMPLED, TRAINED_PER_FINAL = 16, 8
 """Tokens of training for each token that an evaluation reads, while the run trains and at its end: a forward pass takes
 under a third of the time of a step, so evaluations take some 2 % and 4 % of a run."""
 PART = 65536
@@ -41,12 +41,14 @@ class Validation:
         self.objective = objective
         self.rows = max(1, EVALUATION_BATCH // context)
         self.trace_tokens = evaluation.trace_tokens
-        self.whole = END * len(tokens.validation) <= seen if evaluation.whole is None else evaluation.whole
+        self.whole = (
+            TRAINED_PER_FINAL * len(tokens.validation) <= seen if evaluation.whole is None else evaluation.whole
+        )
         """True if all of it is measured at the end."""
-        most = evaluation.tokens or max(EVALUATION_BATCH, min(PART, seen // END))
+        most = evaluation.tokens or max(EVALUATION_BATCH, min(PART, seen // TRAINED_PER_FINAL))
         self.part = list(validation_batches(tokens.validation, self.rows, context, most, objective))
         """Batches spread over all of it."""
-        few = most if interval is None else max(EVALUATION_BATCH, interval // SAMPLE)
+        few = most if interval is None else max(EVALUATION_BATCH, interval // TRAINED_PER_SAMPLED)
         self.sample = self.part
         """What evaluations before the last read; all of the part where that costs little."""
         if few < most:
