@@ -16,9 +16,9 @@ from geonorm.cli.arguments import read
 from geonorm.cli.main import COMMANDS, main
 from geonorm.schemes.combine import Nested
 
-from .rows import each
+from ..rows import each
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 GUIDE, VISION = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("guide.md", "vision.md"))
 PAGES_TEXT = "".join(path.read_text("utf-8") for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))))
