@@ -144,6 +144,8 @@ def test_a_site_that_does_not_exist(layer: Any, kind: Any, depth: Any, says: str
     assert "\n" not in str(error.value)
     with pytest.raises(ConfigError, match="0 to 11"):
         Site(np.int64(12), "mlp", 12)
+    with pytest.raises(ConfigError, match="kind='entry'"):
+        Residual(nn.Identity(), "pre", Site(0, "entry", 2), 4)
     assert Site(12.5, "mlp", 12).t == 13.5  # simulated time goes on
 
 
@@ -156,11 +158,13 @@ def test_all_layers_share_one_compiled_graph() -> None:
     with torch.compiler.set_stance("fail_on_recompile"):
         for module in modules[1:]:
             torch.testing.assert_close(compiled(module, x), module(x))
+    assert torch.equal(modules[0](x, then=torch.compile(modules[1], backend="eager"))[0], modules[0](x))
 
 
 @each("scheme, x, says", [
         ("hyper", torch.randn(3, 4), "carries 4 streams: x must be"),
         ("residual_dual", torch.randn(3, 4), "carries 2 streams: x must be"),
+        ("geonorm", torch.ones(3, 5), r"the stream must be floats \(\.\.\., 4\), got \(3, 5\)"),
         ("geonorm", torch.ones(3, 4, dtype=torch.int64), r"the stream must be floats \(\.\.\., 4\), got \(3, 4\)"),
     ])  # fmt: skip
 def test_a_stream_that_does_not_fit_is_refused_in_one_line(scheme: str, x: Tensor, says: str) -> None:

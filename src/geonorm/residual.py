@@ -61,7 +61,7 @@ class Residual(nn.Module):
         super().__init__()
         if not isinstance(branch, nn.Module):
             raise ConfigError(f"the branch must be a torch.nn.Module, got {type(branch).__name__}")
-        if not isinstance(site, Site):
+        if not isinstance(site, Site) or site.kind in ("entry", "exit"):
             raise ConfigError(f"the site must be a geonorm.Site, such as Site(0, 'attn', 12), got {site!r}")
         self.branch = branch
         self.scheme = parse(scheme).resolve(site)
@@ -100,7 +100,7 @@ class Residual(nn.Module):
     def forward(self, x: Tensor, *, reading: Reading | None = None, then: Residual | None = None, **kwargs: Any) -> Any:
         """The stream after the site, x like x. `reading` is what the residual before this one handed over; with `then`,
         the residual that comes next, the result is (x, its reading)."""
-        if not x.is_floating_point():
+        if not x.is_floating_point() or x.shape[-1:] != (self.dim,):
             raise ConfigError(f"the stream must be floats (..., {self.dim}), got {tuple(x.shape)} of {x.dtype}")
         streams = self.scheme.streams
         if streams > 1 and (x.dim() < 2 or x.shape[-2] != streams):

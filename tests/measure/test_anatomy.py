@@ -15,15 +15,12 @@ def test_the_cases_cover_the_families_by_name(tiny_model: Tiny) -> None:
     assert {tiny_model(name)[0].config.model_type for name in cases} == cases
 
 
-@each(
-    "text, placement, sublayer",
-    [
+@each("text, placement, sublayer", [
         ("attn:norm=ln_1,branch=attn", "pre", Sublayer("attn", (Branch(("attn",), "ln_1"),))),
         ("mlp:branch=fc1>act>fc2,after=ln", "post", Sublayer("mlp", (Branch(("fc1", "act", "fc2")),), after="ln")),
         ("parallel:norm=m+n,branch=a+b", "pre", Sublayer("parallel", (Branch(("a",), "m"), Branch(("b",), "n")))),
         ("attn:norm=m,branch=a,output=n", "peri", Sublayer("attn", (Branch(("a",), "m", 0.1),), output="n")),
-    ],
-)
+    ])  # fmt: skip
 def test_a_sub_layer_in_words_and_a_stack_through_json(text: str, placement: str, sublayer: Sublayer) -> None:
     assert (sublayer.text, sublayer.placement) == (text, placement)
     stack = Stack("decoder", "h", (sublayer,), returns=("attn",), layers=((sublayer,), ()))

@@ -12,7 +12,7 @@ from geonorm import Decoder, DecoderConfig, Residual, Site, names
 from geonorm.errors import ConfigError
 from geonorm.lab.config import RATED, Optim
 from geonorm.models import VisionConfig, VisionTransformer
-from geonorm.models.init import ROLES, SHARED_ROLES, parameter_groups, parameter_roles
+from geonorm.models.init import ROLES, SHARED_ROLES, linear, parameter_groups, parameter_roles
 
 SHAPE: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "hidden": 16, "vocab_size": 32, "context": 8}
 
@@ -152,12 +152,13 @@ def test_multihead_attention_is_drawn_and_constrained() -> None:
 
 
 def test_a_layer_without_a_role_is_named() -> None:
-    model = Residual(nn.Sequential(nn.Linear(4, 4)), "ngpt", Site(0, "mlp", 1), 4)
-    for call in (geonorm.initialize, geonorm.constrain):
-        with pytest.raises(ConfigError, match=r"branch\.0 has no role"):
-            call(model)
+    parametrised = nn.utils.parametrizations.weight_norm(linear("up", 4, 4))
+    for layer, says in ((nn.Linear(4, 4), r"branch\.0 has no role"), (parametrised, "parametrised one, cannot be set")):
+        for call in (geonorm.initialize, geonorm.constrain):
+            with pytest.raises(ConfigError, match=says):
+                call(Residual(nn.Sequential(layer), "ngpt", Site(0, "mlp", 1), 4))
     with pytest.raises(ConfigError, match=r"unknown model\.init 'gpt': did you mean 'gpt2'"):
-        geonorm.initialize(model, "gpt")
+        geonorm.initialize(nn.Identity(), "gpt")
     with pytest.raises(ConfigError, match="would stay there"):
         Plain("ngpt", "zero")
 
@@ -169,9 +170,11 @@ def test_experts_and_joined_matrices_decay_and_their_biases_do_not() -> None:
             self.up_proj, self.up_proj_bias = nn.Parameter(torch.ones(3, 4, 4)), nn.Parameter(torch.ones(3, 4))
             self.A_log = nn.Parameter(torch.ones(1, 1, 4, 1))
 
-    model = nn.Sequential(Experts(), nn.MultiheadAttention(4, 2), nn.LayerNorm(4))
+    rescaled = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    model = nn.Sequential(Experts(), nn.MultiheadAttention(4, 2), nn.LayerNorm(4), nn.RNN(4, 4), rescaled)
     found = {name: role for name, role in parameter_roles(model).items() if role != "gain"}
-    assert found == {"0.up_proj": "hidden", "1.in_proj_weight": "hidden", "1.out_proj.weight": "o"}
+    hidden = "0.up_proj 1.in_proj_weight 3.weight_ih_l0 3.weight_hh_l0 4.parametrizations.weight.original1".split()
+    assert found == {**dict.fromkeys(hidden, "hidden"), "1.out_proj.weight": "o"}
 
 
 def test_initialize_restores_norms_alone_outside_residuals() -> None:

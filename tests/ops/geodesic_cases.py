@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from geonorm.ops import AngleMap
-from geonorm.ops.angle import BIAS_SOFTNESS
+from geonorm.ops.angle import bias_softness
 
 BACKENDS = ("closed", "reference")
 
@@ -20,7 +20,7 @@ def textbook(x: Tensor, u: Tensor, m: AngleMap) -> Tensor:
     ratio = length / radius
     turn = m.pre * ratio if m.power == inf else m.power * torch.atan(m.pre * ratio / m.power)
     turn = m.gain * torch.minimum(turn, torch.tensor(m.max_angle, dtype=x.dtype))
-    turn = turn + m.bias * ratio / (ratio**2 + BIAS_SOFTNESS**2) ** 0.5
+    turn = turn + m.bias * ratio / (ratio**2 + bias_softness() ** 2) ** 0.5
     angle = torch.minimum(m.post * turn, torch.tensor(m.max_angle, dtype=x.dtype))
     return torch.cos(angle) * x + torch.sin(angle) * radius * v / length
 

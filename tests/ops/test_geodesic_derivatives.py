@@ -28,7 +28,7 @@ def test_gradcheck(name: str, case: str, backend: str) -> None:
 
 
 @each("backend", BACKENDS)
-@each("ratio", [0.0, 0.4, 2.0])
+@each("ratio", [0.0, 1e-120, 0.4, 2.0])
 @each("angles", [AngleMap(post=0.5), AngleMap(power=2.0, pre=0.7, max_angle=0.6)])
 def test_second_derivatives(angles: AngleMap, ratio: float, backend: str) -> None:
     """Where nothing moves too: u = 0 is how a model with empty output projections starts."""
@@ -76,3 +76,32 @@ def test_velocity_in_h_is_the_angle_along_v(ratio: float) -> None:
     expected = 0.5 * torch.where(length > pi / 4, pi / 4 * v / length.clamp(min=1e-300), v)
     torch.testing.assert_close(start, x)
     torch.testing.assert_close(velocity, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_the_slope_of_the_angle_is_0_from_its_clamp_on() -> None:
+    ratio = torch.tensor([[0.995], [1.005]])
+    for gain in (1.0, torch.tensor(1.0)):
+        slope, *_ = AngleMap(gain=gain, max_angle=1.0).chain_rule(ratio, torch.ones(2, 1))
+        assert slope.tolist() == [[1.0], [0.0]]
+
+
+@each("backend", ["closed", "reference"])
+@each("dtype", [torch.float32, torch.float64])
+@each("bias", [None, 0.0])
+def test_a_gain_of_one_at_the_clamp_has_no_gradient(backend: str, dtype: torch.dtype, bias: float | None) -> None:
+    """As it begins in the first block, where both minima meet: rounding does not say which tokens count, so that a
+    batch and its parts agree."""
+    x, u, grad = torch.randn(3, 500, 16, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    u = u * torch.linspace(0.4, 3, 500, dtype=dtype)[:, None]
+    gain = torch.ones((), dtype=dtype, requires_grad=True)
+    plus = None if bias is None else torch.full((), bias, dtype=dtype, requires_grad=True)
+    angles = AngleMap(gain=gain, bias=0.0 if plus is None else plus)
+    v = u - (x * u).sum(-1, keepdim=True) / (x * x).sum(-1, keepdim=True) * x
+    held = (v.norm(dim=-1) / x.norm(dim=-1)) >= angles.max_angle
+    assert 300 < held.sum() < 480
+    learned = (gain,) if plus is None else (gain, plus)
+    for rows, known in ((held, False), (~held, True)):
+        out = geodesic_step(x[rows].requires_grad_(), u[rows], angles, backend=backend)
+        found = torch.autograd.grad(out, learned, grad[rows])
+        assert all(bool(g.abs() > 0) is known for g in found)
+        assert not out._is_view()  # autograd forbids changes in place to a view that a function returns

@@ -11,7 +11,7 @@ from torch import Tensor
 from geonorm import Residual, Site, names, parse, schemes
 from geonorm.errors import ConfigError
 from geonorm.norms import NormSpec
-from geonorm.ops.angle import BIAS_SOFTNESS
+from geonorm.ops.angle import bias_softness
 from geonorm.schemes import Parts, read_at
 
 from ..rows import each
@@ -230,8 +230,8 @@ def geonorm_equation(
 
     def angle_of(ratio: Tensor) -> Tensor:
         if update == "unit":  # the angle of a tangent vector as long as x, faded out where there is no direction
-            return angle_at(torch.ones_like(ratio)) * ratio / (ratio**2 + BIAS_SOFTNESS**2).sqrt()
-        return angle_at(ratio, ratio / (ratio**2 + BIAS_SOFTNESS**2).sqrt())
+            return angle_at(torch.ones_like(ratio)) * ratio / (ratio**2 + bias_softness() ** 2).sqrt()
+        return angle_at(ratio, ratio / (ratio**2 + bias_softness() ** 2).sqrt())
 
     def angle_at(ratio: Tensor, faded: Tensor | float = 1.0) -> Tensor:
         power = {"projection": 1.0, "cayley": 2.0}.get(retraction, retraction)  # type: ignore[call-overload]

@@ -132,6 +132,12 @@ def weights_of(model: nn.Module, strict: bool = False) -> list[Weight]:
             raise ConfigError(f"{path} has no role: set its attribute `role` to one of {', '.join(ROLES)}")
         elif residual is None and role in ROLES and (end := ROLES[role].end):
             weights.append(Weight(role, module.weight, *ends[end]))
+    stored = [weight.tensor if weight.tensor._base is None else weight.tensor._base for weight in weights]
+    if strict and not all(isinstance(tensor, nn.Parameter) for tensor in stored):
+        raise ConfigError(
+            "a weight of a sharded nn.MultiheadAttention, or a parametrised one, cannot be set in place: initialize "
+            "before that, or use nn.Linear"
+        )
     weights.sort(key=lambda weight: DRAWN_LAST.get(weight.role, 1 - (ROLES[weight.role].end == "entry")))
     return list({id(weight.tensor): weight for weight in reversed(weights)}.values())[::-1]
 
@@ -287,7 +293,7 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
         for name, parameter in module.named_parameters(recurse=False):
             sizes = [size for size in parameter.shape if size > 1]
             matrix = not (isinstance(module, Norm) or belongs_to_scheme(module) or "bias" in name)
-            matrix = matrix and len(sizes) > (1 if name.endswith("weight") else 2)
+            matrix = matrix and len(sizes) > (1 if "weight" in f"{path}.{name}" else 2)
             matrix = matrix or (name == "weight" and hasattr(module, "role"))
             roles[f"{path}.{name}".lstrip(".")] = role if matrix else "gain"
     return roles

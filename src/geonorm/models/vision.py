@@ -48,7 +48,8 @@ class VisionTransformer(Transformer):
         """What enters the stream, (batch, tokens, width) in fp32 or better, and the turns of its places: patches row by
         row after the vector of the class, where there is one."""
         turns = turns_of_places(self.config, images.device) if self.config.positions == "rope" else None
-        cut = cut_patches(images, self.config).to(self.patch.weight.dtype)
+        # (batch, patches, pixels of one): row by row, in each patch one channel after the other
+        cut = nn.functional.pixel_unshuffle(images, self.config.patch).flatten(2).mT.to(self.patch.weight.dtype)
         # row by row, so that what the layer returns is no view: FSDP warns of one at every start
         x = upcast(self.patch(cut.flatten(0, 1)).unflatten(0, cut.shape[:2]))
         if self.class_token is not None:
@@ -61,13 +62,6 @@ class VisionTransformer(Transformer):
         y = y[:, 0] if self.config.pool == "token" else y.mean(1)
         logits: Tensor = self.head(y.to(self.head.weight.dtype))
         return logits if self.logits_slot is None else self.logits_slot(logits)
-
-
-def cut_patches(images: Tensor, config: VisionConfig) -> Tensor:
-    """(batch, channels, height, width) to (batch, patches, channels * patch * patch): patches row by row, in each one
-    channel after the other."""
-    cut = images.unflatten(2, (config.side, config.patch)).unflatten(4, (config.side, config.patch))
-    return cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
 def turns_of_places(config: VisionConfig, device: torch.device) -> Rope:

@@ -15,17 +15,23 @@ from torch import Tensor
 
 from .. import sphere
 
-BIAS_SOFTNESS = 1e-3
-"""The bias turns even a vanishing update, whose direction is noise. It acts as bias * ratio / sqrt(ratio^2 + this^2),
-so that the step and its gradient stay finite at v = 0; it lacks 5e-7 / ratio^2 of the paper's constant: half a percent
-at a ratio of 0.01."""
+
+def bias_softness() -> float:
+    """The bias turns even a vanishing update, whose direction is noise. It acts as bias * ratio / sqrt(ratio^2 +
+    this^2), so that the step and its gradient stay finite at v = 0; it lacks 5e-7 / ratio^2 of the paper's constant:
+    half a percent at a ratio of 0.01.
+
+    No constant of the module: with dynamic=True torch.compile makes an input of such a number, and fails where a second
+    step reads it.
+    """
+    return 1e-3
 
 
 @dataclass(frozen=True)
 class AngleMap:
     """Parameters of the angle. `pre`, `post`, `gain`, `bias`: floats or tensors of one number (learned or per layer);
-    `max_angle` likewise, in radians; `power` p of the retraction phi_p(t) = p atan(t / p), infinity for the exponential
-    map.
+    `max_angle` likewise, in radians, but it cannot be learned: the closed form gives it no gradient; `power` p of the
+    retraction phi_p(t) = p atan(t / p), infinity for the exponential map.
 
     >>> geonorm.ops.AngleMap(post=0.5)(torch.tensor([0.2, 10.0]))  # half of the ratio; clamped at pi/4, halved
     tensor([0.1000, 0.3927])
@@ -68,7 +74,7 @@ class AngleMap:
             return ratio.clamp(max=self.max_angle) * self.post
         turn = self.gain * self.unclamped(ratio).clamp(max=self.max_angle)
         if self.biased:
-            turn = turn + self.bias * ratio * torch.rsqrt(ratio * ratio + BIAS_SOFTNESS**2)
+            turn = turn + self.bias * ratio * torch.rsqrt(ratio * ratio + bias_softness() ** 2)
         return (self.post * turn).clamp(max=self.max_angle)
 
     def chain_rule(self, ratio: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
@@ -79,11 +85,11 @@ class AngleMap:
         free = self.unclamped(ratio)
         inner = free.clamp(max=self.max_angle)  # to the last bit where it binds, or rounding says if the outer one does
         bend = (1 / (1 + (self.pre * ratio / self.power) ** 2)).masked_fill(free >= self.max_angle, 0.0)
-        root = torch.rsqrt(ratio * ratio + BIAS_SOFTNESS**2)
+        root = torch.rsqrt(ratio * ratio + bias_softness() ** 2)
         total = self.gain * inner + self.bias * ratio * root
         grad = grad.masked_fill(self.post * total >= self.max_angle, 0.0)
         turn = self.post * grad
-        slope = self.gain * self.pre * bend + self.bias * BIAS_SOFTNESS**2 * root**3
+        slope = self.gain * self.pre * bend + self.bias * bias_softness() ** 2 * root**3
         return turn * slope, turn * self.gain * ratio * bend, grad * total, turn * inner, turn * ratio * root
 
     def unclamped(self, ratio: Tensor) -> Tensor:
@@ -98,7 +104,7 @@ class AngleMap:
 
     def level(self) -> AngleMap:
         """The map whose angle is that of ratio 1 for every token. At ratio 0, where no direction is, it is softened as
-        the bias is: x' = x there, and d angle / d ratio is 1 / BIAS_SOFTNESS of the angle, large but finite."""
+        the bias is: x' = x there, and d angle / d ratio is 1 / bias_softness() of the angle, large but finite."""
         if isinstance(both := self.pre * self.max_angle, Tensor):  # where either is one
             angle: float | Tensor = self.unclamped(torch.ones_like(both)).clamp(max=self.max_angle)
         else:
@@ -115,11 +121,14 @@ class AngleMap:
     def quotient(self, squared: Tensor) -> Tensor:
         """angle / ratio for ratio^2 of any shape: smooth through 0, where a ratio is a root and has no derivatives, so
         that those of every order are right there too. Where a minimum binds, the angle is constant."""
-        zero = squared == 0.0
-        limit = torch.where(zero, inf, self.max_angle * torch.rsqrt(torch.where(zero, 1.0, squared)))
-        free = self.pre * sphere.retraction_quotient(self.pre * self.pre * squared, self.power)
-        turn = self.gain * torch.where(free >= limit, limit, free)
+
+        def clamp(turn: Tensor) -> Tensor:
+            binds = turn >= self.max_angle * torch.rsqrt(squared)
+            # differentiated only there: elsewhere the ratio may be 0, or so small that a derivative overflows
+            limit = self.max_angle * torch.rsqrt(torch.where(binds, squared, 1.0))
+            return torch.where(binds, limit, turn)
+
+        turn = self.gain * clamp(self.pre * sphere.retraction_quotient(self.pre * self.pre * squared, self.power))
         if self.biased:
-            turn = turn + self.bias * torch.rsqrt(squared + BIAS_SOFTNESS**2)
-        turn = self.post * turn
-        return torch.where(turn >= limit, limit, turn)
+            turn = turn + self.bias * torch.rsqrt(squared + bias_softness() ** 2)
+        return clamp(self.post * turn)

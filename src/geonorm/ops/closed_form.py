@@ -14,9 +14,6 @@ from torch import Tensor
 from .angle import AngleMap
 from .reference import differentiated, gradients_of, reference
 
-LEAST = 1e-12
-"""Stands for smaller ratios: cos and sinc of the angle are those at 0 here, and nothing is divided by 0."""
-
 
 def closed_form(x: Tensor, u: Tensor, angles: AngleMap) -> Tensor:
     """x' of shape and dtype of x; gradients to x, u and to whichever of pre, post, gain, bias are tensors."""
@@ -51,7 +48,8 @@ def step(angles: AngleMap, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor
     length, least = torch.linalg.vector_norm(x, dim=-1, keepdim=True), torch.finfo(x.dtype).tiny ** 0.5
     moving, radius = torch.threshold(length, least, 0.0), torch.threshold(length, least, 1.0)
     t, _ = orthogonal_part(u, x, radius, moving)
-    ratio = torch.linalg.vector_norm(t, dim=-1, keepdim=True).div_(radius).clamp_(min=LEAST)
+    # 1e-12 stands for smaller ratios: cos and sinc of the angle are those at 0 here, and nothing is divided by 0
+    ratio = torch.linalg.vector_norm(t, dim=-1, keepdim=True).div_(radius).clamp_(min=1e-12)
     angle = angles(ratio).view_as(ratio)
     cos, pull = torch.cos(angle), torch.sin(angle).div_(ratio).mul_(moving)
     # second round: what rounding left along x is measured and removed

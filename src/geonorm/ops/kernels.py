@@ -25,11 +25,11 @@ is launched, not before: it needs triton.
 import triton
 import triton.language as tl
 
-from .angle import BIAS_SOFTNESS
+from .angle import bias_softness
 
 TINY = tl.constexpr(2.0**-126)
 """The least normal number of fp32: 1 over less may overflow."""
-SOFTNESS2 = tl.constexpr(BIAS_SOFTNESS**2)
+SOFTNESS2 = tl.constexpr(bias_softness() ** 2)
 
 # one row of numbers to its scalars
 

@@ -16,7 +16,6 @@ from ..settings import TINIEST, Positive, Range
 from .base import About, Number, Placement, Site, normalise_update
 from .registry import register
 
-POWERS = {"exp": inf, "projection": 1.0, "cayley": 2.0}
 Power = Annotated[float, Range(1e-6, rule="p must be at least 1e-6")]
 
 
@@ -94,7 +93,8 @@ class GeoNorm(Placement):
         if self.index == "sublayer":
             t, depth = site.number + 1, site.total
         rate = schedule(self.decay, alpha, t, depth)
-        power = POWERS[self.retraction] if isinstance(self.retraction, str) else self.retraction
+        powers = {"exp": inf, "projection": 1.0, "cayley": 2.0}
+        power = powers[self.retraction] if isinstance(self.retraction, str) else self.retraction
         place = {"angle": "post", "update": "pre"}[self.decay_on]
         falls = not isinstance(self.decay, float) or self.decay >= 0  # t^-p with p < 0 grows beyond alpha
         below = self.learn == "none" and (

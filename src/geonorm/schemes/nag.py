@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .. import sphere
 from ..decay import Schedule, schedule
 from ..norms import NormSpec, autocast_device, upcast
-from ..ops.angle import BIAS_SOFTNESS
+from ..ops.angle import bias_softness
 from ..settings import Positive, Range
 from .base import About, Number, Placement, Site
 from .registry import register
@@ -73,7 +73,7 @@ class NAG(Placement):
         wide, update = upcast(x), upcast(u)
         _, v = sphere.frame(wide, update - update.mean(-1, keepdim=True))
         rho, size = (y.square().mean(-1, keepdim=True) for y in (wide, v))
-        return wide + h * p.step * carry * sphere.safe_sqrt(rho) * torch.rsqrt(size + BIAS_SOFTNESS**2) * v
+        return wide + h * p.step * carry * sphere.safe_sqrt(rho) * torch.rsqrt(size + bias_softness() ** 2) * v
 
 
 def small_matrices(number: int, *shapes: tuple[int, int]) -> list[nn.Parameter]:
