@@ -48,12 +48,12 @@ SIMULATE = set(
 )
 PROBE = set(
     """models data tokens context batch gradients ablate_blocks out device dtype tokenizer revision
-    trust_remote_code norms_only scheme bos""".split()
+    trust_remote_code norms_only scheme bos field""".split()
 )
 SURFACE: dict[str, set[str]] = {
     "train": TRAIN, "compare": COMPARE, "ladder": LADDER, "simulate": SIMULATE, "probe": PROBE,
     "check-transfer": set("schemes depths widths depth width seeds lr out".split()),
-    "eval": set("model data tasks tokens limit context batch_size out device scheme".split()),
+    "eval": set("model data tasks tokens limit context batch_size out device scheme field".split()),
     "generate": set("run prompt tokens temperature top_k seed device scheme".split()),
     "export": set("run to layout remote_code scheme".split()),
     "report": set("dirs out format schemes figures panels labels size".split()),

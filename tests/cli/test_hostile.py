@@ -64,6 +64,7 @@ SITUATIONS: list[tuple[str, str, Mapping[str, Content], Mapping[str, str]]] = [
     (f"{TRAIN} --config c.yaml", "did you mean 'optim.warmup'?", {"c.yaml": "optim: {warmupp: 3}"}, {}),
     (f"{TRAIN} --config c.yaml", "--lr takes a finite number", {"c.yaml": "lr: .nan"}, {}),
     (f"{TRAIN} --config c.yaml", "is not a mapping", {"c.yaml": "- steps"}, {}),
+    (f"{TRAIN} --config=", "cannot read --config", {}, {}),
     (f"{TRAIN} --config c.yaml", "is not readable YAML", {"c.yaml": "steps: ["}, {}),
     (f"{TRAIN} --config c.yaml", "is not readable YAML", {"c.yaml": lambda path: path.write_bytes(b"\xff\xfe\0")}, {}),
     (f"{TRAIN} --init-from nowhere", "there is no run nowhere", {}, {}),

@@ -109,8 +109,9 @@ def test_a_paper_has_panels_labels_and_sizes_of_its_own(comparison_dir: Path, tm
     build(comparison_dir, tmp_path / "r.pdf", tmp_path / "f", format="pdf", panels=["noise"], **paper)
     assert sorted(file.name for file in (tmp_path / "f").iterdir()) == ["noise.pdf", "noise.png", "noise.svg"]
     assert "Pre-Norm &" in build(comparison_dir, tmp_path / "r.tex", format="latex", **paper).read_text()
-    with pytest.raises(GeonormError, match="unknown figure 'radios': did you mean 'radius'"):
-        build(comparison_dir, tmp_path / "none.pdf", format="pdf", panels=["radios"])
+    for wrong, says in ({"panels": ["radios"]}, "did you mean 'radius'"), ({"labels": {"pree": "x"}}, "unknown scheme"):
+        with pytest.raises(GeonormError, match=says):
+            build(comparison_dir, tmp_path / "none.pdf", format="pdf", **wrong)
 
 
 def test_a_hostile_scheme_stays_text(make_run: MakeRun, tmp_path: Path) -> None:

@@ -47,12 +47,12 @@ def bench_ops(config: OpsBench, say: show.Say = print) -> dict[str, Any]:
             place = f"{size[0]} x {size[1]} {dtype}"
             say(f"\n{place}: compiling, checking, timing {config.pairs} rounds")
             rows, left_out = measure_candidates(chosen, size, dtype, config, clock)
+            summary["rows"] += rows
+            summary["missing"] |= {f"{name}, {place}": why for name, why in left_out.items()}
+            save_summary(config.out, summary)
             show.print_tables(rows, say)
             for name, why in left_out.items():
                 say(f"left out: {name} ({why})")
-                summary["missing"][f"{name}, {place}"] = why
-            summary["rows"] += rows
-            save_summary(config.out, summary)
     return summary
 
 

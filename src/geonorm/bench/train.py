@@ -73,7 +73,6 @@ def bench_train(config: TrainBench, say: show.Say = print) -> dict[str, Any]:
                 "ratio": ratio(seconds, times[f"{schemes[0]} {mode}"]),
             }
         )
-    show.print_steps(rows, schemes[0], say)
     summary = {
         "setting": {
             "preset": config.preset,
@@ -90,6 +89,7 @@ def bench_train(config: TrainBench, say: show.Say = print) -> dict[str, Any]:
         "environment": environment.collect(device, config.threads, ""),
     }
     save_summary(config.out, summary)
+    show.print_steps(rows, schemes[0], say)
     return summary
 
 

@@ -62,7 +62,7 @@ def read(kind: type[C], program: str, arguments: list[str]) -> C:
         elsewhere.allow()
     file = typed.pop("config", None)
     settings = {}
-    if file:
+    if file is not None:
         settings = from_file(Path(file))
         if "out" in settings and "out" not in typed:
             settings["out"] = folder_of(Path(file), settings["out"])

@@ -37,8 +37,8 @@ exit status: 0 done; 1 rules that differ (same); 2 bad input, a diverged or a fa
 
 TYPED: ContextVar[list[str]] = ContextVar("typed")
 """The command line."""
-SEEN_ENOUGH = ("schemes", "data", "generate", "-h", "--help", "--version")
-"""What does nothing but print: who closes the pipe has seen enough. Of all others it stops the work."""
+SEEN_ENOUGH = ("schemes", "data", "generate", "eval", "-h", "--help", "--version")
+"""What prints at its end alone: who closes the pipe has seen enough. Of all others it stops the work."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -182,8 +182,8 @@ def run_eval(config: EvalConfig) -> None:
     from ..lab.runs.folder import save_summary
 
     result = run(config, live=sys.stderr.isatty())
+    save_summary(config.out, result)  # before a pipe to `head` closes
     print(json.dumps(result, indent=1))
-    save_summary(config.out, result)
 
 
 def run_generate(config: GenerateConfig) -> None:

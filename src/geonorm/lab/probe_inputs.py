@@ -42,7 +42,7 @@ def read_data(
 def text_windows(opened: Opened, data: str, config: ProbeConfig) -> Tensor:
     """(windows, context) of running text: the held-out part first; the rest at the end is dropped, unless it is all of
     the text. DataError for no token at all."""
-    source = open_source(data)
+    source = open_source(data, config.field)
     ids: list[int] = []
     for document in chain(source.documents("validation"), source.documents("train")):
         ids.extend(opened.encode(document))

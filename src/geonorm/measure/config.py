@@ -22,6 +22,8 @@ class ProbeConfig(Settings):
     """Runs of ours, Hugging Face directories, or hub names; several are compared on one page."""
     data: str = "stdlib"
     """Text, as for train; its held-out part comes first."""
+    field: str | None = None
+    """As --tokens.field of train."""
     tokens: Annotated[int, Range(2)] = 32768
     """Most tokens to read."""
     context: Annotated[int, Range(2)] = 512

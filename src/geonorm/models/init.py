@@ -276,26 +276,30 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
 
     A module says it by an attribute `role` or by its name, as in `initialize`. The output layer of a model of
     transformers is `head`, any other table of `nn.Embedding` `embed`, and every other matrix `hidden`. Norms, biases
-    and what belongs to a residual scheme are `gain`. A parameter of three dimensions, as that of experts, is a stack
-    of matrices. Wrappers such as DDP may stand around the model.
+    and what belongs to a residual scheme are `gain`, and matrices of one row or column that say no role. A parameter of
+    three dimensions, as that of experts, is a stack of matrices. Wrappers such as DDP may stand around the model.
 
         >>> model = geonorm.Decoder(geonorm.DecoderConfig(layers=1, width=16, heads=2, hidden=16, vocab_size=32))
         >>> roles = parameter_roles(model)
         >>> roles["embed.weight"], roles["blocks.0.mlp.branch.down.weight"], roles["exit.own.norm.weight"]
         ('embed', 'down', 'gain')
     """
-    models: list[Any] = [part for part in model.modules() if hasattr(part, "get_output_embeddings")]
-    outputs = [part.get_output_embeddings() for part in models]
+    outputs = [
+        part.get_output_embeddings()  # type: ignore[operator]
+        for part in model.modules()
+        if hasattr(part, "get_output_embeddings")
+    ]
     roles: dict[str, str] = {}
     for path, module in model.named_modules():
         is_head = module in outputs and not hasattr(module, "role")
         role = "head" if is_head else role_of(path.rpartition(".")[2], module) or "hidden"
         for name, parameter in module.named_parameters(recurse=False):
-            sizes = [size for size in parameter.shape if size > 1]
-            matrix = not (isinstance(module, Norm) or belongs_to_scheme(module) or "bias" in name)
-            matrix = matrix and len(sizes) > (1 if "weight" in f"{path}.{name}" else 2)
-            matrix = matrix or (name == "weight" and hasattr(module, "role"))
-            roles[f"{path}.{name}".lstrip(".")] = role if matrix else "gain"
+            dimensions = sum(size > 1 for size in parameter.shape)
+            no_matrix = isinstance(module, Norm) or belongs_to_scheme(module) or "bias" in name
+            matrix = not no_matrix and dimensions > (1 if "weight" in f"{path}.{name}" else 2)
+            roles[f"{path}.{name}".lstrip(".")] = (
+                role if matrix or (name == "weight" and hasattr(module, "role")) else "gain"
+            )
     return roles
 
 

@@ -41,18 +41,18 @@ def build(
     'page.html'
     """
     from ..errors import GeonormError
-    from . import formats
-    from .page import page
+    from ..lab.runs.folder import write_atomic
+    from . import formats, page
 
     target = Path(out)
     if target.suffix != formats.ENDINGS[format]:
         raise GeonormError(f"--out {target} does not end in {formats.ENDINGS[format]}")
     styles, studies = _read(dirs, schemes, only=panels, labels=labels or {}, size=size)
-    content = page(studies, styles) if format == "html" else formats.WRITERS[format](studies)
+    content = page.page(studies, styles) if format == "html" else formats.WRITERS[format](studies)
     if figures is not None:  # first: where their folder cannot be made, nothing is written
         _save(studies, Path(figures))
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(content if isinstance(content, bytes) else content.encode())
+    write_atomic(target, content)
     return target
 
 
@@ -108,7 +108,7 @@ def _read(
     studies: list[Study] = [comparison.load_comparison(trained)] if trained else []
     studies += [load(path) for kind, load in readers.items() for path in paths if kinds[path] == kind]
     names = dict.fromkeys(name for study in studies for pair in study.keys.items() for name in pair)
-    for scheme in schemes:
+    for scheme in (*schemes, *paper.get("labels", ())):
         if scheme not in names:
             raise GeonormError(unknown("scheme", scheme, names))
     chosen = [one for study in studies if (one := replace(study, chosen=schemes)).names]

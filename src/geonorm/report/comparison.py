@@ -128,7 +128,7 @@ class SavedComparison(ComparedRuns):
         """Commands for the directory that the runs were started in: the data that they name is relative to it."""
         parts = ["<p>In the directory in which these runs were started:</p>"]
         if self.command:
-            parts.append(f"<p>The whole comparison:</p><pre>{escape(self.command)}</pre>")
+            parts.append(f"<p>The last command of this comparison:</p><pre>{escape(self.command)}</pre>")
         one = self.drawn(self.names[0])[0]
         config = Path(str(one.config.get("out") or one.path)) / "config.yaml"
         again = shlex.join(["geonorm", "train", "--config", str(config), "--out", "NEW"])

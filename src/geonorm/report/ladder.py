@@ -185,7 +185,10 @@ class SavedLadder(Study):
             Section("Effective speed-up", [charts["speedup"], speedups], "wide"),
             Section("Loss", [[*charts["loss"], *charts["difference"]]]),
             Section("In numbers", [*tables.values()]),
-            Section("Repeat it", [f"<pre>{escape(again)}</pre>", details("All runs", runs)]),
+            Section(
+                "Repeat it",
+                [f"<p>The last command of this ladder:</p><pre>{escape(again)}</pre>", details("All runs", runs)],
+            ),
         ]
 
     def records(self) -> list[Record]:

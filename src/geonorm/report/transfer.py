@@ -60,7 +60,7 @@ class SavedTransfer(Study):
             ]  # fmt: skip
             first, *later = scheme["exponents"][axis].values()
             last = ["exponent", "", "", "", ratio_text(*first), *(f"{exponent[0]:.2f}" for exponent in later)]
-            tables[f"{scheme['scheme']}, {axis}"] = ["size", *TITLES], [*cells, last]
+            tables[f"{scheme['scheme']}, {axis}"] = [f"{scheme['scheme']}, {axis}", *TITLES], [*cells, last]
         return tables
 
     def charts(self) -> dict[str, list[Chart]]:

@@ -271,7 +271,7 @@ def text_field(place: str, strings: list[str], fields: list[str], named: str | N
     if field not in strings:  # no other field takes its place: an only string may be a name
         raise DataError(
             f"{place}: no text in a field '{field}' (strings: {', '.join(strings) or 'none'}; all: "
-            f"{', '.join(fields) or 'none'}): --tokens.field says which it is"
+            f"{', '.join(fields) or 'none'}): name it by --field, of a training run by --tokens.field"
         )
     return field
 

@@ -40,6 +40,8 @@ class EvalConfig(Settings):
     """auto, cpu or cuda."""
     scheme: str | None = None
     """With the folder of a comparison: its best finished run of this scheme."""
+    field: str | None = None
+    """As --tokens.field of train."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,7 +52,7 @@ class EvalConfig(Settings):
         if not self.tasks:
             yield from (("batch_size", "--tasks"), ("limit", "--tasks"))
         if self.data is None:
-            yield from (("tokens", "--data"), ("context", "--data"))
+            yield from (("tokens", "--data"), ("context", "--data"), ("field", "--data"))
 
 
 @dataclass(frozen=True)

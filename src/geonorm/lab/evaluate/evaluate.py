@@ -44,7 +44,7 @@ def evaluate_model(c: EvalConfig, live: bool = False) -> dict[str, Any]:
         raise ConfigError(f"{opened.name} predicts masked tokens: --tasks need a model of the next token")
     result = describe_model(opened)
     if c.data is not None:
-        result.update(evaluate_text(opened, window(opened, c.context), c.data, c.tokens, live))
+        result.update(evaluate_text(opened, window(opened, c.context), c.data, c.tokens, live, c.field))
     if tasks is not None:
         model, tokenizer = opened.model, opened.tokenizer
         if isinstance(opened, OpenedRun):
@@ -80,10 +80,12 @@ def window(opened: Opened, context: int | None) -> int:
     return context or (longest if isinstance(opened, OpenedRun) else min(longest, WINDOW - first))
 
 
-def evaluate_text(opened: Opened, context: int, data: str, tokens: int | None, live: bool = False) -> dict[str, Any]:
+def evaluate_text(
+    opened: Opened, context: int, data: str, tokens: int | None, live: bool = False, field: str | None = None
+) -> dict[str, Any]:
     """Loss, perplexity and bits per byte in windows of the model's context, of masked tokens accuracy too: on the
     held-out part where the text comes with one or is the run's training text, else on all of it."""
-    source = open_source(data)
+    source = open_source(data, field)
     text = tokenize(source, opened.reader)
     limit = opened.config.tokens.limit if isinstance(opened, OpenedRun) else None
     as_read = text if limit is None else tokenize(source, opened.reader, limit=limit)  # by the run

@@ -63,12 +63,12 @@ def check_out_folder(out: Path, noun: str, holds_one: bool) -> None:
         raise CheckpointError(f"{out} is not empty and holds no {noun}; choose another --out")
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Writes beside the file, flushes to disk, renames: a reader sees the old text or the new, never half."""
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Writes beside the file, flushes to disk, renames: a reader sees the old content or the new, never half."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(aside, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(aside, "wb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode())
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
