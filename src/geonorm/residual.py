@@ -99,7 +99,7 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor, *, reading: Reading | None = None, then: Residual | None = None, **kwargs: Any) -> Any:
         """The stream after the site, x like x. `reading` is what the residual before this one handed over; with `then`,
-        the residual that comes next, the result is (x, its reading)."""
+        the residual that comes next, the result is (x, its reading): under FSDP2 both stand in one unit."""
         if not x.is_floating_point() or x.shape[-1:] != (self.dim,):
             raise ConfigError(f"the stream must be floats (..., {self.dim}), got {tuple(x.shape)} of {x.dtype}")
         streams = self.scheme.streams

@@ -58,7 +58,10 @@ class SchemeReader:
         try:
             tree = ast.parse(NO_PYTHON.sub(self.stand_in, self.text.strip()), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise self.refuse(getattr(error, "msg", None) or "it is too deeply nested") from None
+            raise self.refuse(
+                (getattr(error, "msg", None) or "it is too deeply nested")
+                + "; write it as pre, geonorm(decay=sqrt) or FILE.py:Name (no space in its path)"
+            ) from None
         return self.scheme(tree, 1)
 
     def stand_in(self, match: re.Match[str]) -> str:
