@@ -130,8 +130,7 @@ def test_initialize_and_constrain_a_model_of_ones_own() -> None:
         torch.testing.assert_close(weight.norm(dim=axis), torch.ones(weight.shape[1 - axis]))
     deep = Plain("deepnorm", "gpt2")
     up, table = deep.layers[0].branch.up_proj, deep.wte
-    assert up.weight.std().item() == pytest.approx(0.02 * (4 * 2 * 2) ** -0.25, rel=0.1)
-    assert table.weight.std().item() == pytest.approx(0.02, rel=0.1)
+    assert (up.weight.std().item(), table.weight.std().item()) == pytest.approx((0.02 * 16**-0.25, 0.02), rel=0.1)
     assert up.bias.count_nonzero() == deep.lm_head.bias.count_nonzero() == 0
     before = deepcopy(deep.state_dict())
     geonorm.constrain(deep)
@@ -178,9 +177,11 @@ def test_experts_and_joined_matrices_decay_and_their_biases_do_not() -> None:
 
 
 def test_initialize_restores_norms_alone_outside_residuals() -> None:
-    residual = Residual(Mlp(), "pre", Site(0, "mlp", 1), 16)
-    model = nn.Sequential(nn.Conv1d(4, 4, 3), nn.GRU(4, 4), nn.LayerNorm(4), residual)
-    for parameter in model[:3].parameters():
+    mlp, attention = Residual(Mlp(), "pre", Site(0, "mlp", 1), 16), nn.MultiheadAttention(16, 2)
+    joined = Residual(attention, "pre", Site(0, "attn", 1), 16)
+    model = nn.Sequential(nn.Conv1d(4, 4, 3), nn.GRU(4, 4), nn.LayerNorm(4), mlp, joined)
+    for parameter in (*model[:3].parameters(), attention.in_proj_bias):
         parameter.data.fill_(3.0)
     geonorm.initialize(model)
+    assert not attention.in_proj_bias.any()
     assert all((parameter == 3.0).all() for parameter in model[:2].parameters()) and (model[2].weight == 1.0).all()

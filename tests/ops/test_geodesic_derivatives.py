@@ -79,9 +79,8 @@ def test_velocity_in_h_is_the_angle_along_v(ratio: float) -> None:
 
 
 def test_the_slope_of_the_angle_is_0_from_its_clamp_on() -> None:
-    ratio = torch.tensor([[0.995], [1.005]])
     for gain in (1.0, torch.tensor(1.0)):
-        slope, *_ = AngleMap(gain=gain, max_angle=1.0).chain_rule(ratio, torch.ones(2, 1))
+        slope, *_ = AngleMap(gain=gain, max_angle=1.0).chain_rule(torch.tensor([[0.995], [1.005]]), torch.ones(2, 1))
         assert slope.tolist() == [[1.0], [0.0]]
 
 

@@ -211,9 +211,8 @@ def run_report(options: ReportConfig) -> None:
     if wrong := [label for label in options.labels if "=" not in label]:
         raise GeonormError(f"--labels {wrong[0]} is not NAME=LABEL")
     labels = dict(label.rsplit("=", 1) for label in options.labels)
-    page = build(options.dirs, out, options.figures, format=options.format, schemes=options.schemes,
-                 panels=options.panels, labels=labels, size=options.size or ())  # fmt: skip
-    print(page)
+    print(build(options.dirs, out, options.figures, format=options.format, schemes=options.schemes,
+                panels=options.panels, labels=labels, size=options.size or ()))  # fmt: skip
 
 
 def run_bench(config: OpsBench | TrainBench) -> None:

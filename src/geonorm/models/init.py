@@ -261,6 +261,8 @@ def restore_scalars(model: nn.Module) -> None:
         elif isinstance(module, (nn.Linear, nn.Embedding)):
             if role_of(name.rpartition(".")[2], module) and isinstance(bias := getattr(module, "bias", None), Tensor):
                 bias.zero_()
+        elif isinstance(module, nn.MultiheadAttention) and module in inside and module.in_proj_bias is not None:
+            module.in_proj_bias.zero_()
         elif hasattr(module, "reset_parameters") and (
             module in inside
             or isinstance(module, Norm)

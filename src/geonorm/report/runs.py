@@ -41,8 +41,7 @@ class ComparedRuns(Study):
 
     @property
     def runs(self) -> list[Run]:
-        schemes = {self.baseline, *self.names}
-        return [run for run in self.all_runs if run.scheme in schemes]
+        return [run for run in self.all_runs if run.scheme in {self.baseline, *self.names}]
 
     def row(self, scheme: str) -> ComparisonRow:
         return next(row for row in self.all_rows if row.scheme == scheme)
