@@ -10,6 +10,7 @@ from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
 from latex2mathml.converter import convert
 from pandas import DataFrame
 from sphinx.application import Sphinx
@@ -42,10 +43,9 @@ html_theme_options = {
 html_sidebars: dict[str, list[str]] = {"index": [], "playground": [], "start": [], "project": []}
 html_show_sourcelink = False
 html_static_path, html_css_files = ["static"], ["site.css"]
-templates_path: list[str] = []
 html_math_renderer = "mathml"
 autodoc_typehints, autodoc_member_order = "description", "bysource"
-add_module_names = False
+add_module_names = smartquotes = False
 # what a tutorial's last expression shows: a frame or a figure as notebooks show it
 sphinx_gallery_conf = {
     "examples_dirs": "tutorials",
@@ -70,7 +70,7 @@ def link(app: Sphinx, page: str, source: list[str]) -> None:
     root, copied = HERE.parent, page.startswith("generated/experiments/")
     here = ((root / page.removeprefix("generated/")) if copied else (HERE / page)).parent
     if copied and not source[0].startswith("# "):
-        source[0] = f"# {here.name[:3]}: {Path(page).name}\n\n{source[0]}"
+        source[0] = f"# {here.name}: {Path(page).name}\n\n{source[0]}"
     patterns = ["results/*.md", "generated/experiments/README.md"] if page == "results" else ["*.md", "*/README.md"]
     below = [file for pattern in patterns for file in sorted(here.glob(pattern)) if file != here / "README.md"]
     if below and (page == "results" or (copied and page.endswith("/README"))):
@@ -89,7 +89,8 @@ def link(app: Sphinx, page: str, source: list[str]) -> None:
             return f"](/{'generated' if path.suffix == '.md' else '..'}/{path.relative_to(root)}{mark}{anchor})"
         if path.is_file() and path.is_relative_to(HERE) and not path.is_relative_to(HERE / "design"):
             return f"](/{path.relative_to(HERE)}{mark}{anchor})"
-        return match[0] if path.suffix == ".cff" else f"]({REPOSITORY}/{path.relative_to(root)})"
+        kind = "tree" if path.is_dir() else "blob"
+        return match[0] if path.suffix == ".cff" else f"]({REPOSITORY}/{kind}/main/{path.relative_to(root)})"
 
     source[0] = re.sub(r"\]\(([^)\s]+)\)", address, source[0])
 
@@ -104,8 +105,6 @@ MEND = {
 
 def math(translator: Any, node: Any) -> None:
     """Mathematics as MathML, which browsers draw without a script."""
-    from docutils import nodes
-
     display = "inline" if isinstance(node, nodes.math) else "block"
     text = convert(node.astext(), display=display)
     for old, new in MEND.items():
@@ -115,10 +114,10 @@ def math(translator: Any, node: Any) -> None:
 
 
 def plain_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Docstrings are plain text: what reStructuredText would take for markup is shown as it stands."""
-    lines[:] = [
-        re.sub(r"([*_|\\])", r"\\\1", line) if not line.lstrip().startswith((">>>", "...")) else line for line in lines
-    ]
+    """Docstrings are plain text: what reStructuredText would take for markup is shown as it stands. What is indented
+    after a blank line is code."""
+    plain = (line if re.match("    |>>>|[.]{3}", line) else re.sub(r"([*_|\\])", r"\\\1", line) for line in lines)
+    lines[:] = re.sub(r"(?m)(^\S.*\n\n)(?=    (?!>>>))", r"\1::\n\n", "\n".join(plain)).split("\n")
 
 
 JUNK = re.compile(

@@ -14,6 +14,7 @@ from typing import Any
 import transformers
 
 import geonorm
+from geonorm.cli.arguments import FOR_ALL
 from geonorm.cli.catalogue import DEPTH, DIM, format_theory, join_pairs, look_up
 from geonorm.cli.main import COMMANDS
 from geonorm.cli.pictures import draw_schemes
@@ -21,7 +22,7 @@ from geonorm.hf.rules import read_rules
 from geonorm.report.charts import Figure
 from geonorm.schemes import find
 from geonorm.schemes.combine import Nested
-from geonorm.settings import options
+from geonorm.settings import choices, options
 
 HERE = Path(__file__).parent
 PLACE = HERE / "generated"
@@ -90,14 +91,13 @@ def write_all() -> None:
         if name in DRAWN:
             write(f"diagrams/{name}.svg", diagrams.diagram(geonorm.parse(name)))
         write(f"moves/{name}.svg", diagrams.moves(name))
-        page = "\n".join(scheme_page(name, look_up(name)))
-        filled = "\n".join(line.text for line in claims.blocks(page))
+        filled = "\n".join(line.text for line in claims.blocks("\n".join(scheme_page(name, look_up(name)))))
         write(f"schemes/{name}.md", filled.replace("](results/", "](../../results/"))
     for command in COMMANDS:
         write(f"commands/{command.replace(' ', '-')}.md", "\n".join(command_page(command)) + "\n")
     for name in geonorm.PUBLIC:
         kind = "class" if isinstance(getattr(geonorm, name), type) else "function"
-        members = "\n   :members:" if kind == "class" else ""
+        members = "\n   :members:" if kind == "class" and name != "DecoderConfig" else ""
         write(f"python/{name}.rst", f"{name}\n{'=' * len(name)}\n\n.. auto{kind}:: geonorm.{name}{members}\n")
 
 
@@ -146,7 +146,9 @@ def gallery() -> str:
     for name in geonorm.names():
         block = f":img-top: diagrams/{name}.svg\n:img-alt: Block diagram of {name}\n" if name in DRAWN else ""
         note = ", without embedding norm" * (getattr(find(name), "entry", "") == "embedding")
-        rule = re.sub(r" ?\\text\{ ([^{}]*) \}", r"$ \1 $", clauses(find(name).about.equation)[0]).removesuffix(" $$")
+        rule, rest = clauses(find(name).about.equation)
+        rule = rule.replace(" s ", " ") if rest == "$s = 1$" else rule
+        rule = re.sub(r" ?\\text\{ ([^{}]*) \}", r"$ \1 $", rule).removesuffix(" $$")
         rule = re.sub(r" (?=\+ (?!(?:[^(){}]|\([^()]*\))*[)}]))", "$ $", rule.removeprefix("$$ "))
         cards.append(CARD.format(name=name, block=block, rule=rule, note=note, year=diagrams.year(name)))
     pages = "\n".join(f"schemes/{name}" for name in geonorm.names())
@@ -179,14 +181,12 @@ def register(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         rule = scheme.replace("(entry=embedding)", "").replace("entry=embedding, ", "")
         link = f"[`{rule}`](schemes/{rule.partition('(')[0]}.md)"
         lines.append((link, *("~" * (not group[0]["unit"]) + text for text in spans), who))
-    titles = ("rule", "first sub-layer", "last", "entry, %", "models or families")
-    yield from table(titles, lines)
+    yield from table(("rule", "first sub-layer", "last", "entry, %", "models or families"), lines)
     yield from ("\n````{dropdown} Not recognised\n", *table(("family", "why"), refused), "````")
 
 
 def span(values: Sequence[float]) -> str:
-    ends = (f"{value:.2g}" if value > 0.005 else "0" for value in (min(values), max(values)))
-    return " to ".join(dict.fromkeys(ends))
+    return " to ".join(dict.fromkeys(f"{end:.2g}" if end > 0.005 else "0" for end in (min(values), max(values))))
 
 
 def code(kind: type) -> str:
@@ -199,10 +199,9 @@ def code(kind: type) -> str:
 def bibtex(source: str) -> Iterator[str]:
     """An entry for each paper or repository of a source."""
     entry = r"(\w[\w.-]*(?: [\w.-]+){0,3}?),? (20\d\d)[^,;]*, (arXiv:)?([\w./-]+)"
-    for author, year, arxiv, place in re.findall(entry, source):
+    for author, year, arxiv, place in re.findall(entry, source.replace("et al.", "and others")):
         where = f"eprint = {{{place}}}, archiveprefix = {{arXiv}}" if arxiv else f"url = {{https://{place}}}"
-        who = author.replace("et al.", "and others")
-        yield f"@misc{{{author.split()[0].lower()}{year},\n  author = {{{who}}}, year = {{{year}}},\n  {where}\n}}"
+        yield f"@misc{{{author.split()[0].lower()}{year},\n  author = {{{author}}}, year = {{{year}}},\n  {where}\n}}"
 
 
 def scheme_page(name: str, about: Mapping[str, Any]) -> Iterator[str]:
@@ -244,10 +243,12 @@ def command_page(command: str) -> Iterator[str]:
     yield f"# geonorm {command}\n\n{about}\n"
     yield "```\n" + "\n".join(kind.examples) + "\n```\n"
     rows = [
-        (f"`{option.flag}`", "must be given" if option.default is MISSING else f"`{option.default}`", option.text)
-        for option in options(kind).values()
-    ]
-    yield from table(("option", "default", "meaning"), rows)
+        (f"`{option.name.upper() if option.name in kind.words else option.flag}`",
+         "must be given" if option.default is MISSING else f"`{option.default}`" if option.default != "" else "",
+         ", ".join(f"`{word}`" for word in choices(option.hint)), option.text)
+        for option in (*options(kind).values(), *FOR_ALL)
+    ]  # fmt: skip
+    yield from table(("option", "default", "values", "meaning"), rows)
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:

@@ -232,7 +232,7 @@ class Book:
         span = " to ".join(dict.fromkeys(f"{short(size / 1e6)}M" for size in (min(sizes), max(sizes))))
         images = not all(self.evidence.place(claim).text for claim in claims)
         return (
-            f"Scale: models of {span} parameters; {'; '.join(texts)}. The second of two schemes ends at "
+            f"Scale: models of {span} parameters; {'; '.join(texts)}. B of A − B ends at "
             f"{min(losses):.2f} to {max(losses):.2f} nats per token{' (images apart)' if images else ''}."
         )
 

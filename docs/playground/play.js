@@ -5,7 +5,7 @@ const FRAMES = 120, DEEPEST = 100, TRAIL = 14, COUNT = 48, MOST_RULES = 6;
 const at = frame => Math.exp(frame / FRAMES * Math.log(DEEPEST + 1)) - 1;  // even in the logarithm of depth
 const find = id => document.getElementById(id);
 if (self !== top) {  // the page around it has a heading, and gives it the height that it asks for
-  find("title").hidden = true;
+  find("title").hidden = find("share").hidden = true;
   new ResizeObserver(() => parent.postMessage(document.documentElement.offsetHeight, "*")).observe(document.body);
 }
 const night = matchMedia("(prefers-color-scheme: dark)"), calm = matchMedia("(prefers-reduced-motion: reduce)");
@@ -210,6 +210,7 @@ find("rules").append(...LAWS.map((rule, index) => {
   label.title = rule.law;
   return label;
 }));
+const shared = location.hash;
 recall();
 limit();
 find("rules").addEventListener("change", limit);
@@ -234,4 +235,4 @@ const begun = performance.now();
 restart();
 drawStep();
 window.firstFrame = performance.now() - begun;
-if (!calm.matches) { find("depth").value = 0; play(); }
+if (!calm.matches && !shared) { find("depth").value = 0; play(); }

@@ -38,7 +38,7 @@ def draw_scheme(name: str) -> Spec:
         name, scheme = scheme.about.figure_of, parse(scheme.about.figure_of)
     step = round(scheme.about.figure_at * getattr(scheme, "steps", 0))
     blocks = {t: follow_write(scheme, t, step=step) for t in BLOCKS}
-    return draw_paths(f"{name}, step {step:,}" if step else name, scheme.about.equation, blocks, ANGLE)
+    return draw_paths(f"{name}, step {step:,}" if step else name, scheme.about.equation.replace("`", ""), blocks, ANGLE)
 
 
 class TokenPath(NamedTuple):

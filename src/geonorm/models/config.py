@@ -127,7 +127,8 @@ class TransformerConfig(Settings):
 
 @dataclass(frozen=True)
 class DecoderConfig(TransformerConfig):
-    """A Transformer on tokens: causal, or attending to both sides, which is an encoder.
+    """A Transformer on tokens: causal, or attending to both sides, which is an encoder. Its fields are the settings
+    `--model.*` of `geonorm train`, and `scheme`.
 
     >>> config = geonorm.DecoderConfig("geonorm", layers=2, width=64, heads=4, hidden=128, vocab_size=256)
     >>> config.head_dim

@@ -191,7 +191,7 @@ def check_start(scheme: Scheme, config: TransformerConfig) -> None:
 def initialize(model: nn.Module, init: str = "fan_in") -> None:
     """Draw all weights as their schemes start them, and restore norms, biases and what the schemes learn.
 
-    model: any module that holds `geonorm.Residual`s. init: the base standard deviation, as `model.init` of a
+    model: any module that holds `geonorm.Residual` modules. init: the base standard deviation, as `model.init` of a
     `DecoderConfig`: fan_in | neox | gpt2 | zero | nanochat; a scheme states its own against it. A layer says what it is
     for by an attribute `role` (embed, q, k, v, o, up, gate, down, head, ...) or a usual name (q_proj, lm_head, ...).
     Layers outside the residuals without a role stay as they are. Draws come from torch's global generator. Raises
@@ -229,8 +229,8 @@ def draw_all(model: nn.Module, settings: TransformerConfig) -> None:
 def constrain(model: nn.Module) -> None:
     """Apply the constraints that schemes such as nGPT put on weights, in place: call it after each optimizer step.
 
-    model: any module that holds `geonorm.Residual`s; roles of layers as in `initialize`. Without such schemes it does
-    nothing. Raises ConfigError for a linear layer under such a scheme without a role.
+    model: any module that holds `geonorm.Residual` modules; roles of layers as in `initialize`. Without such schemes
+    it does nothing. Raises ConfigError for a linear layer under such a scheme without a role.
 
         >>> config = geonorm.DecoderConfig("ngpt", layers=1, width=16, heads=2, hidden=16, vocab_size=32)
         >>> model = geonorm.Decoder(config)

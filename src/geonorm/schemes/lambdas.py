@@ -29,7 +29,8 @@ class Lambdas(Copied):
 
     about = About(
         equation="x = a x + b x0 before a block, then x + u(N(x)); exit N(x - c x_mid), mid: block L//2 + 1",
-        source="modded-nanogpt 2024 and nanochat 2025, github.com/karpathy/nanochat",
+        source="modded-nanogpt 2024, github.com/KellerJordan/modded-nanogpt; "
+        "nanochat 2025, github.com/karpathy/nanochat",
         claim="No comparison of its own is on record here; speed records of modded-nanogpt and nanochat use it.",
         checked="official code run (karpathy/nanochat 92d63d4), to rounding, initial values too",
         lawless="the start of the stream is added again and again: a direction of its own",
