@@ -38,7 +38,7 @@ exit status: 0 done; 1 rules that differ (same); 2 bad input, a diverged or a fa
 TYPED: ContextVar[list[str]] = ContextVar("typed")
 """The command line."""
 SEEN_ENOUGH = ("schemes", "data", "generate", "eval", "-h", "--help", "--version")
-"""What prints at its end alone: who closes the pipe has seen enough. Of all others it stops the work."""
+"""What only prints, or saves before it prints: who closes the pipe has seen enough. Of all others it stops the work."""
 
 
 def main(arguments: list[str] | None = None) -> int:
