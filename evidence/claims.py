@@ -2,7 +2,7 @@
 
 A claim compares two schemes in a setting. claims.yaml holds what is compared and the verdict that was read last, no
 results. Each scheme stands at its best learning rate, chosen by the tuning seed, or at the rate that the claim names.
-Differences are paired by seed. The tuning seed does not count where three other pairs remain.
+Differences are by seed, of crossed runs their mean. The tuning seed does not count where three other pairs remain.
 """
 
 import json
@@ -40,15 +40,16 @@ class Setting:
     where: str
     runs: str = ""
     without: str = "-nogains-"
+    """A pattern of names that are left out."""
     steps: int | None = None
-    tuning_seed: int | str | None = None
-    """The seed that chose the rates; mean: all seeds chose them together; None: seeds that are not among these."""
+    tuned_by: Sequence[int | str] = ()
+    """The seeds that chose the rates, the first above all; mean: all seeds chose them together; none: other seeds."""
     results: str = "results.jsonl"
     text: str = "BPE of 1,024 tokens, context 128"
     """Vocabulary and context; without one, images."""
     factors: Mapping[str, str] | None = None
-    """Of crossed runs, by factor a pattern that reads its level from the scheme's name. Pairs are then runs that differ
-    in what a claim compares and in nothing else: they share rate, seed and all other levels."""
+    """Of crossed runs, by factor a pattern that reads its level from the scheme's name. The difference of a seed is the
+    mean over pairs of runs that differ in what a claim compares and share rate and all other levels."""
 
 
 @dataclass(frozen=True)
@@ -90,10 +91,10 @@ class Claim:
 
 @dataclass
 class Arm:
-    """A side at its rate: losses by seed, or by what crossed runs share."""
+    """A side at its rate: losses by seed; of crossed runs by what they share, and seed."""
 
     lr: float
-    losses: Mapping[int | str, float]
+    losses: Mapping[Any, float]
     parameters: int
     tokens: int
     runs: Collection[str]
@@ -145,8 +146,8 @@ class Evidence:
             if (
                 side.scheme in ("", row["scheme"])
                 and row["run"].startswith(start)
-                and setting.without not in row["run"]
-                and (row.get("phase") != "tune" or row["seed"] == setting.tuning_seed)
+                and not re.search(setting.without, row["run"])
+                and (row.get("phase") != "tune" or row["seed"] in setting.tuned_by)
                 and (setting.steps or row["steps"]) == row["steps"]
                 and not (wanted and abs(row["lr"] / wanted - 1) > 0.01)
             ):
@@ -169,7 +170,7 @@ class Evidence:
         rates = {rate: rows for rate, rows in rates.items() if rate not in diverged} or rates
         if not rates:
             raise ClaimError(f"{claim.name}: no run of {side.scheme} in {setting.experiment}, {setting.runs or 'all'}")
-        rate = best_rate(rates, setting.tuning_seed)
+        rate = best_rate(rates, setting.tuned_by[:1])
         losses = {pair: last(row, claim.measure) for pair, row in rates[rate].items()}
         some = next(iter(rates[rate].values()))
         names = [row["run"] for row in rates[rate].values()]
@@ -201,22 +202,25 @@ class Evidence:
         if not pairs:
             raise ClaimError(f"{claim.name}: no seed has both schemes")
         first, second = self.arms(claim)
-        tuning = self.settings[claim.setting].tuning_seed
-        fresh = {seed: gap for seed, gap in pairs.items() if seed != tuning}
+        tuners = self.settings[claim.setting].tuned_by
+        fresh = {seed: gap for seed, gap in pairs.items() if seed not in tuners}
         counted = fresh if len(fresh) >= PAIRS else pairs
         return {
             "pairs": counted,
             "lr": [first.lr, second.lr],
             "parameters": first.parameters,
             "tokens": first.tokens,
-            "tuning_seed_counts": not claim.lr and (tuning == "mean" or tuning in counted),
+            "tuning_seed_counts": not claim.lr and any(seed == "mean" or seed in counted for seed in tuners),
         }
 
-    def differences(self, claim: Claim) -> dict[int | str, float]:
-        """By seed that has both, the tuning seed included."""
+    def differences(self, claim: Claim) -> dict[int, float]:
+        """By seed that has both, the tuning seed included; of crossed runs the mean over those of the seed."""
         first, second = self.arms(claim)
-        shared = sorted(first.losses.keys() & second.losses.keys())
-        return {seed: first.losses[seed] - second.losses[seed] for seed in shared}
+        crossed = self.settings[claim.setting].factors is not None
+        gaps: dict[int, list[float]] = {}
+        for pair in sorted(first.losses.keys() & second.losses.keys()):
+            gaps.setdefault(pair[1] if crossed else pair, []).append(first.losses[pair] - second.losses[pair])
+        return {seed: sum(each) / len(each) for seed, each in gaps.items()}
 
     @cached_property
     def registered(self) -> dict[str, str]:
@@ -227,7 +231,8 @@ class Evidence:
     @cached_property
     def results(self) -> dict[str, Values]:
         """By claim: mean, interval, p, by Holm too, the moderated error, p of equality, and the verdict. Variances
-        are moderated within an experiment. A family of Holm answers one question with one kind of weights there."""
+        are moderated within an experiment. All comparisons of an experiment by one measure are one family of Holm; more
+        where it registered more than are claims."""
         raw = {name: self.compare(claim) for name, claim in self.claims.items()}
         gaps = {name: paired_interval(list(values["pairs"].values())) for name, values in raw.items()}
         priors: dict[str, Prior | None] = {}
@@ -236,8 +241,12 @@ class Evidence:
             known = [gaps[name] for name in names if gaps[name].std is not None]
             prior = fit_prior([(gap.std or 0.0) ** 2 for gap in known], [gap.n - 1 for gap in known])
             priors |= dict.fromkeys(names, prior)
-        for names in self.groups(lambda one: (self.place(one).experiment, one.question.split()[0], one.measure)):
-            p_holm |= zip(names, holm([gaps[name].p for name in names]), strict=True)
+        for names in self.groups(lambda claim: (self.place(claim).experiment, claim.measure)):
+            tests = {tuple(raw[name]["pairs"].items()): gaps[name].p for name in names if gaps[name].p is not None}
+            registered = self.file["families"].get(self.place(self.claims[names[0]]).experiment, 0)
+            others = [1.0] * (registered - len(tests))
+            adjusted = dict(zip(tests, holm([*tests.values(), *others]), strict=False))
+            p_holm |= {name: adjusted.get(tuple(raw[name]["pairs"].items())) for name in names}
         return {
             name: summarize(gap, priors[name])
             | {"p_holm": p_holm[name], **raw[name], "registered": self.registered.get(name)}
@@ -261,14 +270,14 @@ class Evidence:
         return {name: self.pooled(name, words) for name, words in self.file["pools"].items()}
 
     def pooled(self, name: str, words: Values) -> Values:
-        members = [claim.name for claim in self.claims.values() if claim.pool == name]
-        if len({(self.claims[member].first, self.claims[member].second) for member in members}) > 1:
+        members = {claim.name: claim for claim in self.claims.values() if claim.pool == name}
+        if len({(one.first and one.first.scheme, one.second and one.second.scheme) for one in members.values()}) > 1:
             raise ClaimError(f"{name}: a pool has one comparison")
         effects = []
-        for member in members:
-            row, tuning = self.results[member], self.place(self.claims[member]).tuning_seed
-            fresh = [gap for seed, gap in row["pairs"].items() if seed != tuning]
-            if tuning == "mean" or not fresh:
+        for member, claim in members.items():
+            row, tuners = self.results[member], self.place(claim).tuned_by
+            fresh = [gap for seed, gap in row["pairs"].items() if seed not in tuners]
+            if "mean" in tuners or not fresh:
                 raise ClaimError(f"{member}: a pool holds no run that chose the rate")
             effects.append(Estimate(sum(fresh) / len(fresh), row["moderated_error"] ** 2 * row["n"] / len(fresh), 1))
         total = pool(effects)
@@ -280,14 +289,12 @@ class Evidence:
             "mean": mean.difference,
             "low": mean.low,
             "high": mean.high,
-            "p": mean.p,
-            "equal_p": equal_p(mean, words["margin"]),
             "between": total.between,
             "expected_low": total.low,
             "expected_high": total.high,
             "n": total.n,
             "doubts": grade(total, words["margin"], words.get("doubts", ()))[1],
-            "claims": members,
+            "claims": [*members],
         }
 
 
@@ -311,22 +318,22 @@ def summarize(gap: Interval, prior: Prior | None) -> Values:
     }
 
 
-def read_cell(row: Values, side: Side, factors: Mapping[str, str]) -> str | None:
-    """What a crossed run shares with its partner; None where it is not of this side."""
+def read_cell(row: Values, side: Side, factors: Mapping[str, str]) -> tuple[str, int] | None:
+    """What a crossed run shares with its partner, and its seed; None where it is not of this side."""
     found = {factor: re.search(pattern, row["scheme"]) for factor, pattern in factors.items()}
     levels = {factor: match[1] for factor, match in found.items() if match}
     wanted = dict(side.levels)
     if len(levels) < len(factors) or any(levels[factor] != level for factor, level in wanted.items()):
         return None
     rest = [level or "none" for factor, level in levels.items() if factor not in wanted]
-    return ", ".join([*rest, f"rate {row['lr']:g}", f"seed {row['seed']}"])
+    return ", ".join([*rest, f"rate {row['lr']:g}"]), row["seed"]
 
 
-def best_rate(rates: Mapping[Any, Mapping[Any, Values]], tuning_seed: int | str | None) -> Any:
+def best_rate(rates: Mapping[Any, Mapping[Any, Values]], tuned_by: Sequence[int | str]) -> Any:
     """Of the rates with three seeds, or as many as any has: the best of the tuning seed, else of the mean of all."""
     enough = min(PAIRS, max(map(len, rates.values())))
     several = {lr: rows for lr, rows in rates.items() if len(rows) >= enough}
-    tuned = {lr: row["val_loss"] for lr, rows in several.items() for seed, row in rows.items() if seed == tuning_seed}
+    tuned = {lr: row["val_loss"] for lr, rows in several.items() for seed, row in rows.items() if seed in tuned_by}
     if tuned:
         return min(tuned, key=tuned.__getitem__)
     most = max(map(len, several.values()))

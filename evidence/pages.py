@@ -89,7 +89,6 @@ class Book:
         forms: dict[str, Callable[[], str]] = {
             "": lambda: f"{row['verdict']}, {self.difference(name)}",
             "word": lambda: row["verdict"],
-            "short": lambda: row["verdict"].partition(" within")[0],
             "clause": lambda: CLAUSES.get(row["verdict"], f"is {row['verdict']}"),
             "difference": lambda: self.difference(name),
             "mean": lambda: signed(row["mean"]),
@@ -151,9 +150,6 @@ class Book:
             row, words = self.values[name], self.words["pools"][name]
             cells = [words["what"], row["verdict"], self.difference(name), self.form(name, "expected"), str(row["n"])]
             yield table_row([*cells, self.certainty({"pools": [name]}).partition(" (")[0]], name)
-        for name in names:
-            if note := self.words["pools"][name].get("note"):
-                yield from (Line(""), Line(f"{self.words['pools'][name]['what']}: {note}.", (name,)))
 
     def advice(self) -> Iterator[Line]:
         """Which scheme when."""
@@ -167,8 +163,8 @@ class Book:
         predicted = [row for row in self.outcomes() if f"/{folder})" in row.text]
         if predicted:
             yield from table_head(("predicted", "outcome", "measured"))
-            yield from (Line("|" + row.text.partition("|")[2].partition("|")[2], row.claims) for row in predicted)
-            yield Line("")
+            rows = [Line("|" + row.text.partition("|")[2].partition("|")[2], row.claims) for row in predicted]
+            yield from (*rows, Line(""))
         claims = [claim for claim in self.evidence.claims.values() if self.evidence.place(claim).experiment == folder]
         places = [self.evidence.place(claim).where + tokens(self.size(claim.name)) for claim in claims]
         several = len({*places}) > 1
@@ -230,10 +226,9 @@ class Book:
             if not claim.change and claim.measure == "val_loss" and self.evidence.place(claim).text
         ]
         span = " to ".join(dict.fromkeys(f"{short(size / 1e6)}M" for size in (min(sizes), max(sizes))))
-        images = not all(self.evidence.place(claim).text for claim in claims)
         return (
             f"Scale: models of {span} parameters; {'; '.join(texts)}. B of A − B ends at "
-            f"{min(losses):.2f} to {max(losses):.2f} nats per token{' (images apart)' if images else ''}."
+            f"{min(losses):.2f} to {max(losses):.2f} nats per token."
         )
 
     def certainty(self, words: Values) -> str:

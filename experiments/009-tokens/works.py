@@ -55,6 +55,4 @@ if __name__ == "__main__":
     parser.add_argument("corpus", type=Path, help="folder with train.jsonl.xz and validation.jsonl.xz")
     parser.add_argument("out", type=Path, metavar="OUT")
     words = parser.parse_args()
-    if missing := [part for part in ("train", "validation") if not (words.corpus / f"{part}.jsonl.xz").is_file()]:
-        parser.error(f"{words.corpus} has no {missing[0]}.jsonl.xz: name the folder of the corpus latex")
     main(words.corpus, words.out)

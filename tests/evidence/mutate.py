@@ -77,8 +77,10 @@ def changes(root: Path, each: int = 10) -> Iterator[Change]:
             several = [claim for claim in evidence.claims.values() if claim.first and claim.measure == "val_loss"]
             claim = draw.choice(several)
             name = claim.name
-            setting, arm = evidence.settings[claim.setting], evidence.arms(claim)[0]
-            pair = draw.choice(sorted(evidence.results[name]["pairs"], key=str))
+            setting, (arm, other) = evidence.settings[claim.setting], evidence.arms(claim)
+            seeds = evidence.results[name]["pairs"]
+            shared = arm.losses.keys() & other.losses.keys()
+            pair = draw.choice(sorted((p for p in shared if (p[1] if isinstance(p, tuple) else p) in seeds), key=str))
             path = root / "experiments" / setting.experiment / setting.results
             lines = path.read_text("utf-8").splitlines(keepends=True)
             row = next(

@@ -31,8 +31,8 @@ def rows_of(claim: dict[str, Any], side: Any) -> list[dict[str, Any]]:
     start = words.get("runs", setting.get("runs", ""))
     rows = read(f"{setting['experiment']}/{setting.get('results', 'results.jsonl')}")
     rows = [row for row in rows if words.get("scheme", row["scheme"]) == row["scheme"] and row["run"].startswith(start)]
-    rows = [row for row in rows if setting.get("without", "-nogains-") not in row["run"]]
-    rows = [row for row in rows if row.get("phase") != "tune" or row["seed"] == setting.get("tuning_seed")]
+    rows = [row for row in rows if not re.search(setting.get("without", "-nogains-"), row["run"])]
+    rows = [row for row in rows if row.get("phase") != "tune" or row["seed"] in setting.get("tuned_by", ())]
     if "steps" in setting:
         rows = [row for row in rows if row["steps"] == setting["steps"]]
     lr = words.get("lr") or claim.get("lr")
@@ -62,8 +62,8 @@ def losses(claim: dict[str, Any], side: Any) -> dict[Any, float]:
     seeds = {lr: {row["seed"] for row in ends if row["lr"] == lr} for lr in {row["lr"] for row in ends}}
     most = max(len(each) for each in seeds.values())
     rates = [lr for lr, each in seeds.items() if len(each) >= min(3, most)]
-    tuning = FILE["settings"][claim["setting"]].get("tuning_seed")
-    tuned = [row for row in ends if row["lr"] in rates and row["seed"] == tuning]
+    tuning = FILE["settings"][claim["setting"]].get("tuned_by", ())
+    tuned = [row for row in ends if row["lr"] in rates and row["seed"] in tuning[:1]]
     if tuned:
         lr = min(tuned, key=lambda row: row["val_loss"])["lr"]
     else:
@@ -82,7 +82,11 @@ def gaps(claim: dict[str, Any]) -> dict[Any, float]:
         )
     else:
         other = losses(claim, second)
-    return {seed: first[seed] - other[seed] for seed in sorted(set(first) & set(other))}
+    pairs = {pair: first[pair] - other[pair] for pair in sorted(set(first) & set(other))}
+    if FILE["settings"][claim["setting"]].get("factors") is None:
+        return pairs
+    seeds = {pair[-1] for pair in pairs}
+    return {seed: float(np.mean([gap for pair, gap in pairs.items() if pair[-1] == seed])) for seed in seeds}
 
 
 def compute(name: str) -> dict[str, Any]:
@@ -93,8 +97,8 @@ def compute(name: str) -> dict[str, Any]:
         pairs = {seed: known[seed] - other[seed] for seed in set(known) & set(other)}
     else:
         pairs = gaps(claim)
-    tuning = FILE["settings"][claim["setting"]].get("tuning_seed")
-    fresh = [gap for seed, gap in pairs.items() if seed != tuning]
+    tuning = FILE["settings"][claim["setting"]].get("tuned_by", ())
+    fresh = [gap for seed, gap in pairs.items() if seed not in tuning]
     x = np.array(fresh if len(fresh) > 2 else [*pairs.values()])
     if len(x) == 1:
         return {"n": 1, "mean": x[0], "verdict": "one run", "fresh": fresh}
@@ -116,16 +120,18 @@ def experiment_of(claim: dict[str, Any]) -> str:
 
 
 def adjust(results: dict[str, dict[str, Any]]) -> None:
-    """Adds p by Holm, within one question and kind of weights of an experiment."""
+    """Adds p by Holm, within one measure of an experiment; a comparison that stands twice counts once."""
     families: dict[Any, list[str]] = {}
     for name, claim in CLAIMS.items():
-        key = experiment_of(claim), claim["question"].split()[0], claim.get("measure", "val_loss")
-        families.setdefault(key, []).append(name)
-    for names in families.values():
-        tested = sorted((name for name in names if "p" in results[name]), key=lambda name: results[name]["p"])
-        steps = [results[name]["p"] * (len(tested) - rank) for rank, name in enumerate(tested)]
-        for name, p in zip(tested, np.minimum(1, np.maximum.accumulate(steps or [0.0])), strict=False):
-            results[name]["p_holm"] = float(p)
+        families.setdefault((experiment_of(claim), claim.get("measure", "val_loss")), []).append(name)
+    for (experiment, _), names in families.items():
+        tested = sorted({results[name]["p"] for name in names if "p" in results[name]})
+        size = max(len(tested), FILE["families"].get(experiment, 0))
+        steps = [p * (size - rank) for rank, p in enumerate(tested)]
+        adjusted = dict(zip(tested, np.minimum(1, np.maximum.accumulate(steps or [0.0])), strict=False))
+        for name in names:
+            if "p" in results[name]:
+                results[name]["p_holm"] = float(adjusted[results[name]["p"]])
 
 
 def moderate(results: dict[str, dict[str, Any]]) -> None:
