@@ -288,11 +288,13 @@ def to_dict(config: Any) -> dict[str, Any]:
     >>> to_dict(Checkpoint(every=100))
     {'every': 100, 'keep': 2}
     """
-    return {
-        f.name: to_dict(value) if is_dataclass(value) else list(value) if isinstance(value, tuple) else value
-        for f in fields(config)
-        for value in [getattr(config, f.name)]
-    }
+    values = {f.name: getattr(config, f.name) for f in fields(config)}
+    for name, value in values.items():
+        if is_dataclass(value):
+            values[name] = to_dict(value)
+        elif isinstance(value, tuple):
+            values[name] = list(value)
+    return values
 
 
 def from_dict(kind: type, values: dict[str, Any], prefix: str = "", typed: bool = False) -> Any:

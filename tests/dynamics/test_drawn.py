@@ -61,6 +61,7 @@ LAWS: list[tuple[str, Any, str, float | None]] = [
     ("norm_preserving", FULL, "exponential", log(12 / 11)),
     ("norm_preserving", (DrawnAttention(sqrt(2), causal=False),), "exponential", log(12 / 11)),
     ("angpt", SWIGLU, "none", None),  # radius 1 is kept, but a token a little longer grows
+    ("ngpt(alpha=1)", (DrawnAttention(sqrt(2), causal=False),), "none", None),  # it replaces tokens: equal at once
 ]
 
 

@@ -31,7 +31,7 @@ TERMINAL: dict[Any, tuple[str, float | None]] = {
     "pre(max_step=0.1)": ("polynomial", 2.0),  # the clamp binds while r < 10 alone
     "peri(max_step=0.3)": ("polynomial", 2.0),
     "peri": ("polynomial", 2.0),
-    "olmo2": ("none", None),  # reads the raw stream: the temperature beta r^2 freezes it
+    "olmo2": ("none", None),  # reads the raw stream: beta r^2 grows, and tokens of equal length stop
     "mix": ("polynomial", 2.0),
     "mix(pre, post)": ("exponential", 2.0),
     "deepnorm": ("exponential", 2 / (2 * DEPTH) ** 0.25),

@@ -106,7 +106,9 @@ class SimulateConfig(Settings):
         """beta: of a decoder in units of radius 1, where matrices of standard deviation 1/sqrt(dim) read y / |y|."""
         if self.weights == "network":
             return self.dim / sqrt(self.dim / self.heads)
-        return self.beta if self.beta is not None else 1.0 if self.weights == "identity" else sqrt(self.dim)
+        if self.beta is not None:
+            return self.beta
+        return 1.0 if self.weights == "identity" else sqrt(self.dim)
 
     def times(self, end: float, count: int = 0, log: bool = False) -> list[float]:
         """Times from 0 to `end`, `points` of them or `count`, even in log(1 + time) where `log_time` or `log` is set,

@@ -28,7 +28,7 @@ from ..schemes import Scheme, Site, read_at, write_at
 from .fields import Attention
 from .flow import Flow, check_values
 from .rates import enter_radius
-from .theory import LATE, SLOW, Terminal, find_rest, grow, read_law
+from .theory import LATE, SLOW, SUDDEN_LAYERS, Terminal, find_rest, grow, read_law
 
 NODES = 200
 """Of Gauss and Hermite; an even number keeps clear of the kink of ReLU at 0."""
@@ -193,6 +193,8 @@ class DrawnFlow:
         grown = (rest, 0.0) if rest else grow(lambda r, t: sum(turn.grown for turn in self.turn_block(r, t)), start)
         if grown is None:
             return SLOW
+        if any(turn.relative(averaged) < 1e-10 for turn in self.turn_block(grown[0], LATE)):
+            return SUDDEN_LAYERS
         return read_law(lambda r, t: -sum(log(turn.relative(averaged)) for turn in self.turn_block(r, t)), *grown)
 
 

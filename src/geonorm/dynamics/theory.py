@@ -178,9 +178,10 @@ def terminal(
     (full attention), half of it under a causal mask. r follows from r' in the same state: where r' = c r^a t^b, the
     solution is r ~ t^((1+b)/(1-a)). What is left is the logarithmic derivative of lambda in t: -1 is a power law, 0
     an exponential, -1/2 a stretched one. Anything else, also a schedule that ends, is `none`. So is a power law where
-    beta m^2 (1 - cos) does not vanish: attention that grows colder faster than the particles meet leaves each with
-    itself. radius: one for all, or one for each particle; those that a scheme keeps change the rate, with beta, those
-    that grow become equal. An angle that does not shrink with the update brings them together before the end, which is
+    beta m^2 (1 - cos) does not vanish: attention that grows colder faster than particles of equal radii meet leaves
+    each with itself. (Where radii differ all may follow the longest instead, and meet.) radius: one for all, or one for
+    each particle; those that a scheme keeps change the rate, with beta, those that grow become equal relative to their
+    size. An angle that does not shrink with the update brings them together before the end, which is
     no law either. layers: whole layers, h = 1, in place of continuous time: another exponential. sublayers:
     how many attentions act per unit of t; a radius that grows then grows as many times as fast.
     """
@@ -216,7 +217,7 @@ def terminal(
         return Terminal("none", None, "the angle does not shrink with the update: tokens meet at a finite depth")
     colder = 2 * log(frame.read(r * 1.01**power, LATE * 1.01 - 1) / frame.read(r, LATE - 1)) / log(1.01)
     if beta > 0 and law.kind == "polynomial" and law.exponent <= colder + 1e-6:
-        return Terminal("none", None, "attention grows colder faster than tokens meet, and leaves each with itself")
+        return Terminal("none", None, "attention grows colder: tokens of equal length stop, others may follow the longest")
     if layers and law.kind == "exponential":
         whole = float("inf") if unequal else sublayers * frame.whole(r, LATE - 1, causal)
         return Terminal(law.kind, whole) if isfinite(whole) else SUDDEN_LAYERS

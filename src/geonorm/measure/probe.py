@@ -157,8 +157,10 @@ def first_not_finite(rows: Iterable[Mapping[str, Any]]) -> str | None:
     """The first sub-layer of some rows after which the stream is not finite (its length: NaN, infinity or an
     overflow), or the embedding before it; None where there is none."""
     row = next((row for row in rows if row["radius_after"] is None), None)
-    place = "" if row is None else "embedding" if row["radius"] is None else f"layer {row['layer']} {row['kind']}"
-    return None if row is None else f"{row['stack']} {place}"
+    if row is None:
+        return None
+    place = "embedding" if row["radius"] is None else f"layer {row['layer']} {row['kind']}"
+    return f"{row['stack']} {place}"
 
 
 def check_ids(model: Any, ids: Tensor) -> Tensor:

@@ -193,7 +193,9 @@ def bullets(sentences: Iterable[str]) -> str:
 
 
 def plain_text(value: Any) -> str:
-    return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    if value is None:
+        return "–"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _colours(styles: Sequence[Look]) -> str:

@@ -102,7 +102,9 @@ def decimals(row: ComparisonRow) -> int:
     """Decimals that leave two figures of the interval's width."""
     low, high = row.difference_low, row.difference_high
     width = abs(row.difference or 0) if low is None or high is None else high - low
-    return 3 if width >= 0.01 else 4 if width >= 0.001 else 5
+    if width >= 0.01:
+        return 3
+    return 4 if width >= 0.001 else 5
 
 
 def paired_difference(row: ComparisonRow) -> str:

@@ -79,8 +79,12 @@ class LayerScale(Placement):
     """Initial value of the scale; depth: 0.1 up to 18 blocks, 1e-5 up to 24, 1e-6 beyond."""
 
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
-        by_depth = 0.1 if site.depth <= 18 else 1e-5 if site.depth <= 24 else 1e-6
-        start = self.start if isinstance(self.start, float) else by_depth
+        if isinstance(self.start, float):
+            start = self.start
+        elif site.depth <= 18:
+            start = 0.1
+        else:
+            start = 1e-5 if site.depth <= 24 else 1e-6
         return {"input": "norm", "scale": Scale((norm.dim,), start)}
 
     def terms(self, p: Any, site: Site, h: Number = 1.0) -> WeightedSum:

@@ -215,7 +215,9 @@ def device_of_runs(config: Grid) -> str:
     here."""
     kind = config.runtime.device.partition(":")[0]
     on_request = config.launcher != "local" and (config.slurm.gpus or config.ray.gpus)
-    return kind if kind in ("cpu", "cuda") else "cuda" if on_request or torch.cuda.is_available() else "cpu"
+    if kind in ("cpu", "cuda"):
+        return kind
+    return "cuda" if on_request or torch.cuda.is_available() else "cpu"
 
 
 def make_executor(config: Grid, say: Say, live: bool) -> Executor:

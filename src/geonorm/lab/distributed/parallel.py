@@ -67,7 +67,9 @@ def loss_of(model: Transformer, runtime: Runtime, device: torch.device, steps: i
 
 def layout(runtime: Runtime, world: World, batch_size: int) -> str:
     """none, ddp or fsdp. ConfigError for what does not fit this world."""
-    kind = runtime.parallel if runtime.parallel != "auto" else "none" if world.size == 1 else "ddp"
+    kind: str = runtime.parallel
+    if kind == "auto":
+        kind = "none" if world.size == 1 else "ddp"
     if kind != "none" and world.size == 1 and not dist.is_initialized():
         raise ConfigError(f"--runtime.parallel {kind} needs torchrun: torchrun --nproc-per-node N -m geonorm train ...")
     if batch_size % world.size:

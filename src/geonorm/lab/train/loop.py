@@ -233,9 +233,12 @@ def train_on_rank(
 
                 # What the clock or a signal asks of any rank, all ranks do; the highest request wins.
                 overdue = time.monotonic() - saved_at > LONGEST_UNSAVED
-                request = world.highest(
-                    SAVE_FAILED if saver.failed else STOP if stop_times else SAVE_DUE if overdue else 0
-                )
+                own_request = SAVE_DUE if overdue else 0
+                if stop_times:
+                    own_request = STOP
+                if saver.failed:
+                    own_request = SAVE_FAILED
+                request = world.highest(own_request)
                 if not (reading or request):
                     continue
 
