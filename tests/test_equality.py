@@ -29,16 +29,10 @@ EQUAL = [
     ),
 ]
 DIFFERENT = [
-    ("pre", "post"),
-    ("pre", "pre(entry=embedding)"),
-    ("pre", "pre(final=none)"),
-    ("pre", "lns"),
-    ("peri", "olmo2"),
-    ("geonorm", "geonorm(alpha=1.001)"),
-    ("geonorm", "geonorm(index=sublayer)"),
-    ("geonorm", "geonorm(max_angle=0.8)"),
-    ("prores(geonorm)", "prores(geonorm(max_angle=0.1))"),
-]
+    ("pre", "post"), ("pre", "pre(entry=embedding)"), ("pre", "pre(final=none)"), ("pre", "lns"), ("peri", "olmo2"),
+    ("geonorm", "geonorm(alpha=1.001)"), ("geonorm", "geonorm(index=sublayer)"),
+    ("geonorm", "geonorm(max_angle=0.8)"), ("prores(geonorm)", "prores(geonorm(max_angle=0.1))"),
+]  # fmt: skip
 ALIKE_AT_THE_START = [("pre", "affine"), ("pre", "hyper"), ("geonorm", "geonorm(learn=gain)")]
 
 

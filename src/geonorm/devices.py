@@ -44,8 +44,8 @@ MACHINES = {
 """By their makers' data sheets."""
 
 
-SLOWER = r"h[12]00.*(pcie|nvl)|gb200|laptop|4090d"
-"""Names of GPUs that are not as fast as what stands in them."""
+SLOWER = r"h[12]00.*(pcie|nvl)|gb200|laptop|4090d|mig"
+"""Names of GPUs that are not as fast as what stands in them; mig: a part of one."""
 
 
 def peak_flops(device: torch.device, dtype: str | None) -> float:
@@ -79,9 +79,7 @@ def machine_named(name: str, threads: int = 1) -> Machine:
 
 
 def memory_of_machine() -> int:
-    """Bytes of memory that this machine has; 0 where the system does not say."""
-    if not hasattr(os, "sysconf"):
-        return 0
+    """Bytes of memory that this machine has; 0 where the system does not know."""
     return max(0, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 

@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -37,6 +38,18 @@ class DataError(GeonormError):
 
 class CheckpointError(GeonormError):
     """A run or checkpoint that is missing, damaged or does not fit."""
+
+
+@contextmanager
+def explained(message: str, error: type[GeonormError], *caught: type[BaseException]) -> Iterator[None]:
+    """Inside, these errors of a library or the system are one of ours, of one line: the message, and what went
+    wrong."""
+    try:
+        yield
+    except GeonormError:
+        raise
+    except caught as reason:
+        raise error(f"{message} ({cause(reason)[:200]})") from reason
 
 
 class Interrupted(Exception):

@@ -6,19 +6,12 @@ from contextlib import suppress
 from io import TextIOWrapper
 from shutil import get_terminal_size
 
-from .errors import ConfigError
-
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def prepare() -> None:
-    """Opens standard streams that are closed, so that no other file takes their numbers; makes every line go out at
-    once, so that a closed pipe is noticed when it closes; shows as an escape what the encoding of a stream lacks."""
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(number, True)
-    os.close(number)
-    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    """Makes every line go out at once, so that a closed pipe is noticed when it closes; shows as an escape what the
+    encoding of a stream lacks."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace", line_buffering=True)
@@ -48,22 +41,8 @@ def columns(most: int) -> int:
 
 
 def placed() -> bool:
-    """True if the environment gives this process a rank."""
+    """True if torchrun, or a launcher with its variables, gave this process a rank."""
     return all(name in os.environ for name in TORCHRUN)
-
-
-def launched() -> bool:
-    """True if torchrun, or a launcher with its variables, started this process. ConfigError for variables that give
-    no valid rank."""
-    if not placed():
-        return False
-    values = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")}
-    numbers = {name: int(text) if text.isascii() and text.isdigit() else -1 for name, text in values.items()}
-    rank, size, _, port = numbers.values()
-    if -1 in numbers.values() or rank >= size or not 0 < port < 2**16:
-        set_to = ", ".join(f"${name} {text!r}" for name, text in values.items())
-        raise ConfigError(f"{set_to} give no valid rank: start with torchrun, or unset them")
-    return True
 
 
 def first() -> bool:
@@ -81,13 +60,3 @@ def speaker(error: BaseException) -> str | None:
     if (rank := getattr(error, "rank", None)) is not None:
         return f"rank {rank}: "
     return "" if os.environ["LOCAL_RANK"] == "0" else None
-
-
-def record(error: BaseException) -> None:
-    """Leaves the cause where torchrun looks for it, so that its own account of a failure names it."""
-    if "TORCHELASTIC_ERROR_FILE" not in os.environ:
-        return
-    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
-
-    with suppress(OSError):
-        get_error_handler().record_exception(error)

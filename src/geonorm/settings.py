@@ -148,10 +148,7 @@ def convert_as(name: str, value: Any, kind: Any, typed: bool) -> Any:
     if kind is int and isinstance(value, Integral):
         return int(value)
     if kind is float and isinstance(value, Real):
-        try:
-            return NOTHING if typed and not isfinite(value) else float(value)
-        except OverflowError:
-            return -inf if value < 0 else inf
+        return NOTHING if typed and not isfinite(value) else float(value)
     return value if isinstance(kind, type) and isinstance(value, kind) else NOTHING
 
 
@@ -165,8 +162,6 @@ def read_typed(name: str, value: Any, kind: Any) -> Any:
         return json.dumps(value) if isinstance(value, (bool, int, float, NoneType)) else str(value)  # YAML knows dates
     if not value.isascii() and value != value.encode(errors="replace").decode():
         raise ConfigError(f"{name} is not valid Unicode text: {value!r}; write it as UTF-8")
-    if "\0" in value:
-        raise ConfigError(f"{name} holds a NUL character: {value!r}; leave it out")
     if kind in (int, float):
         with suppress(ValueError):
             return kind(value)

@@ -190,7 +190,7 @@ def test_a_config_fits_the_ranks_that_it_names(path: Path) -> None:
 
 
 DOCS = "".join(path.read_text() for path in (ROOT / "README.md", *ROOT.glob("docs/*.md")))
-COMMANDS = re.findall(r"^ *(?:srun )?torchrun .*-m geonorm train.*", DOCS, re.MULTILINE)
+COMMANDS = re.findall(r"^ *(?:srun .*)?torchrun .*-m geonorm train.*", DOCS, re.MULTILINE)
 
 
 @each("line", COMMANDS)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from geonorm.measure import SiteMeasure
+from geonorm.measure.accumulate import SiteMeasure
 from geonorm.measure.metrics import effective_ranks, null_directions, pool_spreads, principal
 
 from ..rows import each

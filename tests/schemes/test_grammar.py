@@ -135,7 +135,7 @@ def test_a_scheme_passes_through_and_strings_become_schemes() -> None:
         ("geonorm(alpha=0)", "alpha must be positive"),
         ("geonorm(max_angle=pi/0)", "divides by zero"),
         ("geonorm(max_angle=pi/x)", "x is not a number"),
-        ("geonorm(alpha=1, alpha=2)", "sets 'alpha' twice"),
+        ("geonorm(alpha=1, alpha=2)", "sets a field twice"),
         ("mix(post, a=pre)", "multiple values for argument 'a'"),
         ("mix(a=residual_dual)", "cannot combine residual_dual (2 streams of ResidualDual) with pre (one stream)"),
         ("per_kind(mlp=siamese)", "siamese (2 streams of Siamese)"),

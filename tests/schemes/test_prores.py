@@ -15,18 +15,7 @@ from geonorm.schemes.base import normalise_update
 from ..rows import each
 from .textbook import DEPTH, DIM, EPS, SITES, Bend, perturbed, placed, same, stream, written
 
-INSIDE = [
-    "pre",
-    "post",
-    "deepnorm",
-    "geonorm",
-    "geonorm(update=unit, learn=step)",
-    "nag",
-    "hybrid",
-    "hyper",
-    "mhc",
-    "attnres",
-]
+INSIDE = [*"pre post deepnorm geonorm nag hybrid hyper mhc attnres".split(), "geonorm(update=unit, learn=step)"]
 SHAPE: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "hidden": 24, "vocab_size": 11, "context": 8}
 
 

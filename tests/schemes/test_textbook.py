@@ -167,39 +167,22 @@ def test_norm_preserving_of_more_than_the_whole_is_refused() -> None:
 
 
 GEONORM = [
-    {},
-    {"decay": 0.75},
-    {"decay": 0.75, "index": "sublayer", "decay_on": "update"},
-    {"decay": "sqrt"},
-    {"decay": "linear"},
-    {"decay": "constant"},
-    {"alpha": 0.3},
-    {"alpha": 2.0, "decay": "constant"},
-    {"max_angle": pi / 16},
-    {"max_angle": 2.5},
-    {"decay_on": "update"},
+    {}, {"alpha": 0.3}, {"alpha": 2.0, "decay": "constant"}, {"max_angle": pi / 16}, {"max_angle": 2.5},
+    {"decay": 0.75}, {"decay": "sqrt"}, {"decay": "linear"}, {"decay": "constant"},
+    {"decay": 0.75, "index": "sublayer", "decay_on": "update"}, {"index": "sublayer"},
+    {"index": "sublayer", "decay": "linear"}, {"decay_on": "update"},
     {"decay_on": "update", "max_angle": 0.1, "decay": "sqrt"},
-    {"index": "sublayer"},
-    {"index": "sublayer", "decay": "linear"},
-    {"input": "norm"},
-    {"update": "norm"},
-    {"input": "norm", "update": "norm", "max_angle": 2.0},
-    {"update": "unit"},
+    {"input": "norm"}, {"update": "norm"}, {"input": "norm", "update": "norm", "max_angle": 2.0}, {"update": "unit"},
     {"update": "unit", "decay": "sqrt", "decay_on": "update", "retraction": "projection", "max_angle": pi},
     {"update": "unit", "learn": "affine", "alpha": 0.7},
     {"update": "unit", "learn": "step", "decay_on": "update", "retraction": "cayley", "max_angle": 2.0},
-    {"retraction": "projection"},
-    {"retraction": "cayley", "max_angle": 1.5},
+    {"retraction": "projection"}, {"retraction": "cayley", "max_angle": 1.5},
     {"retraction": 3.5, "decay_on": "update"},
-    {"learn": "gain"},
-    {"learn": "affine"},
-    {"learn": "step"},
+    {"learn": "gain"}, {"learn": "affine"}, {"learn": "step"},
     {"learn": "step", "decay_on": "update", "alpha": 0.8},
-    {"entry": "embedding"},
-    {"final": "none"},
-    {"after": "norm"},
+    {"entry": "embedding"}, {"final": "none"}, {"after": "norm"},
     {"after": "norm", "input": "norm", "decay": "constant"},
-]
+]  # fmt: skip
 
 
 def geonorm_equation(

@@ -63,14 +63,10 @@ def run_verb(arguments: list[str]) -> int:
         if name not in VERBS:
             raise ConfigError(unknown("verb", name, VERBS))
         return copy_context().run(run, name, rest)  # --trust-code holds for this command
-    except SystemExit as end:  # nothing here ends so: code from elsewhere does
-        output.complain(f"geonorm {name}: code from elsewhere ended the program (sys.exit {end.code})")
-        return 2
     except BrokenPipeError:
         return 0 if name in SEEN_ENOUGH else 130
     except (GeonormError, OSError, MemoryError, RuntimeError) as error:
         line = problem(error)
-        output.record(error)
         if (rank := output.speaker(error)) is not None:
             output.complain(f"geonorm {name}: {rank}{line}")
         return 2

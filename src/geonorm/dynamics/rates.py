@@ -2,8 +2,8 @@
 
 For particles theta_j = x_j / r_j the paper writes theta' = P_theta(A) / s and r' = ..., with a speed factor s and a
 radius law per scheme. Both follow from the definition that trains: in the frame of x (u = c x + v, v tangent) a
-write that commutes with orthogonal maps is x' = rho x + sigma v, so s = r / (dsigma/dh) and r' = r drho/dh. It also means
-that the same write, run on the 2-vectors (r, 0) and (c r, |v|), gives both numbers at cost n x 2 whatever the
+write that commutes with orthogonal maps is x' = rho x + sigma v, so s = r / (dsigma/dh) and r' = r drho/dh. And
+the same write, run on the 2-vectors (r, 0) and (c r, |v|), gives both numbers at cost n x 2 whatever the
 dimension. N is unit here: radius 1, eps 0, no gains.
 """
 

@@ -217,7 +217,7 @@ def terminal(
         return Terminal("none", None, "the angle does not shrink with the update: tokens meet at a finite depth")
     colder = 2 * log(frame.read(r * 1.01**power, LATE * 1.01 - 1) / frame.read(r, LATE - 1)) / log(1.01)
     if beta > 0 and law.kind == "polynomial" and law.exponent <= colder + 1e-6:
-        return Terminal("none", None, "attention grows colder: tokens of equal length stop, others may follow the longest")
+        return Terminal("none", None, "attention grows colder: equally long tokens stop, others may follow the longest")
     if layers and law.kind == "exponential":
         whole = float("inf") if unequal else sublayers * frame.whole(r, LATE - 1, causal)
         return Terminal(law.kind, whole) if isfinite(whole) else SUDDEN_LAYERS

@@ -19,6 +19,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,7 +34,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.futures import Future
 
-from ..errors import CheckpointError, cause
+from ..errors import CheckpointError, cause, explained
 from ..parsing import from_json
 from .data.files import open_regular
 from .distributed.ranks import World
@@ -123,10 +124,8 @@ def saved_steps(folder: Path) -> list[int]:
 
 def read_headers(path: Path) -> Headers:
     """What a checkpoint holds. CheckpointError if a file cannot be read."""
-    try:
+    with readable(path):
         tensors = HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise unreadable_error(path, error) from error
     return {name: about for name, about in tensors.items() if isinstance(about, TensorStorageMetadata)}
 
 
@@ -136,12 +135,13 @@ def read_into(path: Path, tensors: dict[str, Tensor], alone: bool = True) -> Non
     try:
         dcp_load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(path)), no_dist=alone)
     except CheckpointException as failed:
-        raise unreadable_error(path, next(iter(failed.failures.values()))[0]) from failed
+        first, _ = next(iter(failed.failures.values()))
+        raise CheckpointError(f"checkpoint {path} is not readable ({cause(first)})") from failed
 
 
 def read_state(path: Path) -> dict[str, Any]:
     """The content of state.json. CheckpointError if it is missing, damaged or of another step."""
-    try:
+    with readable(path):
         state: dict[str, Any] = from_json((path / MARKER).read_text(encoding="utf-8"))
         if state.get("format") != FORMAT:
             raise CheckpointError(
@@ -151,8 +151,6 @@ def read_state(path: Path) -> dict[str, Any]:
             raise CheckpointError(f"checkpoint {path} is corrupt: the checksum of {MARKER} differs")
         if path.name != f"step-{state['step']}":
             raise CheckpointError(f"checkpoint {path} is corrupt: it says step {state['step']}")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise unreadable_error(path, error) from error
     return state
 
 
@@ -164,19 +162,16 @@ def weights_sha256(state: dict[str, Any]) -> str:
 def verify(path: Path, sums: Iterable[tuple[str, str]]) -> None:
     """CheckpointError if a file is missing or its content is not what was written."""
     for name, digest in sums:
-        try:
+        with readable(path):
             actual = checksum(path / name)
-        except OSError as error:
-            raise unreadable_error(path, error) from error
         if actual != digest:
             raise CheckpointError(f"checkpoint {path} is corrupt: the checksum of {name} differs")
 
 
-def unreadable_error(path: Path, error: BaseException) -> CheckpointError:
-    """The error as a CheckpointError of one line."""
-    if isinstance(error, CheckpointError):
-        return error
-    return CheckpointError(f"checkpoint {path} is not readable: {cause(error)}")
+def readable(path: Path) -> AbstractContextManager[None]:
+    """Inside, errors that a damaged checkpoint raises are a CheckpointError of one line."""
+    damage = OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError
+    return explained(f"checkpoint {path} is not readable", CheckpointError, *damage)
 
 
 def ignore_single_process() -> None:

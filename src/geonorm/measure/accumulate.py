@@ -176,7 +176,7 @@ class SiteMeasure:
     `radius_after`, `abs_peak` and `clamped`; None is unknown or not finite.
 
     >>> import torch
-    >>> from geonorm.measure import SiteMeasure
+    >>> from geonorm.measure.accumulate import SiteMeasure
     >>> measure = SiteMeasure()
     >>> x = torch.eye(4)[None]  # one sequence of four tokens
     >>> measure.update(x, 2 * x)
@@ -260,7 +260,7 @@ class NormMeasure:
     columns of norms.jsonl, over tokens as for sub-layers; `_before` and `_after` are of the input and of the output.
 
     >>> import torch
-    >>> from geonorm.measure import NormMeasure
+    >>> from geonorm.measure.accumulate import NormMeasure
     >>> measure, x = NormMeasure(), torch.eye(4)[None]
     >>> measure.update(x, torch.nn.functional.rms_norm(x, (4,)))
     >>> row = measure.row()

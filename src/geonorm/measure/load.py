@@ -1,19 +1,19 @@
 """Hugging Face models and tokenizers: safetensors only, no code from elsewhere unless asked for."""
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 
-from ..errors import CheckpointError, ConfigError, GeonormError, cause, import_extra, near_folder
+from ..errors import CheckpointError, ConfigError, explained, import_extra, near_folder
 from ..parsing import from_json
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 NUMBER = re.compile(r"\d+")
+FROM_HUB = (ImportError, OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError)
+"""Errors of transformers and the hub."""
 PATIENCE = 5.0
 """Seconds until the hub must have answered."""
 
@@ -38,7 +38,7 @@ def load_config(
     quantised and may not be. causal: for a model that predicts tokens."""
     if not Path(name).exists():
         check_name(name, revision)
-    with one_line(no_model(name, causal)):
+    with explained(no_model(name, causal), ConfigError, *FROM_HUB):
         config = hugging_face().AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
     method = getattr(config, "quantization_config", None)
     if method and not quantised:
@@ -100,7 +100,7 @@ def load_model(
     leave out; dtype auto: as stored. causal: one that predicts tokens, masked ones if its weights do. ConfigError where
     its weights are not safetensors, CheckpointError where they are of another model than config.json describes:
     transformers would draw what is missing at random."""
-    with one_line(no_model(name, causal)):
+    with explained(no_model(name, causal), ConfigError, *FROM_HUB):
         for index in Path(name).glob("*.index.json"):
             weights = from_json(index.read_text(encoding="utf-8"))["weight_map"]
             if not all(re.fullmatch(r"[\w.-]+\.safetensors", file) for file in weights.values()):
@@ -124,7 +124,7 @@ def load_model(
 def load_model_tokenizer(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
     """The tokenizer beside a model. ConfigError where there is none."""
     remedy = "save one there (geonorm probe also takes another by --tokenizer)"
-    with one_line(f"no tokenizer in {name} that can be read: {remedy}"):
+    with explained(f"no tokenizer in {name} that can be read: {remedy}", ConfigError, *FROM_HUB):
         return hugging_face().AutoTokenizer.from_pretrained(
             name, revision=revision, trust_remote_code=trust_remote_code
         )
@@ -138,15 +138,3 @@ def context_of(config: Any) -> int | None:
         return None
     padded = getattr(config, "model_type", None) in ("roberta", "xlm-roberta")  # positions count from after padding
     return int(most) - (config.pad_token_id + 1 if padded else 0)
-
-
-@contextmanager
-def one_line(message: str) -> Iterator[None]:
-    """Inside, errors of transformers and the hub are a ConfigError of one line: the message and the begin of the
-    cause."""
-    try:
-        yield
-    except GeonormError:
-        raise
-    except (ImportError, OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
-        raise ConfigError(f"{message} ({cause(error)[:200]})") from None

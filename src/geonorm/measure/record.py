@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import ConfigError
+from ..errors import ConfigError, explained
 from ..modes import evaluating
 
 TOKENS = (2, 12)
@@ -128,10 +128,7 @@ def record_pass(model: nn.Module) -> tuple[list[BlockCall], list[ModuleCall]]:
     mask[0, -2:] = 0  # so that modules are handed a mask
     blocks = {f"{path}.{name}": block for path, blocks in block_lists(model) for name, block in blocks.named_children()}
     recorder = Recorder()
-    try:
-        with recorder.watching(model, blocks), evaluating(model):
-            model(input_ids=ids, attention_mask=mask, use_cache=True)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {str(error)[:100]}"
-        raise Refused(f"{type(model).__name__} takes no ids alone ({reason})") from None
+    refused = explained(f"{type(model).__name__} takes no ids alone", Refused, Exception)
+    with refused, recorder.watching(model, blocks), evaluating(model):
+        model(input_ids=ids, attention_mask=mask, use_cache=True)
     return recorder.passes, recorder.others

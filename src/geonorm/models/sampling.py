@@ -55,5 +55,4 @@ def sample(logits: Tensor, temperature: float, top_k: int | None, generator: tor
         threshold = logits.topk(top_k).values[:, -1:]
         logits = logits.masked_fill(logits < threshold, -torch.inf)
     logits = logits - largest  # stays finite at any temperature
-    temperature = min(temperature, torch.finfo(torch.float32).max)  # what is left out is -inf, and over inf NaN
     return torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator)

@@ -19,10 +19,7 @@ def closed_form(x: Tensor, u: Tensor, angles: AngleMap) -> Tensor:
     """x' of shape and dtype of x; gradients to x, u and to whichever of pre, post, gain, bias are tensors."""
     if not torch.is_grad_enabled():
         return step(angles, *flatten_rows(x, u))[0].view(x.shape).to(x.dtype)
-    out: Tensor = ClosedForm.apply(
-        x, u, angles.pre, angles.post, angles.gain, angles.bias, angles.max_angle, angles.power
-    )
-    return out
+    return ClosedForm.apply(x, u, angles.pre, angles.post, angles.gain, angles.bias, angles.max_angle, angles.power)
 
 
 def flatten_rows(x: Tensor, u: Tensor, *others: Tensor) -> list[Tensor]:

@@ -70,8 +70,7 @@ def geodesic_step(x: Tensor, u: Tensor, angles: AngleMap, h: float | Tensor = 1.
     path = choose_backend(backend, x, u, angles)
     full = isinstance(h, float) and h == 1.0
     if path == "reference" and backend == "auto" and full and leaves_vmap(x, u, angles):
-        out: Tensor = StepUnderVmap.apply(x, u, angles)
-        return out
+        return StepUnderVmap.apply(x, u, angles)
     if path == "reference" or not full:
         return reference(x, u, angles, h)
     if path == "triton":

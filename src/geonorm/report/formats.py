@@ -6,12 +6,10 @@ import csv
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .charts import CONFIG
-
-if TYPE_CHECKING:
-    from .study import Study
+from .study import Study
 
 ENDINGS = {"html": ".html", "latex": ".tex", "csv": ".csv", "pdf": ".pdf"}
 """The end of a file's name by format."""

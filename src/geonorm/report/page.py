@@ -7,16 +7,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from html import escape, unescape
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from .charts import BETWEEN, CONFIG, Chart, svg
 from .formats import write_csv
+from .study import Study
 from .style import Look, dark_rules
 from .terms import anchor, glossary, linked
-
-if TYPE_CHECKING:
-    from .study import Study
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 """What a browser is told about the page: it may fetch nothing."""

@@ -84,11 +84,9 @@ class SchemeReader:
             hint = "; several schemes are separated by spaces" if isinstance(node, ast.Tuple) else ""
             raise self.refuse(f"{self.show(call.func)} is not a name{hint}")
         arguments = [self.value(argument, level) for argument in call.args]
-        keywords: dict[str, Any] = {}
-        for keyword in call.keywords:
-            if keyword.arg is None or keyword.arg in keywords:
-                raise self.refuse("** names no field" if keyword.arg is None else f"it sets {keyword.arg!r} twice")
-            keywords[keyword.arg] = self.value(keyword.value, level)
+        keywords = {str(keyword.arg): self.value(keyword.value, level) for keyword in call.keywords}
+        if len(keywords) < len(call.keywords):
+            raise self.refuse("it sets a field twice")
         return build_scheme(self.places.get(call.func.id, call.func.id), arguments, keywords)
 
     def value(self, node: ast.expr, level: int) -> Any:

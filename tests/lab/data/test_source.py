@@ -108,6 +108,7 @@ def test_fingerprint_follows_content_only(tmp_path):
     base = fingerprint("a.jsonl", jsonl())
     assert fingerprint("b.jsonl", jsonl()) == base and len(base) == 64
     assert len({base, fingerprint("c.jsonl", jsonl(DOCUMENTS[1:])), fingerprint("e.txt", jsonl())}) == 3
+    assert fingerprint("a.csv", b"text\nx\n") != fingerprint("a.tsv", b"text\nx\n"), "they are read in two ways"
 
 
 def test_the_hash_of_a_large_file_is_kept_until_it_is_touched(tmp_path, monkeypatch):
@@ -170,13 +171,6 @@ def test_parts_are_known_by_their_names(
     assert sorted(facts["files"]) == sorted(str(tmp_path / name) for name in [*train, *held_out])
 
 
-def test_the_fingerprint_of_a_pair_is_what_it_was(tmp_path: Path) -> None:
-    write(tmp_path, "train.txt", "validation.txt", "README.md")
-    lines = [f"{part} text {hashlib.sha256(f'{part}.txt'.encode()).hexdigest()}" for part in ("train", "validation")]
-    wanted = hashlib.sha256("\n".join(["geonorm source 1", *lines]).encode()).hexdigest()
-    assert open_source(str(tmp_path)).fingerprint == wanted
-
-
 def test_text_is_not_validated_on_itself(tmp_path: Path) -> None:
     write(tmp_path, "train/train.txt", "validation/validation.txt")
     for part in ("train", "validation"):
@@ -187,6 +181,9 @@ def test_text_is_not_validated_on_itself(tmp_path: Path) -> None:
     copy, of = tmp_path / "validation/copy.txt", tmp_path / "train/copy.txt"
     with pytest.raises(DataError, match=rf"^{copy}: its content is that of {of}, training text: take one of them out"):
         open_source(str(tmp_path))
+    with pytest.raises(DataError, match=rf"^{of} is in two sources of the mixture"):
+        open_source(f"3*{of} + {tmp_path / 'train'}")
+    assert open_source(f"{tmp_path / 'train'} + {tmp_path / 'validation'}").parts, "both hold documents out by hash"
 
 
 class Rows(list):

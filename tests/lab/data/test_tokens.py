@@ -259,6 +259,22 @@ def test_the_slower_of_two_keeps_the_result_of_the_faster(path, tmp_path, monkey
     assert len(list((tmp_path / "tokens").iterdir())) == 1
 
 
+def test_what_came_while_one_looked_is_not_removed(path, tmp_path, monkeypatch):
+    source, load = open_source(str(path)), tokens.load_tokens
+
+    def look_too_early(*args):
+        monkeypatch.setattr(tokens, "load_tokens", load)
+        tokenize(source, ByteTokenizer(), tmp_path)
+        (folder,) = (tmp_path / "tokens").iterdir()
+        places.append((folder, folder.stat().st_ino))
+
+    places: list = []
+    monkeypatch.setattr(tokens, "load_tokens", look_too_early)
+    tokenize(source, ByteTokenizer(), tmp_path)
+    ((folder, number),) = places
+    assert folder.stat().st_ino == number
+
+
 def test_what_cannot_be_stored_leaves_nothing(path, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     source = open_source(str(path))
@@ -274,7 +290,7 @@ def test_what_cannot_be_stored_leaves_nothing(path, tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(ByteTokenizer, "encode", stop)
         tokenize(source, ByteTokenizer(), tmp_path / "cache")
-    with monkeypatch.context() as patch, pytest.raises(DataError, match="no space left on device"):
+    with monkeypatch.context() as patch, pytest.raises(DataError, match="No space left on device"):
         patch.setattr(tokens, "write_tokens", full)
         tokenize(source, ByteTokenizer(), tmp_path / "cache")
     object.__setattr__(source, "splits", {"train": lambda: iter(DOCUMENTS), "validation": lambda: iter(())})

@@ -140,7 +140,7 @@ def test_a_change_is_taken_as_a_new_part_where_it_is_accepted(run: Path, call: A
     stop(run)
     words = ["train", "--config", run / "config.yaml", "--lr", 0.05]
     assert "holds a run with lr 0.01, not 0.05" in call(*words).err
-    for name in ("lrr", "steps", "batch_size"):
+    for name in ("lrr", "steps", "batch_size", "evaluation.average", "optim.name"):
         assert "unknown --accept-changed" in call(*words, "--accept-changed", name).err
     ended = call(*words, "--accept-changed", "lr")
     assert ended.status == 0 and "lr 0.01 is now 0.05" in ended.out

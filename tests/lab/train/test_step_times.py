@@ -37,7 +37,12 @@ class Event:
 
 @pytest.mark.parametrize(
     "name, bf16, fp32",
-    [("NVIDIA H100 80GB HBM3", 989e12, 67e12), ("NVIDIA H100 PCIe", 0, 0), ("NVIDIA A100-PCIE-40GB", 312e12, 19.5e12)],
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12, 67e12),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 0, 0),
+        ("NVIDIA H100 PCIe", 0, 0),
+        ("NVIDIA A100-PCIE-40GB", 312e12, 19.5e12),
+    ],
 )
 def test_events_and_mfu(monkeypatch: pytest.MonkeyPatch, name: str, bf16: float, fp32: float) -> None:
     device, model = torch.device("cuda"), Decoder(preset("nano"))

@@ -1,5 +1,7 @@
 """Nothing ends a run unsaved or with status 0: closed pipes, lost terminals, removed folders, losses not finite."""
 
+import errno
+import fcntl
 import os
 import re
 import shutil
@@ -8,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -60,10 +63,14 @@ def test_removed_folder_does_not_grow_back(train: Any, after: Any, tmp_path: Pat
     assert len(result.err.splitlines()) == 1 and not run.exists()
 
 
-def test_lock_holds_the_number_of_its_process_and_follows_no_link(tmp_path: Path) -> None:
+def test_lock_holds_the_number_of_its_process_and_follows_no_link(tmp_path: Path, monkeypatch: Any) -> None:
     with lock_folder(tmp_path / "run"):
         assert int((tmp_path / "run" / LOCK).read_text()) == os.getpid()
         with pytest.raises(CheckpointError, match="in use by another process; wait"), lock_folder(tmp_path / "run"):
+            pass
+    with monkeypatch.context() as patch, pytest.raises(CheckpointError, match="No locks available"):
+        patch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
+        with lock_folder(tmp_path / "unlocked"):
             pass
     (tmp_path / "mine.txt").write_text("mine")
     (tmp_path / "linked").mkdir()

@@ -24,7 +24,7 @@ from ...schemes import Scheme, parse, schemes_in, sources_of
 from ...schemes.registry import REGISTRY
 from ...settings import check_unused, from_dict, to_dict
 from ..config import TrainConfig
-from ..distributed.ranks import ALONE
+from ..distributed.ranks import ALONE, World
 from ..load import Comparison, read_comparison
 from ..plan import fit_to_device
 from ..resolve import Resolved, resolve
@@ -169,7 +169,7 @@ def begin_study(config: Grid, samples: list[TrainConfig], say: Say, live: bool) 
     """Check all that can be known before anything is written, then lock the folder. `samples`: a run of each scheme,
     for each size there is."""
     out, settings = Path(config.out), to_dict(config)
-    setups = resolve_samples(samples, config.launcher, config.runtime.device)
+    setups = resolve_samples(samples, config)
     schemes = [str(parse(scheme)) for scheme in settings["schemes"]]
     if repeated := [scheme for scheme in schemes if schemes.count(scheme) > 1]:
         raise ConfigError(f"--schemes names {repeated[0]} twice")
@@ -191,13 +191,14 @@ def begin_study(config: Grid, samples: list[TrainConfig], say: Say, live: bool) 
         yield StudyFolder(out, config.verb, executor, order)
 
 
-def resolve_samples(samples: Sequence[TrainConfig], launcher: str, device: str) -> list[Resolved]:
+def resolve_samples(samples: Sequence[TrainConfig], config: Grid) -> list[Resolved]:
     """GeonormError where a run could not begin: its device is not there, its memory too small, its settings wrong."""
+    launcher, device = config.launcher, config.runtime.device
     here = launcher in ("local", "stacked")
     # elsewhere there may be GPUs
     kind = "cuda" if device.startswith("cuda") and not here else pick_device(device).type
-    world = None if launcher == "submitit" else ALONE  # a job of Slurm may have several ranks
-    setups = [resolve(sample, world, on_cpu=here and kind == "cpu") for sample in samples]
+    ranks = config.slurm.gpus or 1 if launcher == "submitit" else 1
+    setups = [resolve(sample, World(size=ranks, local=ranks), on_cpu=here and kind == "cpu") for sample in samples]
     for setup in setups if launcher == "stacked" else ():
         shape = setup.shape
         # a transformed function may not draw, count or compute again, and trackers know one run of a process
@@ -227,7 +228,10 @@ def make_executor(config: Grid, say: Say, live: bool) -> Executor:
         return (LocalExecutor if config.launcher == "local" else StackedExecutor)(*shared)
     from .clusters import RayExecutor, SubmititExecutor
 
-    return RayExecutor(*shared, config.ray) if config.launcher == "ray" else SubmititExecutor(*shared, config.slurm)
+    if config.launcher == "submitit":
+        return SubmititExecutor(*shared, config.slurm)
+    gpus = float(device_of_runs(config) == "cuda") if config.ray.gpus is None else config.ray.gpus
+    return RayExecutor(*shared, config.ray.address, gpus)
 
 
 def order_schemes(out: Path, schemes: Sequence[str]) -> list[str]:

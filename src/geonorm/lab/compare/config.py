@@ -19,7 +19,7 @@ class Ray(Settings):
     """Cluster (host:port, ray://host:port, auto), or local for one of its own here; when not given $RAY_ADDRESS, else
     the cluster that runs on this machine, else a new one."""
     gpus: NotNegative | None = None
-    """GPUs of a run, also a share of one; 1 when not given, if the cluster has any and the device is not cpu."""
+    """GPUs of a run, also a share of one; when not given 1 with --runtime.device cuda or with a GPU here, else none."""
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from ...errors import DataError, cause
+from ...errors import DataError, explained
 
 
 def cache_folder() -> Path:
@@ -15,15 +15,9 @@ def cache_folder() -> Path:
     return Path(os.environ.get("GEONORM_CACHE") or os.path.expanduser("~/.cache/geonorm"))
 
 
-@contextmanager
-def write_errors(cache: Path) -> Iterator[None]:
+def write_errors(cache: Path) -> AbstractContextManager[None]:
     """Turn a failure to write (no permission, disk full) into one `DataError`."""
-    try:
-        yield
-    except OSError as error:
-        raise DataError(
-            f"cannot write to the cache {cache} ({cause(error).lower()}): set GEONORM_CACHE to a writable folder"
-        ) from error
+    return explained(f"cannot write to the cache {cache}: set GEONORM_CACHE to a writable folder", DataError, OSError)
 
 
 @contextmanager

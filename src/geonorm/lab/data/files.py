@@ -27,7 +27,7 @@ from .cache import cache_folder, new_folder
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 FORMATS = {
-    **dict.fromkeys(JSON_SUFFIXES, "jsonl"), ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".arrow": "arrow",
+    **dict.fromkeys(JSON_SUFFIXES, "jsonl"), ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet", ".arrow": "arrow",
 }  # fmt: skip
 MAGIC = {b"PAR1": "parquet", b"\xff\xff\xff\xff": "arrow"}
 DATA_SUFFIXES = (*FORMATS, ".txt", ".text")
@@ -40,7 +40,7 @@ READABLE = (
 STRINGS = ("string", "large_string", "string_view")
 """Types of columns that hold text."""
 WHOLE_BYTES = 1 << 28  # of what has to be in memory as a whole: a line of JSON, an array, a tokenizer
-LARGE = 1 << 26  # bytes of a file whose hash is worth keeping
+LARGE = 1 << 20  # bytes of a file whose hash is worth keeping: every rank asks for it
 PIECE_BYTES = 1 << 24  # a longer text file is read as several documents, so that memory stays bounded
 
 
@@ -101,7 +101,7 @@ def sha256_of(path: Path) -> str:
 def read_documents(path: Path, field: str | None = None) -> Iterator[str]:
     """The non-empty documents of one file, lazily and in order. field: where records have their text."""
     readers = {
-        "jsonl": lambda path, field: read_texts(read_json_records(path), field), "csv": read_csv,
+        "jsonl": lambda path, field: read_texts(read_json_records(path), field), "csv": read_csv, "tsv": read_csv,
         "parquet": read_column, "arrow": read_column, "text": lambda path, field: read_plain_text(path),
     }  # fmt: skip
     with one_line_errors(path):

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import chain
@@ -166,16 +167,29 @@ def mix_sources(spec: str, field: str | None) -> Source:
         raise DataError(f"{spec}: text beside token ids: one source holds one of the two")
     weights = tuple(float(weight or 1) for weight, _ in words)
     identity = f"geonorm mixture 1 {weights} {[part.fingerprint for part in parts]}"
-    files, sums = ([each for part in parts for each in getattr(part, name)] for name in ("files", "sums"))
+    files = tuple(chain.from_iterable(part.files for part in parts))
+    sums = tuple(chain.from_iterable(part.sums for part in parts))
+    check_shared_files(parts)
 
     def read(split: Split) -> Iterator[str]:
         return chain.from_iterable(part.documents(split) for part in parts)
 
     return Source(
-        spec, hashlib.sha256(identity.encode()).hexdigest(), tuple(files),
-        {split: partial(read, split) for split in SPLITS}, all(part.own_split for part in parts), tuple(sums),
+        spec, hashlib.sha256(identity.encode()).hexdigest(), files,
+        {split: partial(read, split) for split in SPLITS}, all(part.own_split for part in parts), sums,
         parts[0].spans, parts, weights,
     )  # fmt: skip
+
+
+def check_shared_files(parts: Sequence[Source]) -> None:
+    """DataError where two sources of a mixture share a file, and one of them does not hold out documents by their hash:
+    it would train on what the other holds out."""
+    sources = Counter(chain.from_iterable(set(part.sums) for part in parts))
+    for part in parts:
+        other_rule = part.own_split or len(part.files) == 1
+        for file, sha256 in zip(part.files, part.sums, strict=False):
+            if other_rule and sources[sha256] > 1 and file.stat().st_size:
+                raise DataError(f"{file} is in two sources of the mixture, which hold out other parts: name it once")
 
 
 def read_all(files: tuple[Path, ...], field: str | None) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError, cause, import_extra, nearest
+from ...errors import DataError, cause, explained, import_extra, nearest
 from .cache import cache_folder, new_folder, write_errors
 from .files import read_bytes, sha256_of
 from .source import Source
@@ -95,12 +95,10 @@ class FileTokenizer(Tokenizer):
     def __init__(self, name: str, text: str, end: str | None = None) -> None:
         self.name, self.json = name, text
         library = import_extra("tokenizers", f"tokenizer '{name}'", "train")
-        try:
+        # the library raises plain Exception for whatever it cannot parse
+        with explained(f"{name}: not a tokenizer.json: give the file of a fast tokenizer", DataError, Exception):
             self._tokenizer: Any = library.Tokenizer.from_str(text)
             model = json.loads(text)["model"]
-        except Exception as error:  # the library raises plain Exception for whatever it cannot parse
-            reason = cause(error)[:160]
-            raise DataError(f"{name}: not a tokenizer.json ({reason}): give the file of a fast tokenizer") from error
         # a training stream is not a batch of requests: nothing is cut, filled up, or taken for a control token
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()

@@ -121,9 +121,11 @@ def tokenize(
     ]  # fmt: skip
     key = hashlib.sha256(" ".join(filter(None, parts)).encode()).hexdigest()
     folder, shards = cache / "tokens" / key, cache / "shards" / key
+    there = folder.is_dir()
     if (data := load_tokens(folder, tokenizer)) is None:
         with write_errors(cache):
-            shutil.rmtree(folder, ignore_errors=True)
+            if there:  # damaged: what came since is whole
+                shutil.rmtree(folder, ignore_errors=True)
             with new_folder(folder) as temporary:
                 write_tokens(temporary, source, tokenizer, limit or inf, shards)
             shutil.rmtree(shards, ignore_errors=True)

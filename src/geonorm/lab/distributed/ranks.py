@@ -19,7 +19,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from ...errors import CheckpointError, ConfigError, DataError, GeonormError, cause, is_out_of_memory
-from ...output import launched
+from ...output import placed
 
 T = TypeVar("T")
 KINDS = {kind.__name__: kind for kind in (GeonormError, ConfigError, DataError, CheckpointError)}
@@ -113,7 +113,7 @@ def raised_by_all_ranks(error: GeonormError) -> GeonormError:
 
 def rank_device(device: torch.device) -> torch.device:
     """This rank's device: of several GPUs on a machine the one with the rank's local number."""
-    if device.type == "cuda" and device.index is None and launched():
+    if device.type == "cuda" and device.index is None and placed():
         return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     return device
 
@@ -124,7 +124,7 @@ def join_world(device: torch.device, prepare: Callable[[World], object] = lambda
     for each other in time, as long as it takes; what fails there is for all ranks to see later. gloo carries numbers of
     the CPU and checkpoints, NCCL those of GPUs. A rank that waits for another longer than TIMEOUT, or sees it end,
     raises."""
-    if not launched():
+    if not placed():
         yield ALONE
         return
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

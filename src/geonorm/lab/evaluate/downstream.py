@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ...errors import ConfigError, DataError, cause, import_extra, nearest
+from ...errors import ConfigError, DataError, explained, import_extra, nearest
 from ...models.decoder import Decoder
 from ...parsing import finite_row
 from ..data import Tokenizer
@@ -50,12 +50,9 @@ class Tasks:
         import datasets  # a part of the harness
 
         datasets.disable_progress_bars()  # where data come from the network, the harness says so itself
-        try:
+        where = f"data of {', '.join(others)}" if others else f"question files {', '.join(self.definitions)}"
+        with explained(f"{where} cannot be loaded", DataError, Exception):  # of the harness, datasets, the network
             self.loaded = manager.load([*self.definitions.values(), *others])
-        except Exception as error:  # whatever the harness, datasets and the network may raise
-            where = f"data of {', '.join(others)}" if others else f"question files {', '.join(self.definitions)}"
-            reason = f"{type(error).__name__}: {cause(error)[:160]}"
-            raise DataError(f"{where} cannot be loaded ({reason})") from error
         for task in self.loaded["tasks"].values():
             if task.get_config("num_fewshot") is None:
                 task.set_config(key="num_fewshot", value=0)

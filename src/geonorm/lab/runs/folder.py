@@ -154,8 +154,12 @@ def lock_folder(folder: Path, remedy: str = "wait for it or choose another --out
     with os.fdopen(lock, "r+") as file:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise in_use_error(folder, file.read(20), remedy) from None
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot lock {folder}: {error.strerror}; choose --out on another file system"
+            ) from None
         file.write(f"{os.getpid():<20}\n")
         file.flush()
         yield os.fstat(lock).st_ino
@@ -172,11 +176,8 @@ def stored_settings(folder: Path) -> dict[str, Any]:
     stored = folder / "config.yaml"
     if not folder.exists():
         raise CheckpointError(f"there is no run {folder}{near_folder(str(folder))}")
-    if not stored.exists():
+    if not stored.is_file():
         raise CheckpointError(f"{folder} holds no run (no config.yaml)")
-    links = (path for path in folder.rglob("*") if not path.is_file() and not path.is_dir())
-    if strange := next((path for path in links if os.path.lexists(path)), None):  # a file may be on its way to its name
-        raise CheckpointError(f"{strange} is no file, but a pipe, a device or a broken link: remove it")
     try:
         return from_yaml(stored.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -294,8 +295,10 @@ class RunFolder:
         written, if those up to it are not what its checkpoint knows."""
         if not self.writes:
             return
-        rows = {path: [row for row in read_rows(path) if is_ours(row, path)] for path in self.hashes}
-        texts = {path: "".join(json.dumps(row) + "\n" for row in rows[path] if row["step"] <= step) for path in rows}
+        texts: dict[Path, str] = {}
+        for path in self.hashes:
+            early = [row for row in read_rows(path) if isinstance(row.get("step"), int) and row["step"] <= step]
+            texts[path] = "".join(json.dumps(row) + "\n" for row in early)
         self.hashes = {path: hashlib.sha256(text.encode()) for path, text in texts.items()}
         if sha256 not in (None, self.rows_sha256):
             raise CheckpointError(f"{self.path} has lost rows up to step {step}, or has others: choose another --out")
@@ -305,12 +308,6 @@ class RunFolder:
     def summary(self) -> Summary | None:
         """How the run ended; None as long as it has not."""
         return read_summary(self.path)
-
-
-def is_ours(row: dict[str, Any], path: Path) -> bool:
-    """True if a row is one of ours: a file may have been edited, or damaged so that it is still JSON."""
-    numbers = ("step", "tokens", "loss", "lr", "grad_norm") if path.name == "metrics.jsonl" else ("step",)
-    return isinstance(row.get("step"), int) and all(isinstance(row.get(n, ""), int | float | None) for n in numbers)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -15,8 +15,9 @@ from ...parsing import from_json
 from .folder import LONGER, VOLATILE, first_difference, flatten, read_objects
 
 FILE = "environment.json"
-NUMBERING = ("steps", "batch_size", "model.context", "evaluation.trace_tokens")
-"""Settings by which rows are numbered: in one run they stay, but that it may be extended."""
+FIXED = ("steps", "batch_size", "model.context", "evaluation.trace_tokens", "evaluation.average", "optim.name")
+"""Settings that stay in one run, but that it may be extended: rows are numbered by the first four, and a checkpoint
+holds what the last two have gathered."""
 
 
 class OtherRun(CheckpointError):
@@ -61,9 +62,9 @@ def recorded_identity(folder: Path, settings: Mapping[str, Any]) -> dict[str, An
 
 
 def leave_out(identity: Mapping[str, Any], accepted: Iterable[str]) -> dict[str, Any]:
-    """The identity but for what may have changed since. ConfigError for a name that it does not have, or that numbers
-    rows."""
-    names = [name for name in identity if name not in NUMBERING]
+    """The identity but for what may have changed since. ConfigError for a name that it does not have, or that is
+    FIXED."""
+    names = [name for name in identity if name not in FIXED]
     for name in accepted:
         if name not in names:
             raise ConfigError(unknown("--accept-changed", name, names))

@@ -100,8 +100,6 @@ def ratio_interval(ratios: ArrayLike) -> tuple[float, float | None, float | None
     """
     values = np.sort(np.asarray(ratios, dtype=float))
     n = values.size
-    if n == 0:
-        return math.nan, None, None
     rank = max((k for k in range(1, n) if 2 * bdtr(k - 1, n, 0.5) <= 1 - LEVEL), default=0)
     median = float(np.median(values))
     return (median, float(values[rank - 1]), float(values[n - rank])) if rank else (median, None, None)

@@ -21,7 +21,7 @@ from torch import Tensor
 from ...devices import pick_device, subnormals_as_zero
 from ...errors import ConfigError, Interrupted
 from ...ops.available import read_backend
-from ...output import launched
+from ...output import placed
 from ...parsing import finite_row
 from ...progress import Unwatched
 from ...schemes import advance
@@ -178,7 +178,7 @@ def train_on_rank(
     pending: list[Row] = []  # rows since the losses were last read
     saving_time: Row = {}  # what the last checkpoint took, for the next row
     times = StepTimes(model, setup.runtime.dtype, device, world.size)
-    with stop_signals(launched(), stop_times), closing(saver), trackers:
+    with stop_signals(placed(), stop_times), closing(saver), trackers:
         try:
             saved_at = time.monotonic()
             # something to rewind to, and to go on from under what is accepted

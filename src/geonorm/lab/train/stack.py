@@ -57,8 +57,7 @@ class StackedModels:
                 self.turn.notify_all()
             else:
                 self.turn.wait()
-        loss: Tensor = LossOfStack.apply(*self.results.pop(me), *parameters)
-        return loss
+        return LossOfStack.apply(*self.results.pop(me), *parameters)
 
     def compute(self) -> None:
         """The losses of all that wait. Where members have left, the first stands in their places: another size would

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from ... import sphere
 from ...dynamics.rates import slope
-from ...measure import NormMeasure, SiteMeasure
-from ...measure.accumulate import filled
+from ...measure.accumulate import NormMeasure, SiteMeasure, filled
 from ...measure.metrics import mean, wide
 from ...measure.observe import Gradients as Gradients, ModelSite, gradient_norms, sites_of, watch, watch_calls
 from ...models.decoder import Transformer
