@@ -40,6 +40,12 @@ class CheckpointError(GeonormError):
     """A run or checkpoint that is missing, damaged or does not fit."""
 
 
+def require(condition: object, message: str) -> None:
+    """ConfigError with this message unless the condition holds."""
+    if not condition:
+        raise ConfigError(message)
+
+
 @contextmanager
 def explained(message: str, error: type[GeonormError], *caught: type[BaseException]) -> Iterator[None]:
     """Inside, these errors of a library or the system are one of ours, of one line: the message, and what went
@@ -133,14 +139,18 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     """Return ``did you mean 'books-small'?`` for the valid name that others call so, the option of that name in another
     group, or the closest; or an empty string."""
     valid = list(valid)
-    marks, plain = "--" * name.startswith("--"), name.removeprefix("--").replace("-", "_")
-    group, _, leaf = plain.rpartition(".")
-    for meaning in (*CALLED.get(leaf, ()), *([leaf] if marks else [])):
+    is_option = name.startswith("--")
+    group, _, leaf = name.removeprefix("--").replace("-", "_").rpartition(".")
+    meanings = [*CALLED.get(leaf, ())]
+    if is_option:
+        meanings.append(leaf)
+    for meaning in meanings:
         ours, space, value = meaning.partition(" ")
         places = [f"{group}.{ours}" if group else ours, f"model.{ours}", ours]
-        written = [marks + (place.replace("_", "-") if marks else place) for place in places]
-        elsewhere = [option for option in valid if option.endswith(f".{written[-1].removeprefix('--')}")]
-        for option in [*written, *elsewhere]:
+        if is_option:
+            places = [f"--{place.replace('_', '-')}" for place in places]
+        in_other_groups = [option for option in valid if option.endswith(f".{places[-1].removeprefix('--')}")]
+        for option in places + in_other_groups:
             if option in valid:
                 return f"did you mean '{option}{space}{value}'?"
     matches = get_close_matches(name, valid, n=1)

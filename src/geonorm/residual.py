@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .errors import ConfigError
+from .errors import ConfigError, require
 from .norms import NormSpec, autocast_device, is_transformed
 from .ops import fused_write, geodesic_step
 from .schemes import Parts, Scheme, Site, parse, read_at, write_at
@@ -59,10 +59,11 @@ class Residual(nn.Module):
         norm_bias: bool = True,
     ) -> None:
         super().__init__()
-        if not isinstance(branch, nn.Module):
-            raise ConfigError(f"the branch must be a torch.nn.Module, got {type(branch).__name__}")
-        if not isinstance(site, Site) or site.kind in ("entry", "exit"):
-            raise ConfigError(f"the site must be a geonorm.Site, such as Site(0, 'attn', 12), got {site!r}")
+        require(isinstance(branch, nn.Module), f"the branch must be a torch.nn.Module, got {type(branch).__name__}")
+        require(
+            isinstance(site, Site) and site.kind not in ("entry", "exit"),
+            f"the site must be a geonorm.Site, such as Site(0, 'attn', 12), got {site!r}",
+        )
         self.branch = branch
         self.scheme = parse(scheme).resolve(site)
         self.dim = dim

@@ -14,7 +14,7 @@ from types import NoneType
 from typing import Annotated, Any, TypeVar
 
 from .. import elsewhere
-from ..errors import ConfigError, import_extra, unknown
+from ..errors import ConfigError, import_extra, require, unknown
 from ..parsing import from_yaml
 from ..settings import (
     Option,
@@ -110,8 +110,7 @@ def split(kind: type[Settings], arguments: list[str]) -> dict[str, Any]:
         values = [value] if equals else values_of(option, waiting, among_words=bool(kind.words))
         group, _, leaf = option.name.rpartition(".")
         settings_of_group = settings.setdefault(group, {}) if group else settings
-        if leaf in settings_of_group:
-            raise ConfigError(f"{option.flag} is given twice")
+        require(leaf not in settings_of_group, f"{option.flag} is given twice")
         settings_of_group[leaf] = values if option.many else values[0]
     return settings
 
@@ -124,8 +123,7 @@ def values_of(option: Option, waiting: list[str], among_words: bool) -> list[str
         if option.switch and among_words and waiting[0] not in ("true", "false"):
             break
         values.append(waiting.pop(0))
-    if not values and not option.switch:
-        raise ConfigError(f"{option.flag} needs a value ({option.flag}=VALUE if it begins with --)")
+    require(values or option.switch, f"{option.flag} needs a value ({option.flag}=VALUE if it begins with --)")
     return values or ["true"]
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import ceil, expm1, log1p, sqrt
 from typing import Annotated, Literal
 
-from ..errors import ConfigError
+from ..errors import require
 from ..settings import TINIEST, Count, NotNegative, Positive, Range, Settings, check_out
 
 DEFAULT_SCHEMES = ("post", "pre", "peri", "sqrt", "ngpt(alpha=1)", "geonorm")
@@ -78,10 +78,11 @@ class SimulateConfig(Settings):
         named = self.schemes if isinstance(self.schemes, (list, tuple)) else [self.schemes]
         object.__setattr__(self, "schemes", [str(scheme) for scheme in named])
         super().__post_init__()
-        if not self.schemes:
-            raise ConfigError("--schemes is empty; name at least one (geonorm schemes lists them)")
-        if self.method == "layers" and self.time != int(self.time):
-            raise ConfigError(f"method layers counts whole layers: time must be a whole number, got {self.time}")
+        require(self.schemes, "--schemes is empty; name at least one (geonorm schemes lists them)")
+        require(
+            self.method != "layers" or self.time == int(self.time),
+            f"method layers counts whole layers: time must be a whole number, got {self.time}",
+        )
         check_out(self.out)
 
     def unused(self) -> Iterator[tuple[str, str]]:

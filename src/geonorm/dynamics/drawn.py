@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import ConfigError
+from ..errors import require
 from ..schemes import Scheme, Site, read_at, write_at
 from .fields import Attention
 from .flow import Flow, check_values
@@ -150,8 +150,7 @@ class DrawnFlow:
 
     def __init__(self, scheme: str | Scheme, depth: int, subs: Sequence[Sub] = BLOCK) -> None:
         self.flow = Flow(scheme, Attention(), depth)
-        if not self.flow.scheme.planar:
-            raise ConfigError(f"{self.flow.scheme} has no angle: its step leaves the plane of x and u")
+        require(self.flow.scheme.planar, f"{self.flow.scheme} has no angle: its step leaves the plane of x and u")
         check_values(self.flow.scheme, depth)
         self.subs, self.depth = subs, depth
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import sphere
-from ..errors import ConfigError
+from ..errors import ConfigError, require
 from ..norms import NormSpec
 from ..schemes import Parts, Scheme, Site, parse, read_at, write_at
 from .fields import Field
@@ -73,8 +73,7 @@ class Flow:
 
     def enter(self, x: Tensor) -> Tensor:
         """The stream in front of the first layer from embeddings (..., n, dim), as the network enters it."""
-        if (sphere.radius(x) == 0).any():
-            raise ConfigError("a particle is the zero vector and has no direction: remove it")
+        require((sphere.radius(x) != 0).all(), "a particle is the zero vector and has no direction: remove it")
         site = Site(0.0, "entry", self.depth)
         rule = self.scheme.resolve(site)
         return rule.enter(x, self.parts_at(rule, site, x.shape[-1], x)(), site)

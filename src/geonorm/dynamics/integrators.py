@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import sphere
-from ..errors import ConfigError, GeonormError, unknown
+from ..errors import ConfigError, GeonormError, require, unknown
 from .flow import Flow
 
 METHODS = ("layers", "adaptive")
@@ -42,12 +42,13 @@ def integrate(
     [(1.0, 0.626), (10.0, 0.02)]
     """
     ordered = [0.0, *map(float, times)]
-    if not all(a <= b < float("inf") for a, b in pairwise(ordered)):
-        raise ConfigError("times must be finite and ascend from 0 on")
+    require(all(a <= b < float("inf") for a, b in pairwise(ordered)), "times must be finite and ascend from 0 on")
     if method not in METHODS:
         raise ConfigError(unknown("method", method, METHODS))
-    if method == "layers" and any(time != int(time) for time in ordered):
-        raise ConfigError("method layers has whole times only: the state after so many layers")
+    require(
+        method != "layers" or all(time == int(time) for time in ordered),
+        "method layers has whole times only: the state after so many layers",
+    )
     size = None
     for begin, end in pairwise(ordered):
         if method == "layers":

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import sphere
-from ..errors import ConfigError
+from ..errors import require
 from ..norms import NormSpec
 from ..schemes import Parts, Scheme, Site, enter_as, parse, read_at, write_at
 
@@ -96,8 +96,7 @@ def rates(scheme: str | Scheme, x: Tensor, u: Tensor, site: Site) -> tuple[Tenso
     Raises ConfigError for a scheme without such a law (several streams, or a step that leaves span{x, u}).
     """
     rule = parse(scheme).resolve(site)
-    if not rule.planar:
-        raise ConfigError(f"{rule} has no (rho, sigma) law: its step does not stay in the plane of x and u")
+    require(rule.planar, f"{rule} has no (rho, sigma) law: its step does not stay in the plane of x and u")
     parts = unit_parts(rule, site, 2, x)
     drho, dsigma, _ = in_plane(rule, parts, x, u, site)
     return drho.squeeze(-1), dsigma.squeeze(-1), settled_radius(rule, parts, x, site).squeeze(-1)

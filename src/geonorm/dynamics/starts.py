@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .. import sphere
-from ..errors import ConfigError
+from ..errors import require
 
 
 def draw_starts(seeds: Sequence[int], dtype: torch.dtype, one: Callable[[torch.Generator], Tensor]) -> Tensor:
@@ -29,10 +29,8 @@ def equiangular(
     tensor([1.0000, 0.5000, 0.5000], dtype=torch.float64)
     """
     lowest = -1 / max(1, n - 1)
-    if n > dim:
-        raise ConfigError(f"{n} equiangular particles need dim >= {n}, got {dim}: fewer particles, or start uniform")
-    if not lowest - 1e-12 <= gamma <= 1:
-        raise ConfigError(f"gamma must lie in [-1/(n-1), 1] = [{lowest:g}, 1], got {gamma}")
+    require(n <= dim, f"{n} equiangular particles need dim >= {n}, got {dim}: fewer particles, or start uniform")
+    require(lowest - 1e-12 <= gamma <= 1, f"gamma must lie in [-1/(n-1), 1] = [{lowest:g}, 1], got {gamma}")
     apart = sqrt(max(0.0, 1 - gamma))
     shared = (sqrt(max(0.0, apart**2 + n * gamma)) - apart) / max(1, n)
     corner = apart * torch.eye(n, dtype=torch.float64) + shared

@@ -17,7 +17,7 @@ from math import exp, isclose, isfinite, log, sqrt
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
+from ..errors import require
 from ..schemes import Scheme, parse, read_at
 from ..schemes.registry import name_of
 from .fields import Attention
@@ -67,8 +67,9 @@ class Frame:
 
     def __init__(self, scheme: str | Scheme, depth: int) -> None:
         self.flow = Flow(scheme, Attention(), depth)
-        if not self.flow.scheme.planar:
-            raise ConfigError(f"{self.flow.scheme} has no closed equation: its step leaves the plane of x and u")
+        require(
+            self.flow.scheme.planar, f"{self.flow.scheme} has no closed equation: its step leaves the plane of x and u"
+        )
 
     def read(self, radius: float, tau: float) -> float:
         """m: the radius of what the sub-layer reads."""

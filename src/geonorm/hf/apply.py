@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from ..errors import ConfigError
+from ..errors import ConfigError, require
 from ..measure.anatomy import FAMILIES, blocks_of, stacks_by_name
 from ..measure.capture import listed_norms
 from ..measure.observe import stacks_of
@@ -156,8 +156,9 @@ def restore(model: Any) -> None:
         raise ConfigError(
             f"nothing to restore: this {type(model).__name__} is as it was built, or loaded from a folder"
         )
-    if hasattr(model, "peft_config"):
-        raise ConfigError("this model has PEFT adapters, which would go: merge or unload them first")
+    require(
+        not hasattr(model, "peft_config"), "this model has PEFT adapters, which would go: merge or unload them first"
+    )
     undo()
     del vars(model)[RECORD]
 
@@ -220,8 +221,9 @@ def check_model(model: Any) -> None:
             "model (hf.restore gives it back, unless this was loaded from a folder)"
         )
     family = str(model.config.model_type)
-    if family.startswith("geonorm"):
-        raise ConfigError(f"{name} is geonorm's own model: its scheme is a field of its configuration")
+    require(
+        not family.startswith("geonorm"), f"{name} is geonorm's own model: its scheme is a field of its configuration"
+    )
     if (
         getattr(model, "hf_quantizer", None) is not None
         or not all(p.is_floating_point() for p in model.parameters())

@@ -18,7 +18,7 @@ from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from ..errors import ConfigError
+from ..errors import ConfigError, require
 from ..models.attention import rotary_of, token_tables, values_for_block
 from ..models.decoder import Transform, model_norm, slot_on_logits
 from ..models.init import draw_weight, linear, matrices, undrawn_table, weights_of
@@ -94,8 +94,10 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
     def resize_token_embeddings(self, *args: Any, **settings: Any) -> nn.Embedding:
         """As transformers does it; new weights meet the scheme's constraints. ConfigError where blocks have tables of
         token vectors, which would not grow."""
-        if self.config.values == "token" and (args or settings):
-            raise ConfigError("values=token: tables of token vectors in the blocks do not grow with the vocabulary")
+        require(
+            self.config.values != "token" or not (args or settings),
+            "values=token: tables of token vectors in the blocks do not grow with the vocabulary",
+        )
         embedding: nn.Embedding = super().resize_token_embeddings(*args, **settings)
         self.constrain()
         return embedding

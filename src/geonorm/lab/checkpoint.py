@@ -147,8 +147,14 @@ def load_matching(
     if not loaded:
         raise CheckpointError(f"checkpoint {path} is of another model: it has no weight of this one")
     read_into(path, {name: weights[name] for name in loaded}, world.size == 1)
-    missing, left = [name for name in weights if name not in saved], sorted(saved.keys() - weights.keys())
-    return state, *([name[6:] for name in names] for names in (loaded, missing, left))  # type: ignore[return-value]
+    missing = [name for name in weights if name not in saved]
+    left = sorted(saved.keys() - weights.keys())
+    return state, without_kind(loaded), without_kind(missing), without_kind(left)
+
+
+def without_kind(names: list[str]) -> list[str]:
+    """Names of weights as a model has them, without the `model.` of a checkpoint."""
+    return [name.removeprefix("model.") for name in names]
 
 
 def load_newest(

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, make_dataclass, replace
 from typing import Annotated, Literal, Self
 
-from ..errors import ConfigError, unknown
+from ..errors import ConfigError, require, unknown
 from ..models.config import DecoderConfig, preset
 from ..settings import Count, Natural, NotNegative, Positive, Range, Settings, Share, check_out, convert_value, hints
 
@@ -80,13 +80,12 @@ class Optim(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(self.multipliers) < len(self.rates):
-            raise ConfigError("optim.rates names a role twice")
-        if self.independent and self.weight_decay >= LARGE:
-            raise ConfigError(
-                f"optim.independent takes weight_decay, {self.weight_decay:g}, off every matrix in a step, whatever "
-                "the rate: give a share for one step, say --optim.weight_decay 1e-4"
-            )
+        require(len(self.multipliers) == len(self.rates), "optim.rates names a role twice")
+        require(
+            not self.independent or self.weight_decay < LARGE,
+            f"optim.independent takes weight_decay, {self.weight_decay:g}, off every matrix in a step, whatever "
+            "the rate: give a share for one step, say --optim.weight_decay 1e-4",
+        )
 
     @property
     def multipliers(self) -> dict[str, float]:
@@ -266,8 +265,7 @@ class Shared(Settings):
         shape = preset(self.preset, scheme=scheme, **changes)
         if self.objective == "mlm":
             return replace(shape, causal=False)
-        if not shape.causal:
-            raise ConfigError(f"preset {self.preset} attends to both sides of a token: it needs --objective mlm")
+        require(shape.causal, f"preset {self.preset} attends to both sides of a token: it needs --objective mlm")
         return shape
 
     def unused(self) -> Iterator[tuple[str, str]]:

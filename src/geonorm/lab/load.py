@@ -87,12 +87,18 @@ class Run(Saved):
     @cached_property
     def damaged(self) -> int:
         """Files that cannot be read, and lines, but a last one that was cut short; or are not those of one run."""
-        no_summary = (self.path / "summary.json").is_file() and read_summary(self.path) is None
-        bad = 0
+        damaged = 0
+        if (self.path / "summary.json").is_file() and read_summary(self.path) is None:
+            damaged += 1
+        if self.config_text and not self.config:
+            damaged += 1
+        if self.mixed:
+            damaged += 1
         for name, kind in KINDS.items():
             lines = [line for line in read_text(self.path / f"{name}.jsonl").split("\n")[:-1] if line.strip()]
-            bad += len(lines) - sum(kind.read_or_none(row) is not None for row in rows_of(lines))
-        return no_summary + bool(self.config_text and not self.config) + bad + self.mixed
+            readable = [row for row in rows_of(lines) if kind.read_or_none(row) is not None]
+            damaged += len(lines) - len(readable)
+        return damaged
 
     @property
     def mixed(self) -> bool:
@@ -100,8 +106,10 @@ class Run(Saved):
         identity = (self.environment or [{}])[-1].get("identity")
         if identity is None:
             return False
-        now, rows = identity_sha256(recorded_identity(self.path, self.config)), rows_sha256_of(self.path)
-        return {now, self.summary.identity or now} != {identity} or rows != (self.summary.rows_sha256 or rows)
+        same_settings = identity_sha256(recorded_identity(self.path, self.config)) == identity
+        same_summary = self.summary.identity in (None, identity)
+        same_rows = self.summary.rows_sha256 in (None, rows_sha256_of(self.path))
+        return not (same_settings and same_summary and same_rows)
 
     def tables(self) -> dict[str, Rows]:
         return {

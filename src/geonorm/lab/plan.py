@@ -257,8 +257,11 @@ class Memory:
             held += piece.saved
             cached += max(0, cast - fixed.saved)
         for piece in reversed(pieces):
-            top = max(top, held + piece.backward + (FP32 * piece.weights if self.fsdp else 0))
-            held += (0 if self.adding else FP32 * piece.weights // self.shard) - piece.saved
+            gradients = FP32 * piece.weights
+            top = max(top, held + piece.backward + (gradients if self.fsdp else 0))
+            held -= piece.saved
+            if not self.adding:
+                held += gradients // self.shard
         return top
 
     def gathered_weights(self, pieces: list[Piece]) -> int:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..devices import pick_device
-from ..errors import ConfigError
+from ..errors import ConfigError, require
 from ..measure.ablation import ablation
 from ..measure.config import ProbeConfig
 from ..measure.load import context_of
@@ -192,11 +192,9 @@ def measure_model(
     whose weights these are."""
     started = time.perf_counter()
     report = progress or (lambda what, share: None)
-    if not batches:
-        raise ConfigError("no data: give at least one batch")
+    require(batches, "no data: give at least one batch")
     tokens = probed.measure(batches, lambda done: report(name, done / len(batches)))
-    if not tokens[-1]:
-        raise ConfigError("no token is counted: the attention mask is 0 everywhere")
+    require(tokens[-1], "no token is counted: the attention mask is 0 everywhere")
     sites, norms = probed.capture.rows(), probed.capture.norm_rows()
     place = itemgetter("stack", "layer", "kind")
     rotations = {place(row): row["rotation"] for row in reversed(norms)}  # of the first norm of each sub-layer

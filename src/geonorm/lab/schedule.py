@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import cos, pi
 
-from ..errors import ConfigError
+from ..errors import require
 from .config import Optim
 
 
@@ -30,11 +30,11 @@ class Schedule:
     def __post_init__(self) -> None:
         """ConfigError where warm-up does not end before what follows it: the rate would never be the highest."""
         end, what = (self.stable_end, "cool-down") if self.optim.schedule == "wsd" else (self.steps, "end")
-        if self.warmup_end > end:
-            raise ConfigError(
-                f"warm-up of {self.warmup_end} of {self.steps} steps goes beyond step {end}, the {what}: shorten "
-                "--optim.warmup_steps or --optim.warmup, or train longer"
-            )
+        require(
+            self.warmup_end <= end,
+            f"warm-up of {self.warmup_end} of {self.steps} steps goes beyond step {end}, the {what}: shorten "
+            "--optim.warmup_steps or --optim.warmup, or train longer",
+        )
 
     @property
     def warmup_end(self) -> int:

@@ -112,7 +112,10 @@ class Writer(FileSystemWriter):
         # later checkpoints go, too: they were passed over as corrupt, or belong to steps that were rewound
         steps = saved_steps(self.folder)
         current = [step for step in steps if step <= self.step]
-        for old in set(steps) - {*current[-self.keep :], *({self.protected} & set(current))}:
+        newest = {*current[-self.keep :]}
+        for old in set(steps) - newest:
+            if old == self.protected and old in current:
+                continue
             shutil.rmtree(self.folder / f"step-{old}", ignore_errors=True)
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from ..errors import ConfigError
+from ..errors import require
 from ..settings import Count, Range, Settings, check_out
 
 HEAD = 16
@@ -41,8 +41,7 @@ class TransferConfig(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         for width in (self.width, *self.widths):
-            if width % HEAD:
-                raise ConfigError(f"a width must be a multiple of {HEAD}, the width of a head, got {width}")
+            require(width % HEAD == 0, f"a width must be a multiple of {HEAD}, the width of a head, got {width}")
         check_out(self.out)
 
     @property

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..errors import ConfigError
+from ..errors import ConfigError, require
 from .accumulate import NormMeasure, SiteMeasure, filled
 from .anatomy import Stack, blocks_of, join_path
 from .norms import norms_of
@@ -52,8 +52,7 @@ class Capture:
             module = model.get_submodule(name)
             if not isinstance(module, nn.Identity):  # ModernBERT's first block reads what the entry's norm returned
                 self.norms[name] = NormRecord(module, ".own." in name, {"norm": name, **about})
-        if not sites and not self.norms:
-            raise ConfigError(f"no LayerNorm or RMSNorm in {type(model).__name__}")
+        require(sites or self.norms, f"no LayerNorm or RMSNorm in {type(model).__name__}")
         self.masks: Mapping[str, Tensor | None] = {}
         self.at_clamp = False
         """True while norms run for the question which tokens are clamped: those calls are not the model's."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ..errors import ConfigError
+from ..errors import require
 from ..settings import Count, Range, Settings
 
 
@@ -56,7 +56,8 @@ class ProbeConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(set(self.models)) < len(self.models):
-            raise ConfigError("name each model once")
-        if self.norms_only and (self.gradients or self.ablate_blocks):
-            raise ConfigError("--norms-only (sites=False) has no sub-layers: leave out --gradients and --ablate-blocks")
+        require(len(set(self.models)) == len(self.models), "name each model once")
+        require(
+            not (self.norms_only and (self.gradients or self.ablate_blocks)),
+            "--norms-only (sites=False) has no sub-layers: leave out --gradients and --ablate-blocks",
+        )

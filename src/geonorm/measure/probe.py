@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import ConfigError
+from ..errors import ConfigError, require
 from ..modes import evaluating
 from .anatomy import blocks_of
 from .capture import Capture
@@ -107,8 +107,7 @@ class ProbedModel:
     def losses(self, batches: Iterable[Tensor | Inputs]) -> Tensor:
         """Cross-entropy of every token of all batches that is predicted, (tokens,). ConfigError where there is none."""
         losses = torch.cat([F.cross_entropy(*self.predictions(batch), reduction="none") for batch in batches])
-        if not losses.numel():
-            raise ConfigError("nothing is to be predicted: give longer windows, or labels that are not all -100")
+        require(losses.numel(), "nothing is to be predicted: give longer windows, or labels that are not all -100")
         return losses
 
     def predictions(self, batch: Tensor | Inputs) -> tuple[Tensor, Tensor]:
@@ -145,8 +144,7 @@ class ProbedModel:
         sites = list(self.capture.records)
         modules = [module for place in sites for chain in place.chains for module in chain]
         weights = list(dict.fromkeys(p for module in modules for p in module.parameters() if p.requires_grad))
-        if not weights:
-            raise ConfigError("gradients of a frozen model: call its requires_grad_(True), or leave out gradients")
+        require(weights, "gradients of a frozen model: call its requires_grad_(True), or leave out gradients")
         with torch.enable_grad():
             values = torch.autograd.grad(self.loss(batch), weights, allow_unused=True)
         gradients = dict(zip(weights, values, strict=True))

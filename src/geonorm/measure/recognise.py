@@ -8,7 +8,7 @@ one line that says what was seen. No name of a family and no source text is read
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, product
+from itertools import product
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -136,10 +136,13 @@ def returned(runs: Sequence[BlockCall], readers: Sequence[LayerReader]) -> tuple
     most: one without attention returns None in its place."""
     every: list[list[str]] = []
     for run, reader in zip(runs, readers, strict=True):
-        beside = [extra_results(each.kind, reader.call_of(each).result).items() for each in reader.sublayers]
-        places = [[name for name, other in chain(*beside) if other is value][:1] for value in run.result[1:]]
-        every.append([*chain(*places)])
-    if len(most := max(every, key=len)) < len(runs[0].result) - 1:
+        beside: list[tuple[str, Any]] = []
+        for sublayer in reader.sublayers:
+            beside += extra_results(sublayer.kind, reader.call_of(sublayer).result).items()
+        names = [next((name for name, other in beside if other is value), None) for value in run.result[1:]]
+        every.append([name for name in names if name is not None])
+    most = max(every, key=len)
+    if len(most) < len(runs[0].result) - 1:
         readers[0].refuse("it returns more than the stream and what its sub-layers return")
     return tuple(most)
 
@@ -212,32 +215,40 @@ def with_head(stack: Stack, model: nn.Module, end: Tensor, depth: int, around: S
     for rule in [replace(scheme, head=way) for way in HEADS] if hasattr(scheme, "head") else [scheme]:  # type: ignore[call-arg]
         exit = StreamEnd(rule, Site(depth - 1, "exit", depth), NormSpec(stack.norm, streams.shape[-1], True, stack.eps))
         for choice in assignments(tensors, exit.own):
+            if len(choice) + 1 < len(list(exit.own.parameters())):
+                continue  # it learns all; the last norm may have no gains
             for name, (path, how) in choice.items():
                 carry(exit.own.get_parameter(name), model.get_parameter(path), how)
             out = exit.to(streams)(streams)
-            fits += [
-                (float((x.reshape(out.shape) - out).norm()), str(rule))
-                for call in around
-                for x in (call.x, call.y)
-                if same_size(x, out) and close(out, x)
-                if len(choice) + 1 >= len(list(exit.own.parameters()))  # it learns all; the last norm may have no gains
-            ]
+            for x in [side for call in around for side in (call.x, call.y)]:
+                if same_size(x, out) and close(out, x):
+                    fits.append((float((x.reshape(out.shape) - out).norm()), str(rule)))
     if not fits:
         raise Refused(f"the streams of {type(model).__name__} leave in another way than under {scheme}")
     return replace(stack, scheme=min(fits, key=lambda fit: fit[0])[1])
+
+
+def ways_to_carry(their: Tensor | None, mine: Tensor) -> list[str]:
+    """How a tensor can stand for one that a scheme learns, as far as their shapes fit."""
+    if their is None:
+        return []
+    alike = their.shape == mine.shape
+    spare = 1 if mine.dim() == 1 else 0  # a vector may lack its first number
+    vector = their.dim() == 1 and 0 <= mine.numel() - their.numel() <= spare
+    square = alike and (len(their) + 1) ** 0.5 % 1 == 0
+    ways = {"same": alike or vector, "plus 1": vector, "transposed": square}
+    return [how for how, fits in ways.items() if fits]
 
 
 def assignments(tensors: Mapping[str, Any], parts: nn.Module) -> Iterator[Carried]:
     """Every choice of tensors for those that a scheme learns beside gains, as far as their shapes fit."""
     options: dict[str, list[tuple[str, str]]] = {}
     for name, mine in parts.named_parameters():
-        for path, their in () if hasattr(mine, CARRIED) else tensors.items():
-            alike = their is not None and their.shape == mine.shape
-            vector = their is not None and their.dim() == 1 and 0 <= mine.numel() - their.numel() <= (mine.dim() == 1)
-            square = alike and (len(their) + 1) ** 0.5 % 1 == 0
-            ways = {"same": alike or vector, "plus 1": vector, "transposed": square}
-            options.setdefault(name, []).extend((path, how) for how, fits in ways.items() if fits)
-    options = {name: choices for name, choices in options.items() if choices}
+        if hasattr(mine, CARRIED):
+            continue
+        for path, their in tensors.items():
+            for how in ways_to_carry(their, mine):
+                options.setdefault(name, []).append((path, how))
     for chosen in product(*options.values()):
         if len({path for path, _ in chosen}) == len(chosen):
             yield dict(zip(options, chosen, strict=True))

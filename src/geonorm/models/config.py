@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
-from ..errors import ConfigError, unknown
+from ..errors import ConfigError, require, unknown
 from ..settings import Count, Natural, NotNegative, Positive, Range, Settings
 
 
@@ -92,14 +92,22 @@ class TransformerConfig(Settings):
                 f"model.rotary {self.rotary:g} of a head of {self.head_dim} must be an even number of dimensions, at "
                 "least 2 and at most all"
             )
-        if self.rotary != 1 and self.positions != "rope":
-            raise ConfigError(f"model.rotary {self.rotary:g} needs model.positions=rope, not {self.positions}")
-        if self.window is not None and not self.causal:
-            raise ConfigError(f"model.window {self.window} needs a model whose tokens see those before them alone")
-        if self.full_every is not None and self.window is None:
-            raise ConfigError(f"model.full_every {self.full_every} needs model.window, which other blocks then have")
-        if self.heads % self.groups:
-            raise ConfigError(f"model.heads {self.heads} must be a multiple of model.kv_heads {self.kv_heads}")
+        require(
+            self.rotary == 1 or self.positions == "rope",
+            f"model.rotary {self.rotary:g} needs model.positions=rope, not {self.positions}",
+        )
+        require(
+            self.window is None or self.causal,
+            f"model.window {self.window} needs a model whose tokens see those before them alone",
+        )
+        require(
+            self.full_every is None or self.window is not None,
+            f"model.full_every {self.full_every} needs model.window, which other blocks then have",
+        )
+        require(
+            self.heads % self.groups == 0,
+            f"model.heads {self.heads} must be a multiple of model.kv_heads {self.kv_heads}",
+        )
 
     @property
     def head_dim(self) -> int:
@@ -153,8 +161,9 @@ class DecoderConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.document_end is not None and not self.causal:
-            raise ConfigError("model.document_end is for models of the next token: leave it out")
+        require(
+            self.document_end is None or self.causal, "model.document_end is for models of the next token: leave it out"
+        )
 
 
 @dataclass(frozen=True)
@@ -182,17 +191,19 @@ class VisionConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.causal:
-            raise ConfigError("model.causal is for tokens: patches of an image have no order")
-        if self.values == "token":
-            raise ConfigError("model.values token needs tokens of a vocabulary; for images choose own or first")
-        if self.image_size % self.patch:
-            raise ConfigError(f"model.image_size {self.image_size} must be a multiple of model.patch {self.patch}")
-        if self.positions == "rope" and self.rotary_dim % 4:
-            raise ConfigError(
-                f"model.rotary {self.rotary:g} of a head of {self.head_dim}: {self.rotary_dim} dimensions turn, which "
-                "must be a multiple of 4 (pairs for the row and for the column of a patch)"
-            )
+        require(not self.causal, "model.causal is for tokens: patches of an image have no order")
+        require(
+            self.values != "token", "model.values token needs tokens of a vocabulary; for images choose own or first"
+        )
+        require(
+            self.image_size % self.patch == 0,
+            f"model.image_size {self.image_size} must be a multiple of model.patch {self.patch}",
+        )
+        require(
+            self.positions != "rope" or self.rotary_dim % 4 == 0,
+            f"model.rotary {self.rotary:g} of a head of {self.head_dim}: {self.rotary_dim} dimensions turn, which "
+            "must be a multiple of 4 (pairs for the row and for the column of a patch)",
+        )
 
     @property
     def side(self) -> int:

@@ -138,8 +138,18 @@ def weights_of(model: nn.Module, strict: bool = False) -> list[Weight]:
             "a weight of a sharded nn.MultiheadAttention, or a parametrised one, cannot be set in place: initialize "
             "before that, or use nn.Linear"
         )
-    weights.sort(key=lambda weight: DRAWN_LAST.get(weight.role, 1 - (ROLES[weight.role].end == "entry")))
-    return list({id(weight.tensor): weight for weight in reversed(weights)}.values())[::-1]
+    weights.sort(key=lambda weight: drawn_at(weight.role))
+    # a tensor in two places, as a tied embedding, is drawn as what it is first, where it stands last
+    last_places = {id(weight.tensor): place for place, weight in enumerate(weights)}
+    first = {id(weight.tensor): weight for weight in reversed(weights)}
+    return [first[number] for number in sorted(first, key=last_places.__getitem__)]
+
+
+def drawn_at(role: str) -> int:
+    """When weights of a role are drawn: those at the entry first, then the others, then those of DRAWN_LAST."""
+    if role in DRAWN_LAST:
+        return DRAWN_LAST[role]
+    return 0 if ROLES[role].end == "entry" else 1
 
 
 DRAWN_LAST = {role: place for place, role in enumerate(("head", "position", "class_token", "transform", "values"), 2)}

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, GeonormError
+from ..errors import GeonormError, require
 from ..modes import evaluating
 from .decoder import Decoder
 
@@ -30,12 +30,9 @@ def generate(
     >>> len(list(geonorm.models.generate(model, torch.tensor([[1, 2, 3]]), tokens=4)))
     4
     """
-    if not model.config.causal:
-        raise ConfigError(NOT_CAUSAL)
-    if ids.shape[1] == 0:
-        raise ConfigError("the prompt has no tokens; give at least one")
-    if not temperature >= 0 or (top_k is not None and top_k < 1):
-        raise ConfigError("temperature must be at least 0 and top_k at least 1")
+    require(model.config.causal, NOT_CAUSAL)
+    require(ids.shape[1] > 0, "the prompt has no tokens; give at least one")
+    require(temperature >= 0 and (top_k is None or top_k >= 1), "temperature must be at least 0 and top_k at least 1")
     with evaluating(model):
         cache = model.new_cache(ids.shape[1] + tokens)
         for _ in range(tokens):
@@ -55,4 +52,5 @@ def sample(logits: Tensor, temperature: float, top_k: int | None, generator: tor
         threshold = logits.topk(top_k).values[:, -1:]
         logits = logits.masked_fill(logits < threshold, -torch.inf)
     logits = logits - largest  # stays finite at any temperature
+    temperature = min(temperature, torch.finfo(torch.float32).max)  # what is left out is -inf, and over inf NaN
     return torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator)

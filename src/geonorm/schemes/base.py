@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError, unknown
+from ..errors import ConfigError, require, unknown
 from ..norms import NormSpec
 from ..ops import AngleMap, WeightedSum
 from ..settings import check
@@ -52,8 +52,10 @@ class Site:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ConfigError(unknown("kind of site", str(self.kind), KINDS))
-        if not hasattr(self.depth, "__index__") or self.depth < 1:
-            raise ConfigError(f"depth is the number of blocks, at least 1, got {self.depth!r}")
+        require(
+            hasattr(self.depth, "__index__") and self.depth >= 1,
+            f"depth is the number of blocks, at least 1, got {self.depth!r}",
+        )
         whole = hasattr(self.layer, "__index__") and not isinstance(self.layer, Tensor)
         if not hasattr(self.layer, "__float__") or (whole and not 0 <= self.layer < self.depth):
             last = self.depth - 1
@@ -328,8 +330,3 @@ def enter_as(scheme: Scheme, entry: str) -> Scheme:
     geonorm(entry=embedding)
     """
     return replace(scheme, entry=entry) if isinstance(scheme, Placement) else scheme  # type: ignore[arg-type]
-
-
-def require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ConfigError(message)

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from torch import Tensor
 
+from ..errors import require
 from ..settings import Natural, Range, hints
-from .base import About, Placement, Scheme, Site, require
+from .base import About, Placement, Scheme, Site
 from .flat import Post
 from .grammar import parse, takes_scheme
 from .pre import Pre

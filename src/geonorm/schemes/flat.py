@@ -6,10 +6,11 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from ..decay import Schedule
+from ..errors import require
 from ..norms import NormSpec
 from ..ops import WeightedSum
 from ..settings import Positive
-from .base import About, Number, Placement, Site, add, require
+from .base import About, Number, Placement, Site, add
 from .decayed import Decayed
 from .registry import register
 

@@ -7,9 +7,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ..errors import require
 from ..norms import NormSpec, autocast_device, upcast
 from ..settings import Count
-from .base import About, Number, Placement, Site, require
+from .base import About, Number, Placement, Site
 from .registry import register
 
 

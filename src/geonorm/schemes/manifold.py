@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import require
 from ..norms import NormSpec, autocast_device, upcast
 from ..settings import Count
-from .base import About, Site, require
+from .base import About, Site
 from .connected import Connected
 from .registry import register
 

@@ -9,9 +9,9 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError
+from ..errors import ConfigError, require
 from ..norms import NormSpec, TaperNorm, copy_whole
-from .base import Number, Scheme, Site, require
+from .base import Number, Scheme, Site
 
 
 class Named:

@@ -9,7 +9,7 @@ from math import pi
 from typing import Any
 
 from .. import elsewhere
-from ..errors import ConfigError
+from ..errors import require
 
 REGISTRY: dict[str, type[Any]] = {}
 RESERVED = ("pi", "inf", "true", "false")
@@ -27,8 +27,7 @@ def register(name: str) -> Any:
     """
 
     def add(cls: type[Any]) -> type[Any]:
-        if name in REGISTRY:
-            raise ConfigError(f"two schemes want the name {name!r}")
+        require(name not in REGISTRY, f"two schemes want the name {name!r}")
         REGISTRY[name] = cls
         return cls
 

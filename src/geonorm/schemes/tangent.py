@@ -6,10 +6,11 @@ from typing import Any
 from torch import Tensor
 
 from .. import sphere
+from ..errors import require
 from ..norms import NormSpec, upcast
 from ..ops import WeightedSum
 from ..settings import Positive
-from .base import About, Number, Placement, Site, require
+from .base import About, Number, Placement, Site
 from .pre import Pre
 from .registry import register
 

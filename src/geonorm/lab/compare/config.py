@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Annotated, ClassVar, Literal
 
-from ...errors import ConfigError
+from ...errors import ConfigError, require
 from ...settings import Count, Natural, NotNegative, Range, Settings, check_out
 from ..config import TUNING_SEED, Recipe, Shared
 
@@ -101,8 +101,7 @@ class CompareConfig(Grid, Recipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.schemes:
-            raise ConfigError("compare needs at least one scheme")
+        require(self.schemes, "compare needs at least one scheme")
         if not self.lrs:
             object.__setattr__(self, "lrs", [self.usual_lr])
         if len({f"{lr:g}" for lr in self.lrs}) < len(self.lrs):  # as a folder's name has them

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import sqrt
 from typing import Annotated, Any
 
-from ...errors import ConfigError
+from ...errors import ConfigError, require
 from ...models.config import preset
 from ...settings import Positive, Range, to_dict
 from .config import Grid
@@ -81,15 +81,16 @@ class LadderConfig(Grid):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("schemes", "depth", "rates"):
-            if not getattr(self, name):
-                raise ConfigError(f"--{name} is empty: a ladder needs at least one")
-        if to_dict(self.model)["layers"] is not None:
-            raise ConfigError("--model.layers is what --depth sets: leave it out")
+            require(getattr(self, name), f"--{name} is empty: a ladder needs at least one")
+        require(to_dict(self.model)["layers"] is None, "--model.layers is what --depth sets: leave it out")
         tokens = [read_budget(text, 1) for text in self.budgets]
-        if not tokens or len(set(tokens)) < len(tokens):
-            raise ConfigError("--budgets needs at least one number of tokens, and none twice")
-        if len(tokens) > 1 and self.optim.schedule != "wsd":
-            raise ConfigError("several --budgets share a prefix of training: add --optim.schedule wsd")
+        require(
+            tokens and len(set(tokens)) == len(tokens), "--budgets needs at least one number of tokens, and none twice"
+        )
+        require(
+            len(tokens) == 1 or self.optim.schedule == "wsd",
+            "several --budgets share a prefix of training: add --optim.schedule wsd",
+        )
 
     def size(self, depth: int, count: Callable[[dict[str, Any]], int]) -> Size:
         """What the rule makes of a depth. count: parameters of a model whose shape has these fields. ConfigError where
@@ -103,11 +104,11 @@ class LadderConfig(Grid):
         tokens = sorted(read_budget(budget, parameters) for budget in self.budgets)
         batch = max(1, round(max(LEAST, BATCH * sqrt(tokens[-1])) / context))
         steps = [round(each / (batch * context)) for each in tokens]
-        if steps[0] < 1 or len(set(steps)) < len(steps):
-            raise ConfigError(
-                f"--depth {depth}: batches of {batch} x {context} tokens make {steps} steps of the budgets: "
-                "each budget needs a step, and no two the same number; give larger budgets"
-            )
+        require(
+            steps[0] >= 1 and len(set(steps)) == len(steps),
+            f"--depth {depth}: batches of {batch} x {context} tokens make {steps} steps of the budgets: "
+            "each budget needs a step, and no two the same number; give larger budgets",
+        )
         lr = min(HIGHEST, RATE / (width * sqrt(steps[-1])))
         return Size(depth, width, heads, hidden, batch, tuple(steps), lr)
 
@@ -124,6 +125,5 @@ def read_budget(text: str, parameters: int) -> float:
             f"--budgets {text} would be so many tokens for each parameter, {MOST} at most; for that many in all write "
             f"{float(text) / 1e3:g}k"
         )
-    if not 0 < tokens < 1e18:
-        raise ConfigError(f"--budgets takes tokens for each parameter (20) or in all (500k, 4M), got {text!r}")
+    require(0 < tokens < 1e18, f"--budgets takes tokens for each parameter (20) or in all (500k, 4M), got {text!r}")
     return tokens

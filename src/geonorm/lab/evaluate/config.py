@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from ...errors import ConfigError
+from ...errors import require
 from ...settings import Count, NotNegative, Range, Settings
 from ..config import MAX_SEED
 
@@ -45,8 +45,7 @@ class EvalConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.data is None and not self.tasks:
-            raise ConfigError("--data is missing: give a text, or questions with --tasks")
+        require(self.data is not None or self.tasks, "--data is missing: give a text, or questions with --tasks")
 
     def unused(self) -> Iterator[tuple[str, str]]:
         if not self.tasks:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...devices import pick_device
-from ...errors import ConfigError
+from ...errors import ConfigError, require
 from ...measure.load import predicts_masked
 from ...parsing import finite_or_none
 from ...progress import Pace, show_progress
@@ -40,8 +40,9 @@ def evaluate_model(c: EvalConfig, live: bool = False) -> dict[str, Any]:
         check_out_folder(Path(c.out), "evaluation", names <= {"summary.json", "tasks"})
     tasks = Tasks(c.tasks, c.limit) if c.tasks else None
     opened = open_model(c.model, pick_device(c.device), scheme=c.scheme)
-    if tasks is not None and not opened.causal:
-        raise ConfigError(f"{opened.name} predicts masked tokens: --tasks need a model of the next token")
+    require(
+        tasks is None or opened.causal, f"{opened.name} predicts masked tokens: --tasks need a model of the next token"
+    )
     result = describe_model(opened)
     if c.data is not None:
         result.update(evaluate_text(opened, window(opened, c.context), c.data, c.tokens, live, c.field))
@@ -75,8 +76,10 @@ def window(opened: Opened, context: int | None) -> int:
     """Tokens of a window of text. ConfigError for a --context that the model cannot read."""
     first = first_token(opened) is not None  # which stands before every window
     longest = (opened.context or WINDOW) - first
-    if context is not None and context > longest:
-        raise ConfigError(f"--context {context} does not fit {opened.name}: its context is {longest}")
+    require(
+        context is None or context <= longest,
+        f"--context {context} does not fit {opened.name}: its context is {longest}",
+    )
     return context or (longest if isinstance(opened, OpenedRun) else min(longest, WINDOW - first))
 
 

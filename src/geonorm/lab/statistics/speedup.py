@@ -168,19 +168,19 @@ def read_speedups(
 
 def read_trends(slopes: Mapping[tuple[str, str], Courses], baseline: str) -> list[TrendRow]:
     """The slope of the difference of each scheme, along each axis."""
-    keys = [(along, size, name) for (along, size), courses in slopes.items() for name in courses if name != baseline]
-    pairs = [pair(slopes[along, size], baseline, name) for along, size, name in keys]
-    seeds = [read_slopes(each) for each in pairs]
-    lines = [fit_line(each) if along == "parameters" else None for (along, *_), each in zip(keys, pairs, strict=True)]
-    counts = [line[1] if line else len(values) for line, values in zip(lines, seeds, strict=True)]
-    axes, sizes = [along for along, *_ in keys], [size for _, size, _ in keys]
-    estimates = estimate(seeds, axes, sizes, [line and line[0] for line in lines])
-    return [
-        TrendRow(
-            scheme=name, baseline=baseline, along=along, size=size, seeds=values, n=n, **mean.columns("slope")
-        )
-        for (along, size, name), values, n, mean in zip(keys, seeds, counts, estimates, strict=True)
-    ]  # fmt: skip
+    rows: list[dict[str, Any]] = []  # the columns that are known before all rows are
+    lines: list[Estimate | None] = []
+    for (along, size), courses in slopes.items():
+        for name in courses:
+            if name != baseline:
+                both = pair(courses, baseline, name)
+                seeds = read_slopes(both)
+                line, n = fit_line(both) if along == "parameters" else (None, len(seeds))
+                lines.append(line)
+                rows.append({"scheme": name, "along": along, "size": size, "seeds": seeds, "n": n})
+    seeds_of, axes, sizes = ([row[column] for row in rows] for column in ("seeds", "along", "size"))
+    means = estimate(seeds_of, axes, sizes, lines)
+    return [TrendRow(baseline=baseline, **row, **mean.columns("slope")) for row, mean in zip(rows, means, strict=True)]
 
 
 def seed_curves(
@@ -308,15 +308,15 @@ def estimate(
             means.append((mean, contrast(Estimate(mean, variance / n, df), ZERO) if df > 0 else None))
         else:
             means.append((None, None))
-    adjusted = holm([interval and interval.p for _, interval in means])
-    return [
-        SeedEstimate(
-            None if mean is None else transform(mean),
-            interval and transform(interval.low),
-            interval and transform(interval.high),
-            interval and interval.p,
-            p_holm,
-            wider[0] if (wider := scatter.get(place)) and significant(wider[1]) else None,
-        )
-        for place, ((mean, interval), p_holm) in enumerate(zip(means, adjusted, strict=True))
-    ]
+    adjusted = holm([None if interval is None else interval.p for _, interval in means])
+    estimates = []
+    for place, (middle, interval) in enumerate(means):
+        value = None if middle is None else transform(middle)
+        ends: tuple[float | None, float | None] = (None, None)
+        if interval is not None:
+            ends = (transform(interval.low), transform(interval.high))
+        wider = scatter.get(place)
+        times = wider[0] if wider is not None and significant(wider[1]) else None
+        p = None if interval is None else interval.p
+        estimates.append(SeedEstimate(value, *ends, p, adjusted[place], times))
+    return estimates

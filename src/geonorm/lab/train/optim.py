@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import ConfigError
+from ...errors import require
 from ...models.decoder import Transformer
 from ...models.init import ROLES, parameter_groups
 from ..config import Optim
@@ -16,8 +16,7 @@ from .muon import Muon
 def build_optimizers(model: Transformer, config: Optim, lr: float) -> list[torch.optim.Optimizer]:
     """AdamW, or Muon for matrices inside blocks with AdamW for the rest. Weight decay and learning rates go by roles of
     parameters."""
-    if config.independent and lr <= 0:
-        raise ConfigError("optim.independent needs a learning rate above 0")
+    require(not config.independent or lr > 0, "optim.independent needs a learning rate above 0")
     groups = parameter_groups(model, lr, config.weight_decay, config.multipliers)
     if config.independent:  # PyTorch multiplies by the rate of the step, lr times the schedule
         for group in groups:

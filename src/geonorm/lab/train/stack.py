@@ -64,7 +64,8 @@ class StackedModels:
         be another graph."""
         requests = list(self.waiting.values())
         self.size = max(self.size, len(requests))
-        models, parameters, ids, targets = zip(*requests, *requests[:1] * (self.size - len(requests)), strict=True)
+        requests += [requests[0]] * (self.size - len(requests))
+        models, parameters, ids, targets = zip(*requests, strict=True)
         self.losses = self.losses or compute_stacked(models[0], self.fields, self.compiled)
         weights = [torch.stack([t.detach() for t in row]).requires_grad_() for row in zip(*parameters, strict=True)]
         counts = [torch.stack([model.get_buffer(name) for model in models]) for name in counting_buffers(models[0])]
@@ -74,8 +75,10 @@ class StackedModels:
         losses = self.losses(weights, counts, numbers, torch.stack(ids), torch.stack(targets))
         with torch.autocast(ids[0].device.type, enabled=False):  # on around the forward pass of whoever came last
             gradients = torch.autograd.grad(losses.sum(), weights, materialize_grads=True)
-        each = zip(losses.detach(), zip(*gradients, strict=True), strict=True)
-        self.results = dict(zip(self.waiting, each, strict=False))
+        of_models = zip(*gradients, strict=True)  # gradients have a stack for each weight
+        # strict=False: not those that stood in the places of members that left
+        for member, loss, gradient in zip(self.waiting, losses.detach(), of_models, strict=False):
+            self.results[member] = loss, gradient
         self.waiting.clear()
 
 
