@@ -17,18 +17,12 @@ SETTINGS = options(TrainCommand)
     "name, meant",
     [
         ("model.hidden_size", "model.width"),  # and not model.hidden, which is spelt alike
-        ("model.n_embd", "model.width"),
-        ("num_hidden_layers", "model.layers"),
-        ("learning_rate", "lr"),
-        ("model.widht", "model.width"),
+        ("model.n_embd", "model.width"), ("num_hidden_layers", "model.layers"), ("learning_rate", "lr"),
         ("seq_len", "model.context"),  # and not seed
-        ("dropout", "model.attn_dropout"),
-        ("wandb", "log.to wandb"),
-        ("bf16", "runtime.dtype bf16"),
-        ("grad_accum", "micro_batch"),
-        ("batch", "batch_size"),
+        ("model.widht", "model.width"), ("dropout", "model.attn_dropout"), ("wandb", "log.to wandb"),
+        ("bf16", "runtime.dtype bf16"), ("grad_accum", "micro_batch"), ("batch", "batch_size"),
     ],
-)
+)  # fmt: skip
 def test_settings_that_others_call_otherwise(name: str, meant: str, capsys: Any) -> None:
     from geonorm.cli.main import main
 

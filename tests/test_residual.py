@@ -68,6 +68,12 @@ def test_stream_keeps_its_dtype_and_the_branch_reads_its_own(
     assert all(p.grad is not None and p.grad.dtype == p.dtype for p in module.parameters())
 
 
+def test_a_branch_in_half_precision_may_have_parts_in_fp32() -> None:
+    branch = nn.Sequential(nn.Linear(DIM, DIM).bfloat16())
+    branch.router = nn.Parameter(torch.ones(DIM))
+    Residual(branch, "pre", Site(0, "mlp", 1), DIM)(torch.randn(2, DIM))
+
+
 @each("scheme", names())
 def test_a_bf16_branch_leaves_an_fp32_stream_as_precise_as_its_update(scheme: str) -> None:
     """Only the update is rounded to bf16: where the branch gives 0, nothing at all is."""

@@ -16,6 +16,7 @@ from .schemes.base import normalise_update
 
 __all__ = ["Residual"]
 
+HALF = (torch.bfloat16, torch.float16)
 Reading = tuple[Tensor, Any]
 """What `read_at` returns: the branch's input, and what the scheme carries from the same look at x to its write."""
 
@@ -152,10 +153,10 @@ class Residual(nn.Module):
         return x, None if then is None else read_at(then.scheme, x, next_parts, then.site(x))
 
     def compute_dtype(self, y: Tensor) -> torch.dtype:
-        """What the branch's matrix products want to read: autocast's dtype, else that of its first parameter."""
+        """What the branch's matrix products want to read: autocast's dtype, else that of its parameters."""
         if torch.is_autocast_enabled(device := autocast_device(y)):
             return torch.get_autocast_dtype(device)
-        return first_dtype(self.branch) or y.dtype
+        return matrix_dtype(self.branch) or y.dtype
 
     def extra_repr(self) -> str:
         return f"{self.scheme}, layer={self.index}, kind={self.kind}, depth={self.depth}"
@@ -179,13 +180,19 @@ class StreamEnd(nn.Module):
         return move(x, self.own(), self.site)
 
 
-def first_dtype(module: nn.Module) -> torch.dtype | None:
-    """The dtype of the first floating parameter of a module. It is looked up in every pass, because loading, sharding
-    and people put other tensors and modules in its place; `modules()` would take several times as long."""
+def matrix_dtype(module: nn.Module) -> torch.dtype | None:
+    """The dtype of a module's floating parameters, half precision where any has it: routers, sinks and norms may stay
+    in fp32 beside it. It is looked up in every pass, because loading, sharding and people put other tensors and modules
+    in its place; `parameters()` would take several times as long."""
+    first = None
     for parameter in module._parameters.values():
         if parameter is not None and parameter.is_floating_point():
-            return parameter.dtype
+            first = first or parameter.dtype
+            if parameter.dtype in HALF:
+                return parameter.dtype
     for child in module._modules.values():
-        if child is not None and (dtype := first_dtype(child)) is not None:
+        dtype = None if child is None else matrix_dtype(child)
+        if dtype in HALF:
             return dtype
-    return None
+        first = first or dtype
+    return first

@@ -111,6 +111,31 @@ def test_a_model_with_an_applied_one_inside_is_not_saved_as_stock(
     model.save_pretrained(tmp_path / "whole")
 
 
+def test_a_model_of_code_from_elsewhere_is_saved_and_names_what_it_lacks(tmp_path: Path) -> None:
+    """As `trust_remote_code` loads it: with `_auto_class`, and a type that transformers does not know."""
+    about = {"model_type": "elsewhere", "_auto_class": "AutoConfig"}
+    settings: Any = type("Settings", (transformers.LlamaConfig,), about)
+    about = {"config_class": settings, "_auto_class": "AutoModelForCausalLM"}
+    kind: Any = type("Model", (transformers.LlamaForCausalLM,), about)
+    model = kind(settings(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2))
+    hf.apply(model, "geonorm")
+    model.save_pretrained(tmp_path)
+    assert "auto_map" not in json.loads((tmp_path / "config.json").read_text())
+    with pytest.raises(ConfigError, match="elsewhere is a model of code from elsewhere: register"):
+        transformers.AutoConfig.from_pretrained(tmp_path)
+
+
+def test_weights_without_storage_are_filled_from_a_file(tiny_model: Tiny) -> None:
+    """As accelerate does it; and what transformers reads in the module of a class is the stock model's."""
+    stock, model, inputs = moved("llama", "geonorm(learn=gain)", tiny_model)
+    with torch.device("meta"):
+        again = type(model)(model.config)
+    again.load_state_dict(model.state_dict(), assign=True)
+    again.model.rotary_emb = model.model.rotary_emb  # its table is in no file
+    assert torch.equal(returned(again.eval(), inputs), returned(model.eval(), inputs))
+    assert type(again).__module__ == stock.__module__
+
+
 def test_another_process_loads_it_only_as_what_it_is(tiny_model: Tiny, tmp_path: Path) -> None:
     _, model, _ = moved("gpt2", "geonorm", tiny_model)
     model.save_pretrained(tmp_path)

@@ -115,6 +115,13 @@ def test_a_model_as_it_begins_is_recognised(family: str, dtype: torch.dtype) -> 
 Change = Callable[[Any, Tensor, Tensor, Tensor], Tensor]
 
 
+def test_scales_that_have_moved_are_recognised_in_half_precision(tmp_path: Path) -> None:
+    """Zaya has learned scales on an fp32 stream, and a bf16 update."""
+    tiny(default_config("zaya")).save_pretrained(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert str(hf.scheme_of(model)) == "affine(entry=embedding)"
+
+
 def planted(write: Change | None = None, reading: float = 1.0, norm: bool = True, start: bool = False) -> type:
     """Llama's layer, with another attention sub-layer or an MLP that adds to the stream of the block's start."""
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer

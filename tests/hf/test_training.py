@@ -1,5 +1,6 @@
 """Training with transformers' Trainer, accelerate and PEFT: as they train any model, decay and constraints included."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 import transformers
 
+import geonorm
 from geonorm import hf, names
 from geonorm.hf.export import hf_name
 from geonorm.lab.config import Optim
@@ -89,6 +91,28 @@ def test_constraints_hold_after_every_step_of_trainer(kind: str, build: Any, tmp
         trainer(model, tmp_path, transformers.Trainer, callbacks=callbacks, weight_decay=0.0).train()
     assert len(seen) == 4 and max(seen) < 1e-5
     assert off_the_sphere(hf.GeoNormForCausalLM.from_pretrained(tmp_path / "checkpoint-2")) < 1e-5
+
+
+def test_constraints_hold_in_a_model_of_ones_own() -> None:
+    layer = torch.nn.Linear(8, 8)
+    layer.role = "up"  # type: ignore[assignment]
+    model = torch.nn.Sequential(geonorm.Residual(layer, "ngpt", geonorm.Site(0, "mlp", 1), dim=8))
+    hf.ConstrainCallback.constrain(model)
+    assert layer.weight.norm(dim=1).sub(1).abs().max() < 1e-6
+
+
+@each("applied", [False, True])
+def test_trainer_shifts_labels_under_label_smoothing(
+    applied: bool, build: Any, tiny_model: Any, tmp_path: Path
+) -> None:
+    """It knows the models whose labels are to be shifted by the names of their classes."""
+    model = copy.deepcopy(tiny_model("llama")[0]) if applied else build("pre")
+    if applied:
+        hf.apply(model, "geonorm")
+    stock = trainer(model, tmp_path, transformers.Trainer, label_smoothing_factor=0.1)
+    batch = {key: value[None] for key, value in texts()[0].items()}
+    smoothed = stock.label_smoother(model(**batch), batch["labels"], shift_labels=True)
+    torch.testing.assert_close(stock.compute_loss(model, dict(batch)), smoothed)
 
 
 def test_a_scheme_that_counts_steps_counts_those_of_trainer(build: Any, tmp_path: Path) -> None:

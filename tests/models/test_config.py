@@ -20,17 +20,12 @@ from ..rows import each
         ("nano-gpt2", 0.93e6, 0.95e6),  # tied
         ("nano-bert", 0.95e6, 0.97e6),  # a matrix before the head besides
         ("modern", 1.3e6, 1.4e6),  # tables of token vectors in two blocks besides
-        ("mini", 6e6, 8e6),
         ("125m", 120e6, 165e6),  # untied: the head counts too
-        ("paper-125m", 120e6, 165e6),
-        ("bert-base", 109e6, 110e6),
         ("modern-d12", 280e6, 290e6),  # six tables of 25M
-        ("350m", 350e6, 410e6),
-        ("1.3b", 1.3e9, 1.45e9),
-        ("7b", 6.6e9, 7.0e9),
-        ("70b", 68e9, 70e9),
+        ("mini", 6e6, 8e6), ("paper-125m", 120e6, 165e6), ("bert-base", 109e6, 110e6), ("350m", 350e6, 410e6),
+        ("1.3b", 1.3e9, 1.45e9), ("7b", 6.6e9, 7.0e9), ("70b", 68e9, 70e9),
     ],
-)
+)  # fmt: skip
 @each("scheme", ["geonorm", "ngpt"])
 def test_parameter_counts_of_presets(name: str, low: float, high: float, scheme: str) -> None:
     config = preset(name, scheme=scheme)

@@ -104,10 +104,7 @@ def test_inputs_are_not_written_to() -> None:
         ({"x": torch.ones(3, 4, dtype=torch.int64)}, "floating-point"),
         ({"u": torch.ones(3, 4, dtype=torch.bool)}, "floating-point"),
         *(({"decay": decay}, "decay must be") for decay in (0.0, -1.0, nan, inf, torch.ones(2, 1), torch.ones(0))),
-        ({"max_angle": 0.0}, "max_angle"),
-        ({"max_angle": -1.0}, "max_angle"),
-        ({"max_angle": 3.2}, "max_angle"),
-        ({"max_angle": nan}, "max_angle"),
+        *(({"max_angle": angle}, "max_angle") for angle in (0.0, -1.0, 3.2, nan)),
         ({"backend": "refernce"}, "did you mean 'reference'"),
     ],
 )

@@ -27,47 +27,35 @@ GPT2 = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_inner": 48, "vocab_size": 61
 VIT: dict[str, Any] = {"mlp": "gelu", "norm": "layer", "eps": 1e-12, "bias": True, "positions": "learned"}
 # ours: theirs, a parameter or a module with weight and bias; those of a block, and the others. #1 is the second third.
 PLACES: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {
-    "bert": (
-        "bert.encoder.layer",
-        {
-            "attn.branch.q": "attention.self.query", "attn.branch.k": "attention.self.key",
-            "attn.branch.v": "attention.self.value", "attn.branch.o": "attention.output.dense",
-            "mlp.branch.up": "intermediate.dense", "mlp.branch.down": "output.dense",
-            "attn.own.stream": "attention.output.LayerNorm", "mlp.own.stream": "output.LayerNorm",
-        },
-        {
-            "embed.weight": "bert.embeddings.word_embeddings.weight", "head.bias": "cls.predictions.bias",
-            "position.weight": "bert.embeddings.position_embeddings.weight",
-            "embed_norm": "bert.embeddings.LayerNorm", "transform.dense": "cls.predictions.transform.dense",
-            "transform.norm": "cls.predictions.transform.LayerNorm",
-        },
-    ),
-    "gpt2": (
-        "transformer.h",
-        {
-            "attn.branch.q": "attn.c_attn#0", "attn.branch.k": "attn.c_attn#1", "attn.branch.v": "attn.c_attn#2",
-            "attn.branch.o": "attn.c_proj", "mlp.branch.up": "mlp.c_fc", "mlp.branch.down": "mlp.c_proj",
-            "attn.own.input": "ln_1", "mlp.own.input": "ln_2",
-        },
-        {
-            "embed.weight": "transformer.wte.weight", "position.weight": "transformer.wpe.weight",
-            "exit.own.norm": "transformer.ln_f",
-        },
-    ),
-    "vit": (
-        "vit.layers",
-        {
-            "attn.branch.q": "attention.q_proj", "attn.branch.k": "attention.k_proj",
-            "attn.branch.v": "attention.v_proj", "attn.branch.o": "attention.o_proj",
-            "mlp.branch.up": "mlp.fc1", "mlp.branch.down": "mlp.fc2",
-            "attn.own.input": "layernorm_before", "mlp.own.input": "layernorm_after",
-        },
-        {
-            "patch": "vit.embeddings.patch_embeddings.projection", "class_token.weight": "vit.embeddings.cls_token",
-            "position.weight": "vit.embeddings.position_embeddings", "head": "classifier",
-            "exit.own.norm": "vit.layernorm",
-        },
-    ),
+    "bert": ("bert.encoder.layer", {
+        "attn.branch.q": "attention.self.query", "attn.branch.k": "attention.self.key",
+        "attn.branch.v": "attention.self.value", "attn.branch.o": "attention.output.dense",
+        "mlp.branch.up": "intermediate.dense", "mlp.branch.down": "output.dense",
+        "attn.own.stream": "attention.output.LayerNorm", "mlp.own.stream": "output.LayerNorm",
+    }, {
+        "embed.weight": "bert.embeddings.word_embeddings.weight", "head.bias": "cls.predictions.bias",
+        "position.weight": "bert.embeddings.position_embeddings.weight",
+        "embed_norm": "bert.embeddings.LayerNorm", "transform.dense": "cls.predictions.transform.dense",
+        "transform.norm": "cls.predictions.transform.LayerNorm",
+    }),
+    "gpt2": ("transformer.h", {
+        "attn.branch.q": "attn.c_attn#0", "attn.branch.k": "attn.c_attn#1", "attn.branch.v": "attn.c_attn#2",
+        "attn.branch.o": "attn.c_proj", "mlp.branch.up": "mlp.c_fc", "mlp.branch.down": "mlp.c_proj",
+        "attn.own.input": "ln_1", "mlp.own.input": "ln_2",
+    }, {
+        "embed.weight": "transformer.wte.weight", "position.weight": "transformer.wpe.weight",
+        "exit.own.norm": "transformer.ln_f",
+    }),
+    "vit": ("vit.layers", {
+        "attn.branch.q": "attention.q_proj", "attn.branch.k": "attention.k_proj",
+        "attn.branch.v": "attention.v_proj", "attn.branch.o": "attention.o_proj",
+        "mlp.branch.up": "mlp.fc1", "mlp.branch.down": "mlp.fc2",
+        "attn.own.input": "layernorm_before", "mlp.own.input": "layernorm_after",
+    }, {
+        "patch": "vit.embeddings.patch_embeddings.projection", "class_token.weight": "vit.embeddings.cls_token",
+        "position.weight": "vit.embeddings.position_embeddings", "head": "classifier",
+        "exit.own.norm": "vit.layernorm",
+    }),
 }  # fmt: skip
 
 

@@ -86,21 +86,14 @@ def test_the_registry_is_what_is_tested() -> None:
 @each(
     "text, canonical",
     [
-        ("geonorm()", "geonorm"),
-        ("  geonorm ( decay = sqrt , ) ", "geonorm(decay=sqrt)"),
-        ("geonorm(decay='sqrt')", "geonorm(decay=sqrt)"),
-        ("geonorm(decay=harmonic, alpha=1, max_angle=pi/4)", "geonorm"),
-        ("geonorm(alpha=+2.50)", "geonorm(alpha=2.5)"),
-        ("geonorm(alpha=.5)", "geonorm(alpha=0.5)"),
-        ("geonorm(alpha=5e-1)", "geonorm(alpha=0.5)"),
-        ("geonorm(alpha=1/3)", "geonorm(alpha=0.3333333333333333)"),
-        ("geonorm(alpha=--2)", "geonorm(alpha=2)"),
-        ("geonorm(max_angle=pi*0.125)", "geonorm(max_angle=pi/8)"),
-        ("geonorm(max_angle=3*pi/8)", "geonorm(max_angle=3*pi/8)"),
-        ("geonorm(max_angle=pi/2/4)", "geonorm(max_angle=pi/8)"),
-        ("geonorm(retraction=2)", "geonorm(retraction=2)"),
+        ("geonorm()", "geonorm"), ("geonorm(decay=harmonic, alpha=1, max_angle=pi/4)", "geonorm"),
+        ("  geonorm ( decay = sqrt , ) ", "geonorm(decay=sqrt)"), ("geonorm(decay='sqrt')", "geonorm(decay=sqrt)"),
+        ("geonorm(alpha=+2.50)", "geonorm(alpha=2.5)"), ("geonorm(alpha=.5)", "geonorm(alpha=0.5)"),
+        ("geonorm(alpha=5e-1)", "geonorm(alpha=0.5)"), ("geonorm(alpha=1/3)", "geonorm(alpha=0.3333333333333333)"),
+        ("geonorm(alpha=--2)", "geonorm(alpha=2)"), ("geonorm(max_angle=pi*0.125)", "geonorm(max_angle=pi/8)"),
+        ("geonorm(max_angle=3*pi/8)", "geonorm(max_angle=3*pi/8)"), ("geonorm(retraction=2)", "geonorm(retraction=2)"),
+        ("geonorm(max_angle=pi/2/4)", "geonorm(max_angle=pi/8)"), ("mix(peri, pre, 0.5)", "mix(a=peri, share=0.5)"),
         ("mix(a=peri, b=geonorm(decay=sqrt), share=1/2)", "mix(a=peri, b=geonorm(decay=sqrt), share=0.5)"),
-        ("mix(peri, pre, 0.5)", "mix(a=peri, share=0.5)"),
         ("mix(post, mix(peri, geonorm))", "mix(b=mix(a=peri, b=geonorm))"),
         ("mix(sqrt, pre)", "mix(a=sqrt)"),  # a scheme where the field takes schemes,
         ("pre(decay=sqrt)", "pre(decay=sqrt)"),  # a word where it takes words
@@ -110,7 +103,7 @@ def test_the_registry_is_what_is_tested() -> None:
         ("per_kind(mlp=first(a=keel(alpha=2)))", "per_kind(mlp=first(a=keel(alpha=2)))"),
         ("pre(decay=1, max_step=pi/4, input=raw)", "pre(decay=1, max_step=pi/4, input=raw)"),
     ],
-)
+)  # fmt: skip
 def test_grammar(text: str, canonical: str) -> None:
     assert str(parse(text)) == canonical
     assert parse(canonical) == parse(text)
@@ -155,17 +148,11 @@ def test_errors_are_one_line_that_says_what_to_do(text: Any, says: str) -> None:
 @each(
     "text",
     [
-        "__import__('os').system('touch {0}')",
-        "__import__('os')",
-        "geonorm(alpha=open('{0}', 'w'))",
-        "geonorm(decay=exec('open(chr(120))'))",
-        "os:system",
-        "os:system('touch {0}')",
-        "mix(a=builtins:dict)",
-        "(lambda: 0)()",
+        "__import__('os').system('touch {0}')", "__import__('os')", "geonorm(alpha=open('{0}', 'w'))", "(lambda: 0)()",
+        "geonorm(decay=exec('open(chr(120))'))", "os:system", "os:system('touch {0}')", "mix(a=builtins:dict)",
         "geonorm(alpha=2**8)",
     ],
-)
+)  # fmt: skip
 def test_nothing_is_evaluated(text: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def caught(*_: object) -> int:
         raise AssertionError("a scheme string ran a command")

@@ -75,16 +75,13 @@ def siamese_algorithm(
 @each(
     "text, settings",
     [
-        ("siamese", {}),
-        ("siamese(entry=embedding)", {"entry": "embedding"}),
-        ("siamese(final=none)", {"final": "none"}),
-        ("siamese(sum=norm)", {"sum": "norm"}),
+        ("siamese", {}), ("siamese(final=none)", {"final": "none"}), ("siamese(sum=norm)", {"sum": "norm"}),
+        ("siamese(entry=embedding)", {"entry": "embedding"}), ("siamese(decay=sqrt)", {"share": lambda t: t**-0.5}),
         ("siamese(sum=norm, final=none)", {"sum": "norm", "final": "none"}),
-        ("siamese(decay=sqrt)", {"share": lambda t: t**-0.5}),
         ("siamese(decay=linear, alpha=0.5)", {"share": lambda t: 0.5 * (DEPTH - t + 1) / DEPTH}),
         (OFFICIAL, {"sum": "norm", "share": lambda t: 1 / (2 * t) ** 0.5}),
     ],
-)
+)  # fmt: skip
 def test_siamese_is_its_algorithm(text: str, settings: dict[str, Any]) -> None:
     same(network(text), siamese_algorithm(**settings))
 

@@ -11,6 +11,7 @@ try:
     import transformers
 except ImportError as error:
     raise ConfigError("geonorm.hf needs transformers: pip install 'geonorm[hf]'") from error
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
 from .apply import Report, apply, restore, scheme_of
 from .card import card
@@ -53,6 +54,7 @@ __all__ = [
 transformers.AutoConfig.register("geonorm", GeoNormConfig, exist_ok=True)
 transformers.AutoModel.register(GeoNormConfig, GeoNormModel, exist_ok=True)
 transformers.AutoModelForCausalLM.register(GeoNormConfig, GeoNormForCausalLM, exist_ok=True)
+CAUSAL["geonorm"] = GeoNormForCausalLM.__name__  # by these names Trainer knows whose labels to shift
 transformers.AutoModelForMaskedLM.register(GeoNormConfig, GeoNormForMaskedLM, exist_ok=True)
 # what builds on transformers.Trainer takes a second to import
 __getattr__ = load_on_use(__name__, {"ConstrainCallback": "trainer", "Trainer": "trainer"})

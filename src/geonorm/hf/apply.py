@@ -102,7 +102,7 @@ def apply(model: Any, scheme: str | Scheme) -> Report:
     removed = [path for path, about in listed_norms(model, stacks) if about["role"] != "entry"]
     vars(model)[RECORD] = prepare_undo(model)
     try:
-        make_class(model, str(scheme), family, stacks)
+        make_class(model, scheme, family, stacks)
         replace_sites(model, scheme, stacks)
     except BaseException:
         restore(model)
@@ -230,8 +230,10 @@ def check_model(model: Any) -> None:
         or any("quantized" in type(module).__module__ for module in model.modules())
     ):
         raise ConfigError(f"this {name} is quantised: apply the scheme to the full-precision model")
-    if any("forward" in vars(module) or hasattr(module, "_hf_hook") for module in model.modules()):
-        raise ConfigError(f"modules of this {name} are wrapped (by accelerate or a patch): apply first")
+    require(
+        not any("forward" in vars(module) or hasattr(module, "_hf_hook") for module in model.modules()),
+        f"modules of this {name} are wrapped (by accelerate or a patch): apply first",
+    )
 
 
 def check_blocks(model: Any, stacks: Stacks) -> None:
@@ -241,10 +243,10 @@ def check_blocks(model: Any, stacks: Stacks) -> None:
     known = {part for stack, base in stacks for block in blocks_of(model, stack, base) for part in block.modules()}
     if not stacks or {part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)} - known:
         raise ConfigError(f"{name} has blocks that apply does not know; give it the text model alone")
-    if any(parse(stack.scheme or "").streams > 1 for stack, _ in stacks):
-        raise ConfigError(
-            f"the streams of {name} part and meet outside of its blocks: apply changes models of one stream"
-        )
+    require(
+        all(parse(stack.scheme or "").streams == 1 for stack, _ in stacks),
+        f"the streams of {name} part and meet outside of its blocks: apply changes models of one stream",
+    )
     named = [stack for stack in stacks if model.config.model_type in FAMILIES]
     for block in [block for stack, base in named for block in blocks_of(model, stack, base)]:
         if not type(block).forward.__module__.startswith("transformers.models."):
@@ -258,8 +260,9 @@ def check_applicable(scheme: Scheme, depth: int) -> None:
     """ConfigError for a scheme that needs more than what stands around a sub-layer."""
     for site, names in ((Site(layer, kind, depth), names) for kind, names in SLOTS.items() for layer in range(depth)):
         part = scheme.resolve(site)
-        if part.about.why_from_start:
-            raise ConfigError(f"{scheme} is for models trained from the start: {part.about.why_from_start}")
+        require(
+            not part.about.why_from_start, f"{scheme} is for models trained from the start: {part.about.why_from_start}"
+        )
         slots = [name for name in names if part.slot(name, (1, 8), 8, site) is not None]
         if slots or part.constrains:
             needed = f"modules inside a branch or head ({', '.join(slots)})" if slots else "constraints on weights"

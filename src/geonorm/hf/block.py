@@ -210,8 +210,8 @@ def replace_sites(model: Any, scheme: Scheme, stacks: Stacks) -> None:
             replace_block(block, layer, depth, scheme, stack, dim)
         count = len(stack.sublayers)  # 1 where sites are parallel
         entry = StreamEnd(scheme, Site(0, "entry", depth, count), spec).to(device=like.device, dtype=like.dtype)
-        exit = Exit(scheme, Site(depth - 1, "exit", depth, count), spec, like.dtype).to(like.device)
-        exit.own.to(like.dtype)
+        exit = Exit(scheme, Site(depth - 1, "exit", depth, count), spec, like.dtype)
+        exit.own.to(device=like.device, dtype=like.dtype)
         blocks[0].entry = entry
         if last is None:
             blocks[-1].exit = exit

@@ -14,14 +14,15 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 from transformers.utils import output_capturing
 
 from .. import __version__
-from ..errors import ConfigError
+from ..errors import ConfigError, require
 from ..measure.observe import stacks_of
 from ..norms import Norm
 from ..residual import Residual, StreamEnd
-from ..schemes import parse, sources_of
+from ..schemes import Scheme, parse, sources_of
 from .block import StockBranch, replace_sites
 from .config import from_folder
 from .loading import ReadsFolders, loaded_kept
@@ -40,7 +41,11 @@ class AppliedConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        stock: Any = CONFIG_MAPPING[config_dict["stock_type"]]
+        family = config_dict["stock_type"]
+        require(
+            family in CONFIG_MAPPING, f"{family} is a model of code from elsewhere: register its Auto classes first"
+        )
+        stock: Any = CONFIG_MAPPING[family]
         return config_class(stock).from_dict(config_dict, **kwargs)
 
 
@@ -75,7 +80,7 @@ class AppliedFields:
         guard = f"no stock {self.stock_type} but one under {self.scheme}: import geonorm.hf, then use an Auto class"
         saved = {**super().to_diff_dict(), **dict.fromkeys(sorted(self.guarded()), guard)}  # type: ignore[misc]
         saved |= {"stock_layers": getattr(self, GUARD), "geonorm_version": __version__}
-        return {PER_LAYER.get(key, key): value for key, value in saved.items() if value or key != "auto_map"}
+        return {PER_LAYER.get(key, key): value for key, value in saved.items() if key != "auto_map"}
 
 
 class AppliedModel(ReadsFolders):
@@ -89,13 +94,8 @@ class AppliedModel(ReadsFolders):
             rule = parse(config.scheme)
             model.config.scheme = str(rule)
             stacks = stacks_of(model)
-            make_class(model, str(rule), model.config.stock_type, stacks)
+            make_class(model, rule, model.config.stock_type, stacks)
             replace_sites(model, rule, stacks)
-
-    @classmethod
-    def is_custom_code(cls) -> bool:
-        """False: of code of one's own transformers initialises no buffer outside of modules with parameters."""
-        return False
 
     def _init_weights(self, module: nn.Module) -> None:
         """What a file held stays: a module is handed over, too, for a buffer alone that no file holds."""
@@ -114,7 +114,7 @@ class AppliedModel(ReadsFolders):
 @cache
 def config_class(stock: Any) -> Any:
     """The configuration of a family under a scheme; the family's models under a scheme become known to Auto classes."""
-    body = {"model_type": TYPE, "__module__": __name__}
+    body = {"model_type": TYPE, "__module__": __name__, "_auto_class": None}
     applied: Any = type(f"Geonorm{stock.__name__}", (AppliedFields, stock), body)
     for name in dir(modeling_auto):
         auto: Any = getattr(modeling_auto, name)
@@ -123,20 +123,24 @@ def config_class(stock: Any) -> Any:
             kinds = models[stock]
             kind = kinds[0] if isinstance(kinds, tuple) else kinds
             auto.register(applied, applied_class(kind, applied), exist_ok=True)
+            if auto is modeling_auto.AutoModelForCausalLM:  # by these names Trainer knows whose labels to shift
+                CAUSAL[f"{TYPE}_{stock.model_type}"] = f"Geonorm{kind.__name__}"
     return applied
 
 
 @cache
 def applied_class(stock: Any, config: Any) -> Any:
     """The class of a stock model under a scheme."""
-    return type(f"Geonorm{stock.__name__}", (AppliedModel, stock), {"config_class": config, "__module__": __name__})
+    # by its module transformers knows what the stock model can do; code from elsewhere is not saved beside it
+    body = {"config_class": config, "__module__": stock.__module__, "_auto_class": None}
+    return type(f"Geonorm{stock.__name__}", (AppliedModel, stock), body)
 
 
 def is_applied(model: Any) -> bool:
     return isinstance(model, AppliedModel)
 
 
-def make_class(model: Any, scheme: str, family: str, stacks: Any) -> None:
+def make_class(model: Any, scheme: Scheme, family: str, stacks: Any) -> None:
     """Makes the model, and every model inside it, of the type that says what it is; configurations are copied first,
     because other models may share them."""
     guard_saving()
@@ -144,9 +148,9 @@ def make_class(model: Any, scheme: str, family: str, stacks: Any) -> None:
     copies: dict[int, Any] = {}
     stock: Any = type(model.config)
     kind = stock if is_applied(model) else config_class(stock)
-    says: dict[str, Any] = {"scheme": scheme, "stock_type": family, "model_type": TYPE}
+    says: dict[str, Any] = {"scheme": str(scheme), "stock_type": family, "model_type": TYPE}
     says["stock_stacks"] = [asdict(stack) for stack, _ in stacks]
-    if source := sources_of(parse(scheme)):
+    if source := sources_of(scheme):
         says["scheme_source"] = source
     for module in model.modules():
         old = getattr(module, "config", None)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL, MODEL_MAPPING_NAMES
 
 from ..errors import ConfigError, cause
 
@@ -87,7 +87,9 @@ LIMIT = 10_000_000
 def families() -> list[str]:
     """Types of causal models, and of the text models of multimodal ones."""
     return sorted(
-        {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *(name for name in MODEL_MAPPING_NAMES if name.endswith("_text"))}
+        name
+        for name in {*CAUSAL, *MODEL_MAPPING_NAMES}
+        if (name in CAUSAL or name.endswith("_text")) and not name.startswith("geonorm")
     )
 
 

@@ -112,8 +112,7 @@ class Writer(FileSystemWriter):
         # later checkpoints go, too: they were passed over as corrupt, or belong to steps that were rewound
         steps = saved_steps(self.folder)
         current = [step for step in steps if step <= self.step]
-        newest = {*current[-self.keep :]}
-        for old in set(steps) - newest:
+        for old in set(steps) - {*current[-self.keep :]}:
             if old == self.protected and old in current:
                 continue
             shutil.rmtree(self.folder / f"step-{old}", ignore_errors=True)

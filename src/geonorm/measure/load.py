@@ -77,7 +77,7 @@ def model_class(config: Any, causal: bool) -> Any:
         return known[0]
     if predicts_masked(config):
         return transformers.AutoModelForMaskedLM
-    predicts = causal or any("CausalLM" in name for name in names)
+    predicts = causal or any(part in name for name in names for part in ("CausalLM", "LMHead"))
     return transformers.AutoModelForCausalLM if predicts else transformers.AutoModel
 
 

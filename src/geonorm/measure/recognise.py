@@ -198,7 +198,7 @@ def find_learned(
         tensors |= {f"{path}.{name}": p for name, p in block.get_submodule(str(path)).named_parameters()}
     choices = list(assignments(tensors, build({}).own))
     for choice in [choice for choice in choices if choice == first] + choices:
-        same = close(build(choice)(wide), after)
+        same = close(build(choice)(wide), after.to(update.dtype))
         if same and (has_several_norms(sublayer) or close(replay.reading, reading)):
             return choice
     return None

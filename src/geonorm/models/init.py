@@ -204,9 +204,10 @@ def initialize(model: nn.Module, init: str = "fan_in") -> None:
     model: any module that holds `geonorm.Residual` modules. init: the base standard deviation, as `model.init` of a
     `DecoderConfig`: fan_in | neox | gpt2 | zero | nanochat; a scheme states its own against it. A layer says what it is
     for by an attribute `role` (embed, q, k, v, o, up, gate, down, head, ...) or a usual name (q_proj, lm_head, ...).
-    Layers outside the residuals without a role stay as they are. Draws come from torch's global generator. Raises
-    ConfigError for an unknown init, a linear layer inside a residual without a role, and a scheme that cannot start
-    from output matrices at 0.
+    Layers outside the residuals without a role stay as they are, as do matrices of other modules than nn.Linear,
+    nn.Embedding and nn.MultiheadAttention (GPT-2's Conv1D, fused experts). Draws come from torch's global generator.
+    Raises ConfigError for an unknown init, a linear layer inside a residual without a role, and a scheme that cannot
+    start from output matrices at 0.
 
         >>> class Mlp(torch.nn.Module):
         ...     def __init__(self):

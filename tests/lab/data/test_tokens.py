@@ -245,34 +245,22 @@ def test_a_tokenizer_that_knows_none_of_the_text_is_refused(tmp_path):
         tokenize(source, tokenizer, tmp_path)
 
 
-def test_the_slower_of_two_keeps_the_result_of_the_faster(path, tmp_path, monkeypatch):
-    source, write = open_source(str(path)), tokens.write_tokens
+@pytest.mark.parametrize("point", ["load_tokens", "write_tokens"])
+def test_the_slower_of_two_keeps_the_result_of_the_faster(point, path, tmp_path, monkeypatch):
+    """Which was made while the slower one looked whether there is one, or before it wrote its own."""
+    source, late = open_source(str(path)), getattr(tokens, point)
+    times = []
 
     def overtaken(*args):
-        monkeypatch.setattr(tokens, "write_tokens", write)
+        monkeypatch.setattr(tokens, point, late)
         tokenize(source, ByteTokenizer(), tmp_path)
-        write(*args)
+        times.extend(folder.stat().st_mtime_ns for folder in (tmp_path / "tokens").iterdir())
+        return None if point == "load_tokens" else late(*args)
 
-    monkeypatch.setattr(tokens, "write_tokens", overtaken)
+    monkeypatch.setattr(tokens, point, overtaken)
     slower = tokenize(source, ByteTokenizer(), tmp_path)
     assert len(slower.train) == slower.meta["splits"]["train"]["tokens"]
-    assert len(list((tmp_path / "tokens").iterdir())) == 1
-
-
-def test_what_came_while_one_looked_is_not_removed(path, tmp_path, monkeypatch):
-    source, load = open_source(str(path)), tokens.load_tokens
-
-    def look_too_early(*args):
-        monkeypatch.setattr(tokens, "load_tokens", load)
-        tokenize(source, ByteTokenizer(), tmp_path)
-        (folder,) = (tmp_path / "tokens").iterdir()
-        places.append((folder, folder.stat().st_ino))
-
-    places: list = []
-    monkeypatch.setattr(tokens, "load_tokens", look_too_early)
-    tokenize(source, ByteTokenizer(), tmp_path)
-    ((folder, number),) = places
-    assert folder.stat().st_ino == number
+    assert [folder.stat().st_mtime_ns in times for folder in (tmp_path / "tokens").iterdir()] == [True]
 
 
 def test_what_cannot_be_stored_leaves_nothing(path, tmp_path, monkeypatch):

@@ -44,7 +44,6 @@ def model(scheme: str = "geonorm", **changes: Any) -> Decoder:
         ({"schedule": "constant", "warmup": 0.0}, {1: 1, 100: 1}),
         ({"schedule": "cosine", "warmup": 1.0}, {1: 0.01, 100: 1}),
         ({"schedule": "constant", "warmup": 0.5, "warmup_steps": 4}, {1: 0.25, 4: 1, 5: 1}),
-        ({"schedule": "cosine", "warmup_steps": 0, "floor": 0.0}, {50: 0.5, 100: 0.0}),
     ],
 )
 def test_schedules_at_key_steps(settings: dict[str, Any], wanted: dict[int, float]) -> None:
