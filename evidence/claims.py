@@ -230,9 +230,8 @@ class Evidence:
 
     @cached_property
     def results(self) -> dict[str, Values]:
-        """By claim: mean, interval, p, by Holm too, the moderated error, p of equality, and the verdict. Variances
-        are moderated within an experiment. All comparisons of an experiment by one measure are one family of Holm; more
-        where it registered more than are claims."""
+        """By claim: mean, interval, p, by Holm too, the moderated error, p of equality, and the verdict. Variances are
+        moderated within an experiment. Its comparisons by one measure, and others that it registered, are a family."""
         raw = {name: self.compare(claim) for name, claim in self.claims.items()}
         gaps = {name: paired_interval(list(values["pairs"].values())) for name, values in raw.items()}
         priors: dict[str, Prior | None] = {}

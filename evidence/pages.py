@@ -22,7 +22,7 @@ HEAD = ("verdict", "difference (95 %)", "p, Holm", "pairs")
 MARK = "**°** marks a scheme without embedding norm; one without the mark has it (a norm right after the embedding)."
 BUILT = "<!-- Written by `python -m evidence build` from evidence/claims.yaml: edit there. -->"
 SEED = "**†** counts the seed that chose the rates."
-POOLS = "A pool leaves out the seed that chose the rates. The certainty of this page is that of the first pool."
+POOLS = "A pool leaves out the seed that chose the rates."
 NOTE = "A mark is a seed, a bar the 95 % interval of their mean, the upright line that mean."
 
 
@@ -196,7 +196,8 @@ class Book:
         members = self.members(key)
         yield from (Line(f"# {words['title']}"), Line(""), Line(BUILT), Line(""))
         yield from (self.fill(words["answer"][0]), Line(""))
-        yield from (Line(f"**Certainty: {self.certainty(words)}**"), Line(""))
+        of = " of the first pool" if words.get("pools") else ""
+        yield from (Line(f"**Certainty{of}: {self.certainty(words)}**"), Line(""))
         for text in words["answer"][1:]:
             yield from (self.fill(text), Line(""))
         yield from (Line(self.scale(members), tuple(members)), Line(""))
