@@ -40,10 +40,10 @@ class CheckpointError(GeonormError):
     """A run or checkpoint that is missing, damaged or does not fit."""
 
 
-def require(condition: object, message: str) -> None:
-    """ConfigError with this message unless the condition holds."""
+def require(condition: object, message: str, error: type[GeonormError] = ConfigError) -> None:
+    """The error, with this message, unless the condition holds."""
     if not condition:
-        raise ConfigError(message)
+        raise error(message)
 
 
 @contextmanager

@@ -10,8 +10,13 @@ TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def prepare() -> None:
-    """Makes every line go out at once, so that a closed pipe is noticed when it closes; shows as an escape what the
-    encoding of a stream lacks."""
+    """Opens standard streams that are closed, so that no other file takes their numbers; makes every line go out at
+    once, so that a closed pipe is noticed when it closes; shows as an escape what the encoding of a stream lacks."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace", line_buffering=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from .errors import GeonormError, import_extra, unknown
+from .errors import GeonormError, import_extra, require, unknown
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -58,6 +58,5 @@ class Result(ABC):
                 drawn = import_module("geonorm.report").draw(place, [figure] if figure else (), labels, size)
             except ModuleNotFoundError as error:
                 raise GeonormError(f"plot() needs {error.name}: pip install 'geonorm[train]'") from None
-        if not drawn:
-            raise GeonormError("there is nothing to draw yet")
+        require(drawn, "there is nothing to draw yet", GeonormError)
         return next(iter(drawn.values()))

@@ -1,7 +1,6 @@
 """Files and surroundings in which a command cannot do what is asked, no two with one cause at one place. Each ends in
 one line on stderr, exit status 2, nothing on stdout, and no file changed. Folders of runs: tests/stateful."""
 
-import os
 import shlex
 import shutil
 import signal
@@ -30,7 +29,7 @@ TEXT = "".join(f"the {word} of line {number}\n" for number in range(200) for wor
 
 
 def link(target: str) -> Content:
-    return lambda path: path.symlink_to(target)
+    return lambda path: (shutil.rmtree(path, ignore_errors=True), path.symlink_to(target))
 
 
 def cut(path: Path) -> None:
@@ -57,7 +56,7 @@ SITUATIONS: list[tuple[str, str, Mapping[str, Content], Mapping[str, str]]] = [
     (TRAIN, "is not empty and holds no run", {"out/thesis.tex": "x"}, {}),
     (TRAIN, "is not readable YAML", {"out/config.yaml": "!!python/object/apply:os.system ['true']\n"}, {}),
     (TRAIN, "not empty", {"out/config.yaml": link("nowhere.yaml")}, {}),
-    (TRAIN, "holds no run", {"out/config.yaml": os.mkfifo}, {}),
+    (f"train {TINY} --out run --scheme pre", "run/checkpoints is a broken link", {"run/checkpoints": link("gone")}, {}),
     (f"{TRAIN} --config c.yaml", "--seed takes a whole number", {"c.yaml": "seed: 2026-01-01\n"}, {}),
     (f"{TRAIN} --config c.yaml", "--batch-size takes a whole number", {"c.yaml": "batch_size: true\n"}, {}),
     (f"{TRAIN} --config c.yaml", "unknown setting 'stepz': did you mean 'steps'?", {"c.yaml": "stepz: 3"}, {}),
@@ -106,6 +105,7 @@ SITUATIONS: list[tuple[str, str, Mapping[str, Content], Mapping[str, str]]] = [
     (f"{PROBE} --out out", "holds no probe", {"out/precious": "mine"}, {}),
     ("probe model --data empty.txt --out new", "empty: give a file with text", {"empty.txt": ""}, {}),
     ("report run --out text.txt/page.html", "text.txt: File exists", {}, {}),
+    (TRAIN, "$RANK", {}, {"RANK": "5", "WORLD_SIZE": "2", "MASTER_PORT": "29511"}),
     (TRAIN, "$MASTER_ADDR", {}, {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "29511"}),
     (TRAIN, "GEONORM_CACHE", {}, {"GEONORM_CACHE": "text.txt"}),
     (f"{TRAIN} --runtime.device cuda", "no GPU", {}, {"CUDA_VISIBLE_DEVICES": ""}),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import TorchDynamoException
 
-from ..errors import GeonormError, cause
+from ..errors import GeonormError, cause, require
 from ..lab.config import Optim, Runtime
 from ..lab.distributed import parallel
 from ..lab.runs import environment
@@ -126,7 +126,6 @@ def make_program(
             loss = step()
         except TorchDynamoException as error:  # no compiler, say
             raise GeonormError(f"{scheme} cannot be compiled here: {cause(error)[:160]}") from error
-    if not torch.isfinite(loss):
-        raise GeonormError(f"the loss of {scheme}, {mode}, is {loss.item()}: nothing to time")
+    require(torch.isfinite(loss), f"the loss of {scheme}, {mode}, is {loss.item()}: nothing to time", GeonormError)
     peak = torch.cuda.max_memory_allocated(device) - others if cuda else None
     return Program(model.parameter_count(), step, peak)

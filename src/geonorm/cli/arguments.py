@@ -98,8 +98,7 @@ def split(kind: type[Settings], arguments: list[str]) -> dict[str, Any]:
         word, equals, value = waiting.pop(0).partition("=")
         if not word.startswith("-"):
             word = word + equals + value
-            if not positions:
-                raise ConfigError(f"unexpected argument {word!r}; options begin with -- (see --help)")
+            require(positions, f"unexpected argument {word!r}; options begin with -- (see --help)")
             place = positions[0] if positions[0].many else positions.pop(0)
             settings[place.name] = [*settings.get(place.name, []), word] if place.many else word
             continue

@@ -12,7 +12,7 @@ from typing import Any
 from .. import __version__, elsewhere, output
 from ..bench.config import OpsBench, TrainBench
 from ..dynamics.config import SimulateConfig
-from ..errors import ConfigError, GeonormError, Interrupted, is_out_of_memory, unknown
+from ..errors import ConfigError, GeonormError, Interrupted, is_out_of_memory, require, unknown
 from ..lab.compare.config import CompareConfig, Grid
 from ..lab.compare.ladder_config import LadderConfig
 from ..lab.config import ExportConfig, TrainCommand
@@ -96,8 +96,7 @@ def run(name: str, arguments: list[str]) -> int:
 def choose_command(name: str, arguments: list[str]) -> str:
     """The second word of a verb that has several commands."""
     kinds = {command.split()[1]: kind for command, kind in COMMANDS.items() if command.startswith(f"{name} ")}
-    if not arguments:
-        raise ConfigError(f"WHAT is missing: {' or '.join(kinds)} (see --help)")
+    require(arguments, f"WHAT is missing: {' or '.join(kinds)} (see --help)")
     if arguments[0] in HELP:
         lines = [f"  {what:9} {' '.join((kind.__doc__ or '').split())}" for what, kind in kinds.items()]
         usage = f"usage: geonorm {name} WHAT [options]      (geonorm {name} WHAT --help)"

@@ -60,8 +60,7 @@ def integrate(
                 slope, restore = slope_between(flow, tau, stop, log_time), hold_radii(flow, x, tau)
                 span = (log1p(tau), log1p(stop)) if log_time else (tau, stop)
                 x, size = walk_adaptively(slope, restore, x, *span, size, tolerance, -3 if flow.streams > 1 else -2)
-        if not torch.isfinite(x).all():
-            raise GeonormError(f"a particle is no longer finite at time {end:g}")
+        require(torch.isfinite(x).all(), f"a particle is no longer finite at time {end:g}", GeonormError)
         yield end, x
 
 

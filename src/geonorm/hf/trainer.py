@@ -2,12 +2,12 @@
 
 from typing import Any
 
-import torch
 import transformers
 from torch import nn
 
-from ..models.init import decays, parameter_roles, weights_of
+from ..models.init import constrain, decays, parameter_roles
 from ..schemes import advance
+from .modeling import GeoNormPreTrainedModel
 
 
 class ConstrainCallback(transformers.TrainerCallback):
@@ -29,10 +29,12 @@ class ConstrainCallback(transformers.TrainerCallback):
         advance(more["model"])
 
     @staticmethod
-    @torch.no_grad()
     def constrain(model: nn.Module) -> None:
-        for role, weight, scheme, _ in weights_of(model):
-            scheme.constrain({role: [weight]})
+        for part in model.modules():
+            if isinstance(part, GeoNormPreTrainedModel):
+                part.constrain()  # a language model's includes that of the model inside it
+                return
+        constrain(model)
 
 
 class Trainer(transformers.Trainer):

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.tensor import DTensor
 
-from ..errors import CheckpointError, cause
+from ..errors import CheckpointError, cause, require
 from .distributed.ranks import ALONE, World, raised_by_all_ranks
 from .runs.identity import OtherRun, check_identity
 from .storage import (
@@ -144,8 +144,7 @@ def load_matching(
         if saved[name] != weights[name].shape:
             shapes = f"{list(saved[name])} there, {list(weights[name].shape)} here"
             raise CheckpointError(f"checkpoint {path} is of a model of another size: {name[6:]} is {shapes}")
-    if not loaded:
-        raise CheckpointError(f"checkpoint {path} is of another model: it has no weight of this one")
+    require(loaded, f"checkpoint {path} is of another model: it has no weight of this one", CheckpointError)
     read_into(path, {name: weights[name] for name in loaded}, world.size == 1)
     missing = [name for name in weights if name not in saved]
     left = sorted(saved.keys() - weights.keys())

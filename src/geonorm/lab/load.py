@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import GeonormError, near_folder
+from ..errors import GeonormError, near_folder, require
 from ..parsing import from_yaml
 from ..results import Result, Rows
 from .runs.folder import read_object, read_objects, read_rows, read_summary, read_text, rows_of, rows_sha256_of
@@ -235,8 +235,7 @@ def read_comparison(path: Path) -> Comparison:
             name = summary.run = summary.run or f"{len(runs)}"
             runs[name] = Run(path / "runs" / name, summary)
     runs |= {run.path.name: run for run in map(read_run, list_runs(path))}
-    if not runs:
-        raise GeonormError(f"{path} holds no results of geonorm")
+    require(runs, f"{path} holds no results of geonorm", GeonormError)
     order = order or [row.get("scheme") for row in rows]
     ordered = sorted(runs.values(), key=lambda run: order.index(run.scheme) if run.scheme in order else len(order))
     baseline = next((row.get("baseline") for row in rows), None)

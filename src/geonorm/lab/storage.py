@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.futures import Future
 
-from ..errors import CheckpointError, cause, explained
+from ..errors import CheckpointError, cause, explained, require
 from ..parsing import from_json
 from .data.files import open_regular
 from .distributed.ranks import World
@@ -166,8 +166,7 @@ def verify(path: Path, sums: Iterable[tuple[str, str]]) -> None:
     for name, digest in sums:
         with readable(path):
             actual = checksum(path / name)
-        if actual != digest:
-            raise CheckpointError(f"checkpoint {path} is corrupt: the checksum of {name} differs")
+        require(actual == digest, f"checkpoint {path} is corrupt: the checksum of {name} differs", CheckpointError)
 
 
 def readable(path: Path) -> AbstractContextManager[None]:

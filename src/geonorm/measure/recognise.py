@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from ..errors import require
 from ..norms import NormSpec, upcast
 from ..residual import Residual, StreamEnd
 from ..schemes import Scheme, Site, enter_as, parse
@@ -79,8 +80,7 @@ def recognise(model: nn.Module) -> Stack:
     exits = [(call, gains) for call in ends if (gains := read_norm(call)) is not None][:1]
     inside = {gains for reader in readers for gains in reader.norms.values()}
     norms = [*inside, *(gains for _, gains in exits)]
-    if not norms and streams < 2:
-        raise Refused(f"{name} has no norms that are modules")
+    require(norms or streams > 1, f"{name} has no norms that are modules", Refused)
     offsets = {gains.offset for gains in inside} - {None}
     if len(offsets) > 1 or len({gains.kind for gains in norms}) > 1:
         seen = sorted(f"{gains.kind} eps={gains.eps:g} offset={gains.offset}" for gains in norms)
@@ -88,8 +88,7 @@ def recognise(model: nn.Module) -> Stack:
     layers = tuple(tuple(reader.sublayers) for reader in readers)
     layers = layers if any(layer != layers[0] for layer in layers) else layers[:1]
     placements = {sublayer.placement for sublayers in layers for sublayer in sublayers}
-    if len(placements) > 1:
-        raise Refused(f"{name} has sub-layers of several kinds: {', '.join(sorted(placements))}")
+    require(len(placements) == 1, f"{name} has sub-layers of several kinds: {', '.join(sorted(placements))}", Refused)
     kind = (
         placements.pop(),
         max((how for reader in readers for how in reader.added), key=ADDED.index, default="streams"),
@@ -99,8 +98,7 @@ def recognise(model: nn.Module) -> Stack:
         every = next((layer + 1 for layer, reader in enumerate(readers) if len(reader.norms) > 2), 0)
         queries = f"queries=qkv, every={every}" if every else "queries=one"
         rules = [f"attnres(blocks={streams - 1}, values={values}, {queries})" for values in ("norm", "raw")]
-    if not rules:
-        raise Refused(f"norms {kind[0]} ({layers[0][0].text}) are no scheme")
+    require(rules, f"norms {kind[0]} ({layers[0][0].text}) are no scheme", Refused)
     table = getattr(model, "get_input_embeddings", lambda: None)()
     embedding = next((path for path, module in model.named_modules() if module is table), None)
     paths: list[Any] = [path, embedding, exits[0][0].path if exits else None]
@@ -223,8 +221,7 @@ def with_head(stack: Stack, model: nn.Module, end: Tensor, depth: int, around: S
             for x in [side for call in around for side in (call.x, call.y)]:
                 if same_size(x, out) and close(out, x):
                     fits.append((float((x.reshape(out.shape) - out).norm()), str(rule)))
-    if not fits:
-        raise Refused(f"the streams of {type(model).__name__} leave in another way than under {scheme}")
+    require(fits, f"the streams of {type(model).__name__} leave in another way than under {scheme}", Refused)
     return replace(stack, scheme=min(fits, key=lambda fit: fit[0])[1])
 
 

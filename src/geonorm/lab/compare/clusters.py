@@ -18,7 +18,7 @@ from ...errors import ConfigError, cause, import_extra
 from ...parsing import from_yaml
 from ...settings import from_dict
 from ..config import Runtime, TrainConfig
-from .config import Slurm
+from .config import Ray, Slurm
 from .executors import Executor, Job, Say, done, last_line, steps_made, train_and_tell
 
 CARRIED = ("GEONORM_DATA", "GEONORM_CACHE", "GEONORM_BACKEND", "HOME", "XDG_CACHE_HOME")
@@ -39,17 +39,25 @@ class RayExecutor(Executor):
     """Every run is a task in a worker process of its own."""
 
     def __init__(
-        self, out: Path, runtime: Runtime, jobs: int | None, say: Say, live: bool, address: str | None, gpus: float
+        self, out: Path, runtime: Runtime, jobs: int | None, say: Say, live: bool, settings: Ray, kind: str
     ) -> None:
         super().__init__(out, runtime, jobs, say, live)
         self.ray = ray = import_extra("ray", "--launcher ray", "cluster")
         self.joined = not ray.is_initialized()
         if self.joined:
             try:
-                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+                ray.init(address=settings.address, log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, ValueError, RuntimeError) as error:
-                where = address or "the default address"
+                where = settings.address or "the default address"
                 raise ConfigError(f"no Ray cluster at {where}: {cause(error)}") from None
+        gpus = settings.gpus if settings.gpus is not None else float(kind == "cuda")
+        there = "cuda" if ray.cluster_resources().get("GPU", 0) else "cpu"
+        if settings.gpus is None and runtime.device == "auto" and there != kind:
+            self.close()
+            raise ConfigError(
+                f"dtype and compile are set for {kind}, as here, and the Ray cluster has {there}: say "
+                f"--runtime.device {there}"
+            )
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         for what, wanted in (("CPU", float(runtime.threads)), ("GPU", gpus)):
             if not any(not wanted or node.get(what, 0) >= wanted for node in nodes):

@@ -18,7 +18,7 @@ import torch
 
 from ...devices import pick_device
 from ...elsewhere import MAIN, digest, forget_changed, place_of, run_text, source_of
-from ...errors import CheckpointError, ConfigError
+from ...errors import CheckpointError, ConfigError, require
 from ...output import columns
 from ...schemes import Scheme, parse, schemes_in, sources_of
 from ...schemes.registry import REGISTRY
@@ -198,7 +198,8 @@ def resolve_samples(samples: Sequence[TrainConfig], config: Grid) -> list[Resolv
     # elsewhere there may be GPUs
     kind = "cuda" if device.startswith("cuda") and not here else pick_device(device).type
     ranks = config.slurm.gpus or 1 if launcher == "submitit" else 1
-    setups = [resolve(sample, World(size=ranks, local=ranks), on_cpu=here and kind == "cpu") for sample in samples]
+    world = None if config.slurm.options else World(size=ranks, local=ranks)  # options may ask for nodes and tasks
+    setups = [resolve(sample, world, on_cpu=here and kind == "cpu") for sample in samples]
     for setup in setups if launcher == "stacked" else ():
         shape = setup.shape
         # a transformed function may not draw, count or compute again, and trackers know one run of a process
@@ -230,8 +231,7 @@ def make_executor(config: Grid, say: Say, live: bool) -> Executor:
 
     if config.launcher == "submitit":
         return SubmititExecutor(*shared, config.slurm)
-    gpus = float(device_of_runs(config) == "cuda") if config.ray.gpus is None else config.ray.gpus
-    return RayExecutor(*shared, config.ray.address, gpus)
+    return RayExecutor(*shared, config.ray, device_of_runs(config))
 
 
 def order_schemes(out: Path, schemes: Sequence[str]) -> list[str]:
@@ -247,8 +247,7 @@ def check_study_folder(out: Path, settings: dict[str, Any], kind: type[Grid]) ->
     if is_unused(out):
         return
     before = stored_settings(out) if (out / "config.yaml").exists() else {}
-    if "schemes" not in before:
-        raise CheckpointError(f"{out} is not empty and holds no {kind.noun}; choose another --out")
+    require("schemes" in before, f"{out} is not empty and holds no {kind.noun}; choose another --out", CheckpointError)
     try:
         before = to_dict(from_dict(kind, before))
     except (ConfigError, TypeError) as error:

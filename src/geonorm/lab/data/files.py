@@ -59,8 +59,8 @@ zstandard 128 KiB of four), and the decompressor of one stream of it."""
 
 
 def format_of(path: Path) -> str:
-    """``jsonl``, ``csv``, ``parquet``, ``arrow`` or ``text``, by the suffix under a compression suffix, else by how the
-    file begins."""
+    """``jsonl``, ``csv``, ``tsv``, ``parquet``, ``arrow`` or ``text``, by the suffix under a compression suffix, else
+    by how the file begins."""
     with open_regular(path) as file:
         begin = file.peek(8)
     content = next((name for magic, name in MAGIC.items() if begin.startswith(magic)), "text")

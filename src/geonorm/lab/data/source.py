@@ -182,14 +182,12 @@ def mix_sources(spec: str, field: str | None) -> Source:
 
 
 def check_shared_files(parts: Sequence[Source]) -> None:
-    """DataError where two sources of a mixture share a file, and one of them does not hold out documents by their hash:
-    it would train on what the other holds out."""
+    """DataError where two sources of a mixture share a file: one might train on what the other holds out."""
     sources = Counter(chain.from_iterable(set(part.sums) for part in parts))
     for part in parts:
-        other_rule = part.own_split or len(part.files) == 1
         for file, sha256 in zip(part.files, part.sums, strict=False):
-            if other_rule and sources[sha256] > 1 and file.stat().st_size:
-                raise DataError(f"{file} is in two sources of the mixture, which hold out other parts: name it once")
+            if sources[sha256] > 1 and file.stat().st_size:
+                raise DataError(f"{file} is in two sources of the mixture: name it once")
 
 
 def read_all(files: tuple[Path, ...], field: str | None) -> Iterator[str]:

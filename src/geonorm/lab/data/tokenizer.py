@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError, cause, explained, import_extra, nearest
+from ...errors import DataError, cause, explained, import_extra, nearest, require
 from .cache import cache_folder, new_folder, write_errors
 from .files import read_bytes, sha256_of
 from .source import Source
@@ -105,8 +105,7 @@ class FileTokenizer(Tokenizer):
         self._tokenizer.encode_special_tokens = True
         self._ids: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         ends = [token for token in (*END_NAMES, *([end] if end else [])) if token in self._ids]
-        if not ends:
-            raise DataError(f"{name}: no end-of-document token: add one of {' '.join(END_NAMES)} to the tokenizer")
+        require(ends, f"{name}: no end-of-document token: add one of {' '.join(END_NAMES)} to the tokenizer", DataError)
         self.eos, self.vocab_size = self._ids[ends[0]], max(self._ids.values()) + 1
         self.own_end = ends[0] if ends[0] not in END_NAMES else None
         self.mask = next((self._ids[token] for token in MASK_NAMES if token in self._ids), None)

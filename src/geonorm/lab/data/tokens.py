@@ -121,10 +121,9 @@ def tokenize(
     ]  # fmt: skip
     key = hashlib.sha256(" ".join(filter(None, parts)).encode()).hexdigest()
     folder, shards = cache / "tokens" / key, cache / "shards" / key
-    there = folder.is_dir()
     if (data := load_tokens(folder, tokenizer)) is None:
         with write_errors(cache):
-            if there:  # damaged: what came since is whole
+            if load_tokens(folder, tokenizer) is None:  # damaged, and not made since by another process
                 shutil.rmtree(folder, ignore_errors=True)
             with new_folder(folder) as temporary:
                 write_tokens(temporary, source, tokenizer, limit or inf, shards)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from ...errors import CheckpointError, ConfigError, DataError, GeonormError, cause, is_out_of_memory
+from ...errors import CheckpointError, ConfigError, DataError, GeonormError, cause, is_out_of_memory, require
 from ...output import placed
 
 T = TypeVar("T")
@@ -127,7 +127,12 @@ def join_world(device: torch.device, prepare: Callable[[World], object] = lambda
     if not placed():
         yield ALONE
         return
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    numbers = [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")]
+    valid = all(text.isdecimal() for text in numbers) and int(numbers[0]) < int(numbers[1]) and int(numbers[3]) < 2**16
+    require(
+        valid, f"$RANK, $WORLD_SIZE, $LOCAL_RANK, $MASTER_PORT {' '.join(numbers)}: start with torchrun, or unset them"
+    )
+    rank, size = int(numbers[0]), int(numbers[1])
     local = int(os.environ.get("LOCAL_WORLD_SIZE", size))
     try:
         # torchrun started its ranks again: the store still holds keys of their earlier life

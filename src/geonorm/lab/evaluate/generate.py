@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...devices import pick_device
-from ...errors import ConfigError
+from ...errors import ConfigError, require
 from ...models.sampling import NOT_CAUSAL, generate, sample
 from ..open import OpenedRun, open_model
 from .config import GenerateConfig
@@ -18,8 +18,7 @@ def generate_text(c: GenerateConfig) -> Iterator[str]:
     """The prompt and then new text of a run or a Hugging Face model, piece by piece as it is decoded."""
     device = pick_device(c.device)
     opened = open_model(c.run, device, scheme=c.scheme)
-    if not opened.causal:
-        raise ConfigError(NOT_CAUSAL)
+    require(opened.causal, NOT_CAUSAL)
     model, tokenizer = opened.model, opened.tokenizer
     if isinstance(opened, OpenedRun):
         ids = opened.encode(c.prompt) if c.prompt else [opened.begin]

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from ...errors import CheckpointError, ConfigError, import_extra, near_folder
+from ...errors import CheckpointError, ConfigError, import_extra, near_folder, require
 from ...parsing import finite_row, from_json, from_yaml
 from ...settings import from_dict, to_dict
 from ..config import TrainConfig
@@ -51,8 +51,7 @@ def check_writable(out: Path) -> None:
 def is_unused(folder: Path) -> bool:
     """True if a folder is not there, or holds nothing but what a run writes before its settings. CheckpointError if it
     is a file."""
-    if folder.exists() and not folder.is_dir():
-        raise CheckpointError(f"{folder} is a file; choose another --out")
+    require(folder.is_dir() or not folder.exists(), f"{folder} is a file; choose another --out", CheckpointError)
     return not folder.exists() or all(entry.name.startswith((LOCK, ".config.yaml.")) for entry in folder.iterdir())
 
 
@@ -176,8 +175,10 @@ def stored_settings(folder: Path) -> dict[str, Any]:
     stored = folder / "config.yaml"
     if not folder.exists():
         raise CheckpointError(f"there is no run {folder}{near_folder(str(folder))}")
-    if not stored.is_file():
-        raise CheckpointError(f"{folder} holds no run (no config.yaml)")
+    require(stored.is_file(), f"{folder} holds no run (no config.yaml)", CheckpointError)
+    checkpoints = folder / "checkpoints"  # where a link leads nowhere now, rows would be taken for those of no step
+    if checkpoints.is_symlink() and not checkpoints.is_dir():
+        raise CheckpointError(f"{checkpoints} is a broken link: mount what it leads to, or remove it")
     try:
         return from_yaml(stored.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -233,8 +234,7 @@ class RunFolder:
         run = RunFolder(path)
         stored = run.path / "config.yaml"
         if stored.exists():
-            if not resume:
-                raise CheckpointError(f"{run.path} already holds a run; choose another --out or --resume auto")
+            require(resume, f"{run.path} already holds a run; choose another --out or --resume auto", CheckpointError)
             run.check_same(settings, but)
         elif not is_unused(run.path):
             raise CheckpointError(f"{run.path} is not empty and holds no run; choose another --out")

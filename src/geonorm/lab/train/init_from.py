@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, require
 from ...models.decoder import Transformer
 from ...parsing import list_paths
 from ..checkpoint import load_matching
@@ -25,8 +25,7 @@ def load_initial_weights(folder: FolderPart, model: Transformer, tokenizer: str,
         return None
     source = RunFolder(Path(folder.init_from))
     settings, steps = source.config(), saved_steps(source.checkpoints)
-    if not steps:
-        raise CheckpointError(f"{source.path} holds no checkpoint yet; let it train first")
+    require(steps, f"{source.path} holds no checkpoint yet; let it train first", CheckpointError)
     if read_last(source.path).get("tokenizer_sha256", tokenizer) != tokenizer:
         raise CheckpointError(
             f"{source.path} has another tokenizer: add --tokens.tokenizer {source.path / 'tokenizer.json'}"
