@@ -160,6 +160,7 @@ class Some(Settings):
     "words, said",
     [
         (["--steps", "9" * 5000], "a whole number, got '9{40,50}[.]{3}9{40,50}'"),
+        (["--out", "a\0b"], "NUL character"),
         (["--out", "a\udcff"], "not valid Unicode"),
     ],
 )

@@ -23,7 +23,7 @@ from reprlib import Repr
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
-from .errors import ConfigError, unknown
+from .errors import ConfigError, require, unknown
 
 NOTHING = object()
 SHORT = Repr()
@@ -162,6 +162,7 @@ def read_typed(name: str, value: Any, kind: Any) -> Any:
         return json.dumps(value) if isinstance(value, (bool, int, float, NoneType)) else str(value)  # YAML knows dates
     if not value.isascii() and value != value.encode(errors="replace").decode():
         raise ConfigError(f"{name} is not valid Unicode text: {value!r}; write it as UTF-8")
+    require("\0" not in value, f"{name} holds a NUL character: {value!r}; leave it out")
     if kind in (int, float):
         with suppress(ValueError):
             return kind(value)
