@@ -45,7 +45,7 @@ def trees() -> Iterator[tuple[Path, ast.Module]]:
 
 def lines(*folders: Path) -> int:
     """Lines by hand: the site, and its build, copy the tutorials."""
-    files = [f for root in folders for f in root.rglob("*.py") if not {"generated", "build"} & {*f.relative_to(root).parts}]
+    files = [f for at in folders for f in at.rglob("*.py") if not {"generated", "build"} & {*f.relative_to(at).parts}]
     return sum(len(file.read_text("utf-8").splitlines()) for file in files)
 
 
