@@ -185,7 +185,7 @@ class Keel(Placement):
 
     about = About(
         equation="N(a x + u(N(x))), a = 2 L",
-        source="Keel, 2026, arXiv:2601.19895",
+        source="Chen and Wei 2026 (Keel), arXiv:2601.19895",
         claim="Notes on the paper, average scores Pre-Norm to Keel: multilingual 66.4 to 70.8, knowledge 63.6 to "
         "66.4, mathematics and code 38.6 to 45.0, all 58.7 to 62.5.",
         checked="x-transformers run, the block; alpha from notes, which disagree",

@@ -39,8 +39,8 @@ class NAG(Placement):
         source="Figliolia and Millidge 2026 (NAG), arXiv:2606.16112",
         claim="Gains over Transformers that grow with depth, and the loss of the full depth with 20 to 25 % of it "
         "skipped; a re-run of 10 layers, output matrices at 0 at first (erogol/BlaGPT), is worse by 0.036 to 0.061.",
-        checked="its Eq. 3 to 15 and 23 as a third party's audit gives them (erogol/BlaGPT 4db7a0f), in fp64; number "
-        "of directions (32) and std of w (0.02) are that party's; no official code seen",
+        checked="its Eq. 3 to 15 and 23 as a third party's audit gives them (erogol/BlaGPT 4db7a0f), in fp64; 32 "
+        "directions, std 0.02 of w and a fixed beta are that party's (the paper learns beta); no official code seen",
         lawless="gate and mean know directions of their own; for a gate held at m and v without mean, s = |v| / (a m), "
         "r' = 0",
     )

@@ -37,7 +37,7 @@ class ProRes(Nested):
 
     about = About(
         equation="h = min(step / (steps t), 1) on the step of `scheme`",
-        source="ProRes 2026, arXiv:2603.05369",
+        source="Chen et al. 2026 (ProRes), arXiv:2603.05369",
         claim="Perplexity on C4, 50B tokens, learning rates tuned, without and with it: Pre-Norm 14.67 to 14.30 "
         "(130M), 10.32 to 9.86 (1.3B); Post-Norm 14.84 to 14.72, 11.62 to 10.53; Sandwich-LN 14.55 to 14.50, 10.16 to "
         "9.94.",

@@ -60,7 +60,7 @@ class Muse(Placement):
     """
 
     about = About(
-        equation="a x + b N(u(N(x))), b = sigmoid(g / 0.3), a = sqrt(1 - b^2), g learned, 0 at the start",
+        equation="a x + b N(u(N(x))), b = sigmoid(g / 0.3), a = sqrt(1 - b^2), g learned, about 0 at the start",
         source="Muse-Spark-Open-816B-A42B, 2026, github.com/huggingface/transformers, models/muse_spark",
         claim="No comparison of residual rules is on record here.",
         checked="transformers (Muse Spark), to rounding",

@@ -15,7 +15,7 @@ UNITS = {"k": 1e3, "M": 1e6, "B": 1e9}
 MOST = 2000
 """Tokens for each parameter: beyond it a number without a unit is taken for a slip."""
 DEEPEST = 1000
-"""Blocks, those of the deepest Transformer that is published (arXiv:2203.00555)."""
+"""The most blocks: as many as DeepNet has layers (arXiv:2203.00555)."""
 
 
 # The rule: what the depth sets. --model.width and others hold for all sizes.
