@@ -135,12 +135,8 @@ def test_one_equation(name: str) -> None:
 
 
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert [main(["same", *pair]) for pair in (["peri", "beam"], ["pre", "post"], ["pre"], ["pre", "pots"])] == [
-        0,
-        1,
-        2,
-        2,
-    ]
+    pairs = ["peri", "beam"], ["pre", "post"], ["pre"], ["pre", "pots"]
+    assert [main(["same", *pair]) for pair in pairs] == [0, 1, 2, 2]
     assert main(["same", "pre", "peri", "beam"]) == 0
     out, err = capsys.readouterr()
     assert out.endswith("pre\nperi = beam\n") and "did you mean 'post'" in err and "geonorm same A B" in err

@@ -54,6 +54,7 @@ def test_formula_in_fp64(kind: str, gains: bool) -> None:
     norm = built(kind, gains).double()
     x = inputs(torch.float64)
     torch.testing.assert_close(norm(x), formula(kind, x, dict(norm.named_parameters())), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(norm(x[0]), norm(x)[0])
 
 
 @each("parameters", [torch.float32, torch.bfloat16])

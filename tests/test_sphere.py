@@ -95,9 +95,10 @@ def test_degenerate_rows_stay_finite_in_value_and_gradient() -> None:
     assert sphere.radius(x)[0] == 0 and torch.autograd.grad(sphere.radius(x).sum(), x)[0][0].eq(0).all()
 
 
-def test_log_of_an_antipode_is_zero() -> None:
+def test_log_at_the_point_and_at_its_antipode() -> None:
     x = rows(0, 4)
     close(sphere.log(x, -x), torch.zeros_like(x))
+    assert torch.autograd.gradcheck(sphere.log, (x.clone().requires_grad_(), x.clone().requires_grad_()))
 
 
 @each("angle", [0.0, 1e-8, 9.99e-3, 1.001e-2, 0.5, 3.0, -2.0])

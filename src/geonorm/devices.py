@@ -93,8 +93,7 @@ def subnormals_as_zero(device: torch.device) -> Iterator[None]:
     if device.type != "cpu":
         yield
         return
-    tiny = torch.tensor(1e-40, dtype=torch.float32)
-    as_before = bool(tiny * 1.0 == 0.0)
+    as_before = bool(torch.tensor(1e-40, dtype=torch.float32) * 1.0 == 0.0)
     torch.set_flush_denormal(True)  # False, and nothing changed, where the CPU has no such mode
     try:
         yield

@@ -177,10 +177,10 @@ class TaperNorm(Norm):
     Up to `start`, c = E[|w x|^2 / rms(x)] / E[|w x|^2] follows the tokens of all passes in training, by a moving
     average over optimizer steps with decay 0.99, and v follows the gains w. Then c is fixed, and v is learned apart.
 
-    `advance` counts a step and takes in its tokens, those of all micro-batches and ranks; all ranks have to call it. A
-    pass only adds to `sums`: made again by recomputation, it changes no mean. All of it is saved with the model. Train
-    in fp32 or under autocast: averages in bf16 are coarse. The paper's auxiliary loss, which it needs in place of the
-    last norm too, is not built.
+    `advance` counts a step and takes in its tokens, those of all micro-batches and ranks; all ranks have to call it,
+    and DDP needs `broadcast_buffers=False`. A pass only adds to `sums`: made again by recomputation, it changes no
+    mean. All of it is saved with the model. Train in fp32 or under autocast: averages in bf16 are coarse. The paper's
+    auxiliary loss, which it needs in place of the last norm too, is not built.
     """
 
     start, end = 1000, 10000
@@ -213,7 +213,7 @@ class TaperNorm(Norm):
             with torch.no_grad():
                 rms = (x.square().mean(-1) + self.eps).sqrt()
                 energy = (x if weight is None else x * weight).square().sum(-1)
-                self.sums += torch.stack((energy / rms, energy, torch.ones_like(rms))).flatten(1).sum(1)
+                self.sums += torch.stack((energy / rms, energy, torch.ones_like(rms))).reshape(3, -1).sum(1)
         above, below = self.averages.to(x.dtype)
         scale, gate = torch.where(below > 0, above / below, 1.0), self.gate.to(x.dtype)
         v = 1.0 if self.linear is None else self.linear.to(x.dtype)

@@ -51,8 +51,8 @@ def loader() -> Any:
             return super().compose_node(parent, index)
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-            if twice := next((key for key in keys if keys.count(key) > 1), None):
+            keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+            if twice := next((key for key, count in keys.items() if count > 1), None):
                 raise yaml.YAMLError(f"{twice} is given twice")
             return super().construct_mapping(node, deep)
 

@@ -3,7 +3,8 @@
 The sphere is the one through the point: a point x of radius |x| stays at radius |x|. Nothing here knows about networks.
 All functions keep the dtype of their input, are differentiable forward and backward, and follow one convention at
 degenerate points: a zero tangent vector moves nothing, a zero point has no tangent space and stays where it is; one so
-near to 0 that its square is no normal number (`vanishes`) is one at 0.
+near to 0 that its square is no normal number (`vanishes`) is one at 0. Convert half precision first: lengths are
+squared, and in fp16 that overflows from 256 on.
 Comparisons are with 0.0: with a whole number PyTorch converts first, and takes ten times as long on a few tokens.
 """
 
@@ -152,8 +153,7 @@ def log(x: Tensor, y: Tensor) -> Tensor:
     >>> geonorm.sphere.log(x, y)
     tensor([0.0000, 3.1416])
     """
-    v = tangent(x, y)
-    return safe_divide(angle(x, y) * radius(x), radius(v)) * v
+    return safe_divide(radius(x), radius(y) * sinc(angle(x, y))) * tangent(x, y)
 
 
 def retraction_quotient(squared: Tensor, power: float) -> Tensor:

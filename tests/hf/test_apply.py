@@ -101,8 +101,7 @@ def test_under_geonorm(family: str, tiny_model: Tiny) -> None:
 
 @each("case", ["llama", "gpt2", "bert", "modernbert", "vit", "t5", "phi", "opt"])
 def test_training_is_the_same_under_its_own_scheme(case: str, tiny_model: Tiny) -> None:
-    """Dropout draws the same numbers at the same places; gradients of every matrix are equal, also where blocks are
-    recomputed."""
+    """Dropout draws the same numbers in the same places; all gradients are equal, also where blocks are recomputed."""
     stock, inputs = fresh(tiny_model, case)
     changed = copy.deepcopy(stock)
     stacks_of(changed)  # remembered, with the rates of before

@@ -106,8 +106,7 @@ def test_what_has_no_equal_is_refused(fields: dict[str, Any], said: str, build: 
 
 
 def test_what_is_frozen_is_frozen_in_an_export(build: Any) -> None:
-    """Queries, keys and values that are one matrix there train if one of them does; so does a bias that we do not have,
-    unless nothing trains."""
+    """What is one matrix there trains if a part of it does; a bias that we do not have, unless nothing trains."""
     model = build("pre(entry=embedding)").requires_grad_(False)
     for name in ("llama", "qwen2"):
         assert not any(p.requires_grad for p in hf.to_stock(model, name).parameters())

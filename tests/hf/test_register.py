@@ -130,8 +130,10 @@ class Ranges(SimpleHTTPRequestHandler):
 
     sent = 0
     whole = False
+    token: str | None = ""
 
     def do_GET(self) -> None:
+        Ranges.token = self.headers.get("Authorization")
         path, part = Path(self.translate_path(self.path)), self.headers.get("Range")
         content = path.read_bytes() if path.exists() else b""
         if part and not self.whole:
@@ -157,7 +159,10 @@ def server(tmp_path: Path) -> Iterator[str]:
 def test_by_range_from_a_server(server: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     wanted = plant("muse_spark_text", tmp_path / "muse")
     out = tmp_path / "out"
+    monkeypatch.setattr("geonorm.hf.rules.get_token", lambda: "secret")
+    monkeypatch.setattr("geonorm.hf.rules.constants.ENDPOINT", server[:-1])  # theirs begins like the hub's
     assert main(["register", f"{server}/muse", "beam", "--out", str(out)]) == 0
+    assert Ranges.token is None
     assert "muse(entry=embedding)" in capsys.readouterr().out
     assert Ranges.sent < sum(file.stat().st_size for file in (tmp_path / "muse").iterdir()) / 20
     muse, _ = json.loads((out / "summary.json").read_text())["rules"]

@@ -201,8 +201,7 @@ def check_norm_gradients_of_either(device: str) -> None:
 
 
 def check_layouts(device: str) -> None:
-    """Slices, transposed, batched and expanded rows, gradients with stride 0, gains that are every other number of a
-    tensor."""
+    """Slices, transposed, batched and expanded rows, gradients with stride 0, gains with stride 2."""
     base = sample(48, 30, device)
     wide = torch.randn(80, device=device)
     batched = base[0].reshape(6, 8, 30).transpose(0, 1)

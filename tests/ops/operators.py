@@ -96,8 +96,7 @@ def test_saves_inputs_and_a_few_scalars_a_row(path: Any, scalars: int, gains: in
 
 
 def compiles(f: Callable[..., tuple[Tensor, ...]], dynamic: bool, parameters: tuple[Tensor, ...] = ()) -> None:
-    """One graph without breaks, right values and gradients; no recompilation for new numbers, nor for new shapes if
-    they are dynamic."""
+    """One graph, right values and gradients; no recompilation for new numbers, nor new shapes if they are dynamic."""
     torch.compiler.reset()
     compiled = torch.compile(f, fullgraph=True, dynamic=dynamic, backend="aot_eager")
 

@@ -114,8 +114,7 @@ def check_rows_without_a_direction(device: str) -> None:
 
 
 def check_one_angle_without_a_direction(device: str) -> None:
-    """Rows that are 0 or have no update stay, with gradients that are large there, finite, and those of the closed
-    form."""
+    """Rows that are 0 or have no update stay; their gradients are large, finite, and those of the closed form."""
     for angles in (AngleMap().level(), AngleMap(post=0.3, power=1.0).level()):
         x, u, grad = sample(8, 64, device)
         x[0] = x[1] = u[1] = u[2] = 0

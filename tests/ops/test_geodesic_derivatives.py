@@ -18,12 +18,8 @@ from .geodesic_cases import BACKENDS, MAPS, pair
 def test_gradcheck(name: str, case: str, backend: str) -> None:
     angles = MAPS[name]()
     x, u = pair(count=3, dim=4, ratio={"free": 0.3, "clamped": 5.0}.get(case, 0.5))
-    if case == "u = 0":
-        u = torch.zeros_like(x, requires_grad=True)
-    elif case == "u parallel to x":
-        u = (-1.7 * x).detach().requires_grad_()
-    elif case == "mixed":
-        u = (u * torch.tensor([[0.0], [1.0], [20.0]])).detach().requires_grad_()
+    special = {"u = 0": 0 * x, "u parallel to x": -1.7 * x, "mixed": u * torch.tensor([[0.0], [1.0], [20.0]])}
+    u = special.get(case, u).detach().requires_grad_()
     assert torch.autograd.gradcheck(lambda a, b: geodesic_step(a, b, angles, backend=backend), (x, u))
 
 
@@ -64,6 +60,15 @@ def test_mapped_rows_take_the_path_that_was_asked_for(monkeypatch: pytest.Monkey
         torch.testing.assert_close(y[0], geodesic_update(x, other.expand_as(x), backend="reference"))
 
 
+def test_a_gradient_within_a_vmap_sees_what_the_rows_share() -> None:
+    x, u = (t.detach() for t in pair(count=3))
+
+    def slope(x: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+        return torch.func.jacrev(lambda decay: geodesic_update(x, u, decay=decay))(torch.tensor(0.5, dtype=x.dtype))
+
+    torch.testing.assert_close(torch.func.vmap(slope)(x, u), slope(x, u))
+
+
 @pytest.mark.parametrize("ratio", [0.3, 4.0, 0.0])
 def test_velocity_in_h_is_the_angle_along_v(ratio: float) -> None:
     x, u = (t.detach() for t in pair(ratio=ratio))
@@ -88,8 +93,7 @@ def test_the_slope_of_the_angle_is_0_from_its_clamp_on() -> None:
 @each("dtype", [torch.float32, torch.float64])
 @each("bias", [None, 0.0])
 def test_a_gain_of_one_at_the_clamp_has_no_gradient(backend: str, dtype: torch.dtype, bias: float | None) -> None:
-    """As it begins in the first block, where both minima meet: rounding does not say which tokens count, so that a
-    batch and its parts agree."""
+    """As in the first block at first, where both minima meet: rounding decides nothing; a batch and its parts agree."""
     x, u, grad = torch.randn(3, 500, 16, generator=torch.Generator().manual_seed(0), dtype=dtype)
     u = u * torch.linspace(0.4, 3, 500, dtype=dtype)[:, None]
     gain = torch.ones((), dtype=dtype, requires_grad=True)

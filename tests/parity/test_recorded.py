@@ -65,8 +65,7 @@ def fill(own: nn.Module, phase: float) -> None:
 
 
 class Tower(nn.Module):
-    """`blocks` blocks of the toys under a scheme, between its ends, as if they were the first of `depth`, after `done`
-    steps of training."""
+    """The first `blocks` of `depth` toy blocks under a scheme, between its ends, after `done` steps of training."""
 
     def __init__(
         self, scheme: str, norm: str, blocks: int, depth: int, shared: bool = False, eps: float = 1e-5, done: int = 0

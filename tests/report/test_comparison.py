@@ -132,8 +132,7 @@ def test_rates_tuned_on_another_length_are_a_limit(make_run: MakeRun, tmp_path: 
 
 
 def test_what_was_left_out_or_passed_over_is_a_limit(make_run: MakeRun, tmp_path: Path) -> None:
-    """Shorter runs, other numbers of parameters within a scheme, steps that were rewound; a scheme that diverged early
-    says nothing of the length."""
+    """Shorter runs, other parameter counts within a scheme, rewound steps; early divergence says nothing of length."""
     for seed in range(5):
         folder = make_run("pre", seed, tokens=30_000_000)
         make_run("post", seed, tokens=40_960, status="diverged", val_loss=None, parts=BARE)

@@ -120,6 +120,7 @@ def test_gpas_scales_values_and_not_gradients() -> None:
     gate = weights(p)["gate"]
     out = scheme.write(x, u, p(), site)
     same(out, (x + u) * (1 - gate * torch.sigmoid(gate)))
+    same(scheme.write(x, u, p(), site, 0.0), x)
     g = embedding().roll(1, -1)
     along_x, along_u = torch.autograd.grad((out * g).sum(), (x, u))
     assert torch.equal(along_x, g) and torch.equal(along_u, g) and abs(gate.item()) > 1e-3

@@ -233,7 +233,7 @@ def read_part(place: str, start: int = 0, length: int | None = None) -> bytes:
         raise DataError(f"{place} names a part of {length:,} bytes: it is damaged")
     if "://" in place:
         request = Request(place, headers={} if length is None else {"Range": f"bytes={start}-{start + length - 1}"})
-        if place.startswith(constants.ENDPOINT) and (token := get_token()):
+        if place.startswith(f"{constants.ENDPOINT}/") and (token := get_token()):
             request.add_unredirected_header("Authorization", f"Bearer {token}")
         with urlopen(request, timeout=60) as answer:
             content: bytes = answer.read() if length is None or answer.status == 206 else b""

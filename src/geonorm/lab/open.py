@@ -1,7 +1,6 @@
 """The one opener of models: a run of ours, the best run of a comparison, a model folder, a name on the hub."""
 
 import os
-import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .. import elsewhere
+from .. import elsewhere, output
 from ..errors import CheckpointError, ConfigError, DataError, near_folder
 from ..measure import load
 from ..models.decoder import Decoder
@@ -198,8 +197,7 @@ def open_run(path: Path, device: torch.device = CPU) -> OpenedRun:
     if path != folder:
         state: Any = checkpoint.load_checkpoint(path, model, identity=identity)
     else:
-        state = checkpoint.load_newest(run.checkpoints, model, None, lambda line: print(line, file=sys.stderr),
-                                       identity=identity)  # fmt: skip
+        state = checkpoint.load_newest(run.checkpoints, model, None, output.complain, identity=identity)
         if state is None:
             raise CheckpointError(f"{path} holds no checkpoint: let it train first, or put its checkpoints back")
         summary, last = run.summary(), run.checkpoints / f"step-{state['step']}"

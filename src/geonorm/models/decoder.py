@@ -318,8 +318,7 @@ class Decoder(Transformer):
                 known = f"the {self.config.context} positions that this model has learned"
                 raise ConfigError(f"{tokens} tokens are more than {known}; give fewer")
             if self.config.document_end is not None and not past:
-                begins = positions * (ids == self.config.document_end)
-                positions = positions - begins.cummax(1).values
+                positions = positions - (positions * (ids == self.config.document_end)).cummax(1).values
             x = x + self.position(positions)
         if self.embed_norm is not None:
             x = self.embed_norm(x)

@@ -205,7 +205,8 @@ def initialize(model: nn.Module, init: str = "fan_in") -> None:
     `DecoderConfig`: fan_in | neox | gpt2 | zero | nanochat; a scheme states its own against it. A layer says what it is
     for by an attribute `role` (embed, q, k, v, o, up, gate, down, head, ...) or a usual name (q_proj, lm_head, ...).
     Layers outside the residuals without a role stay as they are, as do matrices of other modules than nn.Linear,
-    nn.Embedding and nn.MultiheadAttention (GPT-2's Conv1D, fused experts). Draws come from torch's global generator.
+    nn.Embedding and nn.MultiheadAttention (GPT-2's Conv1D, fused experts); but a module inside a residual that has
+    `reset_parameters` is reset by it. Draws come from torch's global generator.
     Raises ConfigError for an unknown init, a linear layer inside a residual without a role, and a scheme that cannot
     start from output matrices at 0.
 

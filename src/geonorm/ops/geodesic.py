@@ -81,10 +81,16 @@ def geodesic_step(x: Tensor, u: Tensor, angles: AngleMap, h: float | Tensor = 1.
 def leaves_vmap(x: Tensor, u: Tensor, angles: AngleMap) -> bool:
     """True if the innermost `torch.func.vmap` maps x or u and nothing of the angles. Not while a graph is traced:
     compilers know no rule of vmap, and fuse the textbook themselves."""
-    mapped = torch._C._functorch.is_batchedtensor
     numbers = [angles.pre, angles.post, angles.gain, angles.bias, angles.max_angle]
-    learned = any(isinstance(number, Tensor) and mapped(number) for number in numbers)
-    return (mapped(x) or mapped(u)) and not learned and not torch.compiler.is_compiling()
+    return not torch.compiler.is_compiling() and (is_mapped(x) or is_mapped(u)) and not any(map(is_mapped, numbers))
+
+
+def is_mapped(value: float | Tensor | None) -> bool:
+    """True if the innermost transform of `torch.func` is a vmap over this value. Tensors that an outer vmap maps, seen
+    from within a gradient, are batched as well, but not mapped here."""
+    within = torch._C._functorch
+    batched = isinstance(value, Tensor) and within.is_batchedtensor(value)
+    return batched and within.maybe_get_level(value) == within.maybe_current_level()  # type: ignore[arg-type]
 
 
 class StepUnderVmap(torch.autograd.Function):

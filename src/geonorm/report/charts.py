@@ -399,11 +399,13 @@ RENDER: dict[str, Callable[[str], bytes]] = {
 
 def save_figures(figures: Mapping[str, Spec], folder: Path) -> None:
     """Lay each figure out once, and write it as PNG, SVG and PDF."""
+    from ..lab.runs.folder import write_atomic
+
     folder.mkdir(parents=True, exist_ok=True)
     for name, spec in figures.items():
         drawn = svg(spec)
         for kind, render in RENDER.items():
-            (folder / f"{name}.{kind}").write_bytes(render(drawn))
+            write_atomic(folder / f"{name}.{kind}", render(drawn))
 
 
 def svg(spec: Spec) -> str:

@@ -166,7 +166,8 @@ def html_table(
         body += "".join(f"<td{css}>{linked(cell)}</td>" for cell, css in zip(cells, hidden[1:], strict=True)) + "</tr>"
     switch = '<label class="switch"><input type="checkbox"> all columns</label>' if any(hidden) else ""
     return (
-        f'<div class="table">{switch}<div class="scroll" tabindex="0" role="group" aria-label="Table by {titles[0]}">'
+        f'<div class="table">{switch}'
+        f'<div class="scroll" tabindex="0" role="group" aria-label="Table by {escape(titles[0])}">'
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></div>"
     )
 

@@ -117,4 +117,4 @@ class GPAS(Placement):
 
     def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
         z = add(x, u, 1.0, h)
-        return z - F.silu(p.gate.to(z.dtype)) * z.detach()
+        return z - h * F.silu(p.gate.to(z.dtype)) * z.detach()

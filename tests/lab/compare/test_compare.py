@@ -103,9 +103,8 @@ def test_failed_runs_that_nobody_asks_for_again_are_named_apart(processes: Any, 
     second = compare(out, "--schemes", "pre", "--seeds", 1)
     assert (second.status, second.err) == (0, "")
     assert "runs of earlier commands that did not finish: post-lr0.005-seed0" in second.out
-    assert {run["run"]: run["requested"] for run in results(out)["runs"]} == {
-        "pre-lr0.005-seed0": True, "post-lr0.005-seed0": False,
-    }  # fmt: skip
+    requested = {run["run"]: run["requested"] for run in results(out)["runs"]}
+    assert requested == {"pre-lr0.005-seed0": True, "post-lr0.005-seed0": False}
 
 
 @each(

@@ -67,9 +67,8 @@ def test_end_to_end_and_extension(
     found = results(out)
     assert set(found) == {"command", "order", "data", "runs", "baseline", "points", "speedups", "trends"}
     assert found["command"][:2] == ["geonorm", "ladder"] and found["baseline"] == "pre"
-    assert [(row["tokens"], row["scheme"], row["n"]) for row in found["points"]] == [
-        (tokens, scheme, 2) for tokens in (320, 640) for scheme in ("pre", "geonorm(decay=sqrt)")
-    ]
+    wanted = [(tokens, scheme, 2) for tokens in (320, 640) for scheme in ("pre", "geonorm(decay=sqrt)")]
+    assert [(row["tokens"], row["scheme"], row["n"]) for row in found["points"]] == wanted
     (row,) = found["speedups"]
     assert row["tokens"] == 640 and (row["speedup"] or row["bound"]) and row["along"] == "tokens"
     assert (out / "report.html").read_text().count("<svg") >= 3
@@ -86,9 +85,8 @@ def test_end_to_end_and_extension(
     assert [row[:5] for row in losses(long)] == [row[:5] for row in losses(tmp_path / "planned")]
     wider = ladder(out, "--schemes", "pre", "--depth", 1, 2, *words)
     assert wider.status == 0 and len(processes.started) == 8 + 4
-    assert {(row["size"], row["scheme"]) for row in results(out)["points"]} == {
-        ("d1w16", "pre"), ("d1w16", "geonorm(decay=sqrt)"), ("d2w16", "pre")
-    }  # fmt: skip
+    points = {(row["size"], row["scheme"]) for row in results(out)["points"]}
+    assert points == {("d1w16", "pre"), ("d1w16", "geonorm(decay=sqrt)"), ("d2w16", "pre")}
     alone = ladder(out, "--schemes", "geonorm(decay=sqrt)", "--depth", 1, *words)
     assert "differences are to pre, as before" in alone.out and results(out)["baseline"] == "pre"
     geonorm_first = ladder(out, "--schemes", "geonorm(decay=sqrt)", "pre", "--depth", 1, *words)
@@ -154,9 +152,8 @@ def test_a_ladder_runs_no_scheme_of_its_folder(
     (tmp_path / "there_rule.py").write_text("open('it-ran', 'w').close()\n")
     again = ladder(tmp_path / "out", "--schemes", "pre", *words)
     assert again.status == 0, again.err
-    assert {row["scheme"] for row in results(tmp_path / "out")["points"]} == {
-        "pre", "./there_rule.py:Evil", "./gone_rule.py:Evil"
-    }  # fmt: skip
+    names = {row["scheme"] for row in results(tmp_path / "out")["points"]}
+    assert names == {"pre", "./there_rule.py:Evil", "./gone_rule.py:Evil"}
     assert not (tmp_path / "it-ran").exists()
 
 

@@ -16,9 +16,10 @@ from geonorm.cli.main import main
 from geonorm.lab.compare.clusters import SubmititExecutor
 from geonorm.lab.compare.executors import LocalExecutor
 from geonorm.lab.config import Runtime
+from geonorm.report.charts import save_figures
 
 from ...rows import each
-from ..conftest import results
+from ..conftest import results, small_config
 
 
 def test_processes_import_nothing_of_the_working_directory(
@@ -70,11 +71,21 @@ def test_a_gpu_that_was_named_has_one_run_at_a_time(tmp_path: Path, monkeypatch:
         assert LocalExecutor(tmp_path, Runtime(device=device), None, print, False).jobs == jobs
 
 
+def test_no_link_of_a_stranger_is_written_through(tmp_path: Path) -> None:
+    executor, config = LocalExecutor(tmp_path, Runtime(), 1, print, False), small_config(tmp_path, out="run")
+    for file in (executor.log_file(config), tmp_path / "figures" / "noise.svg"):
+        file.parent.mkdir()
+        file.symlink_to(tmp_path / "target")
+    executor.save_settings(config)
+    executor.add_to_log(config, "died")
+    save_figures({"noise": {"data": {"values": []}, "mark": "point"}}, tmp_path / "figures")
+    assert not (tmp_path / "target").exists()
+
+
 def test_a_job_that_is_told_to_end_is_saved_and_goes_on(
     tiny: list[str], tmp_path: Path, losses: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """SIGUSR2, as SLURM sends it before the time limit: a second job goes on where the first was saved. One that fails
-    says why."""
+    """SIGUSR2, as SLURM sends before the time limit: a second job goes on from the save. One that fails says why."""
     pytest.importorskip("submitit")
     assert main(["compare", *tiny, *f"--launcher submitit --slurm.gpus 3 --out {tmp_path / 'new'}".split()]) == 2
     assert "must be a multiple of 3 ranks" in capsys.readouterr().err

@@ -214,8 +214,7 @@ def test_what_is_in_memory_as_a_whole_is_bounded(tmp_path: Path, monkeypatch: py
 @each("name", ["a.txt", "a.jsonl", "a.json", "a.csv", "a.parquet", "a.txt.xz", "train.txt", "data/train.json"])
 @each("kind", ["pipe", "device"])
 def test_only_regular_files_are_read(tmp_path: Path, name: str, kind: str) -> None:
-    """A pipe that nobody writes to would be waited for, a device may have no end: by its name, in a folder, and as a
-    tokenizer."""
+    """A pipe may wait for ever, a device may have no end: by its name, in a folder, and as a tokenizer."""
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")

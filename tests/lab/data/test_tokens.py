@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -269,17 +270,11 @@ def test_what_cannot_be_stored_leaves_nothing(path, tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"^cannot write to the cache .* set GEONORM_CACHE.*$"):
         tokenize(source, ByteTokenizer(), tmp_path / "file" / "cache")
 
-    def stop(*args):
-        raise KeyboardInterrupt
-
-    def full(*args):
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(ByteTokenizer, "encode", stop)
+        patch.setattr(ByteTokenizer, "encode", Mock(side_effect=KeyboardInterrupt))
         tokenize(source, ByteTokenizer(), tmp_path / "cache")
     with monkeypatch.context() as patch, pytest.raises(DataError, match="No space left on device"):
-        patch.setattr(tokens, "write_tokens", full)
+        patch.setattr(tokens, "write_tokens", Mock(side_effect=OSError(28, "No space left on device")))
         tokenize(source, ByteTokenizer(), tmp_path / "cache")
     object.__setattr__(source, "splits", {"train": lambda: iter(DOCUMENTS), "validation": lambda: iter(())})
     with pytest.raises(DataError, match="no validation text"):

@@ -116,6 +116,9 @@ def test_what_is_another_in_a_part_is_said(train: Any, own: Path, monkeypatch: p
     found = json.loads((run / "environment.json").read_text())
     assert [(part["backend"], part["step"]) for part in found] == [("auto", 0), ("reference", 2), ("reference", 2)]
     assert read_run(run).environment == found
+    (run / "environment.json").write_text(json.dumps([*found, {**found[-1], "python": "3\ntouch x\33[2J"}]))
+    (run / "summary.json").unlink()
+    assert r"python 3\ntouch x\x1b[2J is now" in train(run, "--steps", 2, *OPTIONS).out
 
 
 def test_readers_use_the_source_of_the_run(train: Any, call: Any, own: Path) -> None:
@@ -148,5 +151,8 @@ def test_settings_from_a_file_run_no_code_of_a_stranger(train: Any, call: Any, o
         assert refused.status == 2 and refused.out == "" and len(refused.err.splitlines()) == 1, words
         assert "names code, ./half_rule.py: " in refused.err and "--trust-code" in refused.err
     assert contents(run) == before and not (own / "model").exists() and not (own / "found").exists()
+    (run / "schemes" / "__main__.Half.py").touch()
+    places = [elsewhere.source_beside(str(run / name), "__main__.Half") for name in ("config.yaml", "other.yaml")]
+    assert places == ["", None], "what a comparison hands to a process has no source beside it"
     allowed = call("eval", run, "--data", "text.txt", "--trust-code")
     assert allowed.status == 0 and allowed.err == ""

@@ -144,8 +144,7 @@ def test_a_point_without_the_baseline_has_no_difference_to_another_scheme() -> N
 
 
 def test_a_seed_with_fewer_sizes_has_no_slope_of_its_own() -> None:
-    """The difference bends: through two of three sizes its slope is another one. The slope that is told goes through
-    all."""
+    """The difference bends, so that two of three sizes have another slope: the reported one goes through all."""
     bends = {"pre": law, "bends": lambda n, t: law(n, t) + 0.1 * math.log10(n / 180_000) ** 2}
     found = runs(bends, [4e6], SIZES, noise=0.0)
     (whole,) = [row for row in judge_ladder(found, "pre")["trends"] if row["along"] == "parameters"]

@@ -42,7 +42,5 @@ def test_steps_of_spikes_stand_beside_their_number() -> None:
     rows[40]["loss"], rows[50]["loss"] = 9.0, None
     rows[40]["grad_norm"] = 4.0
     rows = [MetricRow.read(row) for row in rows]
-    assert find_spikes(rows) == {
-        "spikes": 2, "spike_steps": [41, 51], "grad_spikes": 1, "grad_spike_steps": [41],
-    }  # fmt: skip
+    assert find_spikes(rows) == {"spikes": 2, "spike_steps": [41, 51], "grad_spikes": 1, "grad_spike_steps": [41]}
     assert find_spikes([]) == {"spikes": 0, "spike_steps": [], "grad_spikes": 0, "grad_spike_steps": []}

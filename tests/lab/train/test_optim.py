@@ -195,8 +195,7 @@ def test_steps_are_torchs_to_the_rounding_of_bfloat16(shape: tuple[int, int], ne
 
 @each("shape", SHAPES)
 def test_singular_values_go_through_the_polynomial_and_vectors_stay(shape: tuple[int, int]) -> None:
-    """The equation on the singular value decomposition: u, v stay, s -> a s + b s^3 + c s^5, five times. Zero is no
-    division."""
+    """On the singular value decomposition: u, v stay, s -> a s + b s^3 + c s^5, five times. Zero divides nothing."""
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     a, b, c = 3.4445, -4.7750, 2.0315
     u, s, v = torch.linalg.svd(matrix, full_matrices=False)

@@ -49,8 +49,7 @@ def hooks(decoder: Decoder) -> int:
 
 @each("scheme, block", [*((name, "sequential") for name in names()), ("hyper", "parallel"), ("geonorm", "parallel")])
 def test_every_scheme_has_a_trace_that_joins_up(scheme: str, block: str) -> None:
-    """A row for each sub-layer, with finite numbers, in the plane of x and u where the scheme says so; and for each
-    norm of the stream."""
+    """A row for each sub-layer, in the plane of x and u where the scheme says so, and for each norm of the stream."""
     decoder = model(scheme, block=block)
     decoder.train()
     seen = []

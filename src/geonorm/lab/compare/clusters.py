@@ -96,7 +96,8 @@ class SubmititExecutor(Executor):
     def __init__(self, out: Path, runtime: Runtime, jobs: int | None, say: Say, live: bool, slurm: Slurm) -> None:
         super().__init__(out, runtime, jobs, say, live)
         submitit = import_extra("submitit", "--launcher submitit", "cluster")
-        self.failed_job, self.executor = submitit.core.utils.FailedJobError, submitit.AutoExecutor(out / "jobs")
+        self.failed_job = submitit.core.utils.FailedJobError
+        self.executor = submitit.AutoExecutor(out / "jobs" / os.urandom(8).hex())  # new: it unpickles what lies there
         self.jobs = jobs or (1 if self.executor.cluster == "local" else MANY)
         gpus = slurm.gpus if slurm.gpus is not None else int(runtime.device.startswith("cuda"))
         before = [shlex.join(["export", *(f"{name}={value}" for name, value in self.variables().items())])]

@@ -203,6 +203,8 @@ class Executor(ABC):
         """Write the settings of a run where its process reads them."""
         path = self.out / "configs" / f"{Path(config.out).name}.yaml"
         path.parent.mkdir(exist_ok=True)
+        if (log := self.log_file(config)).is_symlink():  # a folder of somebody else's could lead anywhere
+            log.unlink()
         write_settings(path, to_dict(config))
         return path
 

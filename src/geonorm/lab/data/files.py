@@ -289,6 +289,6 @@ def read_column(path: Path, named: str | None = None) -> Iterator[str]:
             strings = [name for name, kind in kinds.items() if str(kind) in STRINGS]
             field = text_field(str(path), strings, schema.names, named)
             for batch in table.iter_batches(256, columns=[field]) if whole else table:
-                yield from (text for text in batch.column(field).to_pylist() if text)
+                yield from (text for value in batch.column(field) if (text := value.as_py()))  # one at a time
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise DataError(f"{path}: not a readable Parquet or Arrow file ({cause(error)})") from error

@@ -63,8 +63,9 @@ def check_out_folder(out: Path, noun: str, holds_one: bool) -> None:
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Writes beside the file, flushes to disk, renames: a reader sees the old content or the new, never half."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    """Writes beside the file, flushes to disk, renames: a reader sees the old content or the new, never half. Nobody
+    can guess the name beside it, and lay a link there."""
+    aside = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     try:
         with open(aside, "wb") as file:
             file.write(content if isinstance(content, bytes) else content.encode())
@@ -195,8 +196,8 @@ def first_difference(old: Mapping[str, Any], new: Mapping[str, Any], but: Contai
 
 
 def short(value: object) -> str:
-    """A value as a message shows it: of a long hash the beginning."""
-    text = str(value)
+    """A value as a message shows it: of a long hash the beginning, and nothing that moves a terminal's cursor."""
+    text = repr(str(value))[1:-1]
     return f"{text[:12]}..." if len(text) >= 40 and text[:40].isalnum() else text
 
 
@@ -302,7 +303,7 @@ class RunFolder:
         self.hashes = {path: hashlib.sha256(text.encode()) for path, text in texts.items()}
         if sha256 not in (None, self.rows_sha256):
             raise CheckpointError(f"{self.path} has lost rows up to step {step}, or has others: choose another --out")
-        for path in filter(Path.exists, texts):
+        for path in filter(os.path.lexists, texts):
             write_atomic(path, texts[path])
 
     def summary(self) -> Summary | None:

@@ -232,8 +232,7 @@ def train_on_rank(
                     hook.after_step(state, row)
 
                 # What the clock or a signal asks of any rank, all ranks do; the highest request wins.
-                overdue = time.monotonic() - saved_at > LONGEST_UNSAVED
-                own_request = SAVE_DUE if overdue else 0
+                own_request = SAVE_DUE if time.monotonic() - saved_at > LONGEST_UNSAVED else 0
                 if stop_times:
                     own_request = STOP
                 if saver.failed:
