@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -233,9 +234,10 @@ def test_without_extras_everything_else_is_there_and_they_are_named() -> None:
     """`from geonorm import *` asks for nothing that `pip install geonorm` does not bring."""
     script = """
 import sys
-sys.modules |= dict.fromkeys("transformers tokenizers tyro yaml scipy vl_convert zstandard PIL".split())
+sys.modules |= dict.fromkeys("transformers tokenizers tyro yaml scipy vl_convert zstandard".split())
 from geonorm import *
 import geonorm
+assert not {*geonorm.EXTRAS} & {*dir(geonorm)}
 for name in geonorm.EXTRAS:
     try:
         getattr(geonorm, name)
@@ -248,13 +250,17 @@ for name in geonorm.EXTRAS:
     assert [line.split(" needs ")[0] for line in told] == [f"geonorm.{name}" for name in geonorm.EXTRAS]
     for line, extra in zip(told, geonorm.EXTRAS.values(), strict=True):
         assert line.endswith(f": pip install 'geonorm[{extra}]'")
+    bare = "import sys; sys.modules['scipy'] = None; from geonorm.cli.main import main; sys.exit(main(['compare']))"
+    ended = subprocess.run([sys.executable, "-c", bare], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 2 and ended.stderr.startswith("geonorm compare: this needs scipy"), ended.stderr
 
 
-def test_the_stub_has_every_public_name_and_no_other() -> None:
+@pytest.mark.parametrize("package", [geonorm, geonorm.models, geonorm.dynamics])
+def test_the_stub_has_every_public_name_and_no_other(package: ModuleType) -> None:
     """What mypy makes of it: users_file.py."""
-    tree = ast.parse((SOURCE / "__init__.pyi").read_text("utf-8"))
+    tree = ast.parse(Path(str(package.__file__)).with_suffix(".pyi").read_text("utf-8"))
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
     places = {alias.asname: f".{node.module or alias.name}" for node in imports for alias in node.names}
-    assert set(places) == {*geonorm.PUBLIC, *geonorm.MODULES}
-    for name in {*geonorm.PUBLIC} - {*geonorm.EXTRAS}:
-        assert getattr(import_module(places[name], "geonorm"), name) is getattr(geonorm, name), name
+    assert set(places) == {*package.PUBLIC, *(geonorm.MODULES if package is geonorm else ())}
+    for name in {*package.PUBLIC} - {*geonorm.EXTRAS}:
+        assert getattr(import_module(places[name], package.__name__), name) is getattr(package, name), name

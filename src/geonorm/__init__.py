@@ -4,6 +4,7 @@ Public names load on first use, so that `import geonorm` costs next to nothing.
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 __version__ = "0.2.0"
@@ -56,4 +57,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *PUBLIC, *MODULES})
+    absent = {name for name, extra in EXTRAS.items() if not find_spec({"train": "scipy", "hf": "transformers"}[extra])}
+    return sorted({*globals(), *PUBLIC, *MODULES} - absent)  # `help` asks for every name

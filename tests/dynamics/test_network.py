@@ -80,12 +80,8 @@ def test_what_is_predicted_of_drawn_networks() -> None:
     (row,) = geonorm.simulate(schemes=["pre"], **settings).summary["schemes"]
     assert row["terminal_law_predicted"] == "polynomial"
     assert row["terminal_exponent_predicted"] == pytest.approx(1.0, abs=1e-3)
-    for other, why in (
-        ({"rope": 100.0}, "no positions"),
-        ({"per": "run"}, "random"),
-        ({"method": "adaptive"}, "random"),
-    ):
-        (row,) = geonorm.simulate(schemes=["pre"], **{**settings, **other}).summary["schemes"]
+    for other, why in (("rope", 100.0), "no positions"), (("per", "run"), "random"), (("method", "adaptive"), "random"):
+        (row,) = geonorm.simulate(schemes=["pre"], **{**settings, **dict([other])}).summary["schemes"]
         assert row["terminal_law_predicted"] is None and why in row["terminal_law_unpredicted"]
     simulation = geonorm.simulate(schemes=["hybrid"], **settings)
     (row,) = simulation.summary["schemes"]

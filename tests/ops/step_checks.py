@@ -73,11 +73,8 @@ def check_rounding_has_no_bias(device: str) -> None:
 
 def check_two_outputs(device: str) -> None:
     """The stream and what the next sub-layer reads: gradients of both, of either, and one memory for equal dtypes."""
-    for stream, update, read in (
-        (torch.float32, torch.bfloat16, torch.bfloat16),
-        (torch.float32, torch.float32, None),
-        (torch.bfloat16, torch.bfloat16, torch.bfloat16),
-    ):
+    full, half = torch.float32, torch.bfloat16
+    for stream, update, read in ((full, half, half), (full, full, None), (half, half, half)):
         x, u, grad = sample(9, 64, device, (stream, update))
         x.requires_grad_(), u.requires_grad_()
         post = torch.tensor(0.6, device=device)

@@ -65,7 +65,7 @@ def run_verb(arguments: list[str]) -> int:
         return copy_context().run(run, name, rest)  # --trust-code holds for this command
     except BrokenPipeError:
         return 0 if name in SEEN_ENOUGH else 130
-    except (GeonormError, OSError, MemoryError, RuntimeError) as error:
+    except (GeonormError, OSError, MemoryError, RuntimeError, ModuleNotFoundError) as error:
         line = problem(error)
         if (rank := output.speaker(error)) is not None:
             output.complain(f"geonorm {name}: {rank}{line}")
@@ -113,6 +113,8 @@ def problem(error: Exception) -> str:
     text = " ".join(str(error).splitlines())
     if is_out_of_memory(error):
         return f"out of memory ({text[:160]}); a smaller batch or model, or --runtime.recompute, needs less"
+    if isinstance(error, ModuleNotFoundError) and str(error.name).startswith(("scipy", "vl_convert", "rich")):
+        return f"this needs {error.name}: pip install 'geonorm[train]'"
     if not isinstance(error, (GeonormError, OSError)):
         raise error
     return text

@@ -49,8 +49,7 @@ def sample(logits: Tensor, temperature: float, top_k: int | None, generator: tor
     if temperature < torch.finfo(torch.float32).tiny:  # 0, or what fp32 takes for it
         return logits.argmax(-1, keepdim=True)
     if top_k is not None and top_k < logits.shape[-1]:
-        threshold = logits.topk(top_k).values[:, -1:]
-        logits = logits.masked_fill(logits < threshold, -torch.inf)
+        logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -torch.inf)
     logits = logits - largest  # stays finite at any temperature
     temperature = min(temperature, torch.finfo(torch.float32).max)  # what is left out is -inf, and over inf NaN
     return torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator)

@@ -319,8 +319,7 @@ class Copied(Placement):
     """A scheme of several streams that start as copies of one."""
 
     def enter(self, x: Tensor, p: Any, site: Site) -> Tensor:
-        start = super().enter(x, p, site)
-        return torch.stack((start,) * self.streams, dim=-2)
+        return torch.stack((super().enter(x, p, site),) * self.streams, dim=-2)
 
 
 def enter_as(scheme: Scheme, entry: str) -> Scheme:

@@ -18,7 +18,7 @@ import torch
 from ...errors import ConfigError
 from ...models.config import DecoderConfig, preset
 from ...models.decoder import Decoder
-from ...schemes import parse
+from ...schemes import Scheme, parse
 from ...schemes.origin import stored
 from ...settings import check_unused, from_dict
 from ..config import Shared, TrainConfig
@@ -33,7 +33,7 @@ from .ladder_config import LadderConfig, Size
 from .tune import round_rate
 
 
-def ladder(schemes: Sequence[str] | str = ("pre", "geonorm"), **settings: Any) -> Ladder:
+def ladder(schemes: Sequence[str | Scheme] | str | Scheme = ("pre", "geonorm"), **settings: Any) -> Ladder:
     """Train schemes at several sizes and lengths, as `geonorm ladder` does, and return the ladder, as `geonorm.load`
     reads it.
 
@@ -49,7 +49,7 @@ def ladder(schemes: Sequence[str] | str = ("pre", "geonorm"), **settings: Any) -
     Traceback (most recent call last):
     geonorm.errors.ConfigError: --budgets takes tokens for each parameter (20) or in all (500k, 4M), got 'many'
     """
-    names = [schemes] if isinstance(schemes, str) else [str(scheme) for scheme in schemes]
+    names = [str(parse(each)) for each in ([schemes] if isinstance(schemes, (str, Scheme)) else schemes)]
     if "budgets" in settings:
         budgets = settings["budgets"] if isinstance(settings["budgets"], (list, tuple)) else [settings["budgets"]]
         settings["budgets"] = [str(budget) for budget in budgets]

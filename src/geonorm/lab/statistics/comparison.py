@@ -78,8 +78,7 @@ def seeds_needed(differences: ArrayLike) -> int | None:
     mean, _, _, std, *_ = paired_interval(differences)
     if not std or not mean or not math.isfinite(mean / std):
         return None
-    effect = abs(mean / std)
-    return 2 + bisect_left(range(2, SEED_CAP + 1), 0.8, key=lambda n: _power(effect, n))
+    return 2 + bisect_left(range(2, SEED_CAP + 1), 0.8, key=lambda n: _power(abs(mean / std), n))
 
 
 def _power(effect: float, n: int) -> float:
