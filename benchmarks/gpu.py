@@ -52,8 +52,7 @@ def verdict(what: str, measured: float, limit: float, at_most: bool) -> Verdict:
 
 
 def tests() -> None:
-    """tests/ops on this machine's GPU, without this project's pytest settings, which name plug-ins. SystemExit if one
-    fails."""
+    """tests/ops on this GPU, without our pytest settings, which name plug-ins. SystemExit if one fails."""
     command = [sys.executable, *f"-m pytest -q -x -c {os.devnull} --rootdir {ROOT} -p no:cacheprovider".split()]
     begun = time.monotonic()
     done = subprocess.run([*command, "--import-mode=importlib", str(ROOT / "tests" / "ops")], env=ENVIRONMENT)

@@ -54,8 +54,8 @@ REASONS = {
     "two sub-layers": "two MLPs in a block",
 }
 """What a refusal says, in five words."""
-
-
+RETURNED = """lab.load.Comparison lab.load.Run lab.load.Ladder lab.load.SavedStudy lab.probe.ProbeResult
+dynamics.simulate.Simulation equality.Same"""
 COSTS = {
     row.get("scheme", row.get("row")): "{:.2f} ({:.2f} to {:.2f})".format(*row["ratio"])
     for file in ("stream", "scheme")
@@ -99,6 +99,8 @@ def write_all() -> None:
         kind = "class" if isinstance(getattr(geonorm, name), type) else "function"
         members = "\n   :members:" if kind == "class" and name != "DecoderConfig" else ""
         write(f"python/{name}.rst", f"{name}\n{'=' * len(name)}\n\n.. auto{kind}:: geonorm.{name}{members}\n")
+    blocks = [f".. autoclass:: geonorm.{name}\n   :members:\n   :inherited-members:\n\n" for name in RETURNED.split()]
+    write("python/returned.rst", f"What functions return\n=====================\n\n{''.join(blocks)}")
 
 
 CARD = """:::{{grid-item-card}} {name}
@@ -166,12 +168,11 @@ def register(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             refused.append((row["model"], why))
     yield "# Who ships what\n"
     yield f"The rule of {len(rows) - len(refused)} of {len(rows)} causal families of transformers"
-    yield f"{transformers.__version__}, verified on numbers of tiny models. Angles are degrees"
-    yield "by which a sub-layer turns the hidden state before training; *entry* is the embedding's share of the squared"
-    yield "length of the final state. The embedding is taken to have root mean square 1. Most begin shorter: then the"
-    yield "first angles of rules that norm updates alone are larger, and *entry* is less. A span is over families."
-    yield "~: updates are taken for as long as the embedding."
-    yield "All rules have `entry=embedding`: a norm inside a model's embedding, as BERT's, is no part of its rule."
+    yield f"{transformers.__version__}, verified on numbers of tiny models. Angles are degrees by which a sub-layer"
+    yield "turns the hidden state before training; *entry* is the embedding's share of the squared length at the end."
+    yield "The embedding is taken to have root mean square 1. Most begin shorter: then the first angles of rules that"
+    yield "norm updates alone are larger, and *entry* is less. A span is over families. ~: updates as long as the"
+    yield "embedding. All have `entry=embedding`: a norm inside an embedding, as BERT's, is no part of the rule."
     yield "`geonorm register MODEL` shows every sub-layer, of a checkpoint with what it learned.\n"
     lines = []
     for scheme, group in sorted(groups.items(), key=lambda item: len(item[1])):
