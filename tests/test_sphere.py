@@ -99,6 +99,8 @@ def test_log_at_the_point_and_at_its_antipode() -> None:
     x = rows(0, 4)
     close(sphere.log(x, -x), torch.zeros_like(x))
     assert torch.autograd.gradcheck(sphere.log, (x.clone().requires_grad_(), x.clone().requires_grad_()))
+    y = sphere.exp(x, (math.pi - 1e-5) * sphere.tangent(x, rows(1, 4)) / sphere.radius(sphere.tangent(x, rows(1, 4))))
+    close(sphere.exp(x.float(), sphere.log(x.float(), y.float())), y.float(), 1e-5)
 
 
 @each("angle", [0.0, 1e-8, 9.99e-3, 1.001e-2, 0.5, 3.0, -2.0])

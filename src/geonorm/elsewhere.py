@@ -285,8 +285,8 @@ def names_used(text: str) -> list[str]:
 def source_beside(file: str, place: str) -> str | None:
     """The source of a class of a notebook or a script that a comparison keeps. file: of settings of the comparison or
     of one of its runs; those that it hands to a process, in `configs`, have no source beside them."""
-    folders = Path(file).absolute().parents[Path(file).name != "config.yaml" : 3] if place.startswith(MAIN) else ()
-    texts = (text_of(str(folder / "schemes" / f"{place}.py")) for folder in folders)
+    folders = Path(file).absolute().parents[:3] if place.startswith(MAIN) else ()
+    texts = (text_of(str(folder / "schemes" / f"{place}.py")) for folder in folders if folder.name != "configs")
     return next((text for text in texts if text is not None), None)
 
 

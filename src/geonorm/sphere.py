@@ -153,7 +153,9 @@ def log(x: Tensor, y: Tensor) -> Tensor:
     >>> geonorm.sphere.log(x, y)
     tensor([0.0000, 3.1416])
     """
-    return safe_divide(radius(x), radius(y) * sinc(angle(x, y))) * tangent(x, y)
+    turn, v = angle(x, y), tangent(x, y)
+    near, far = safe_divide(radius(x), radius(y) * sinc(turn)), safe_divide(turn * radius(x), radius(v))
+    return torch.where(turn < 1.0, near, far) * v  # near is smooth at y = x, far is exact up to the antipode
 
 
 def retraction_quotient(squared: Tensor, power: float) -> Tensor:

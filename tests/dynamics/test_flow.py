@@ -140,8 +140,7 @@ def test_a_particle_without_a_direction_is_refused() -> None:
 @each("scheme", TURNED)
 @each("start", ["one", "coincident", "antipodal", "line"])
 def test_degenerate_configurations_stay_where_they_are(scheme: str, start: str) -> None:
-    """A single particle, particles in one point, an antipodal pair (erratum to Theorem 4.3), and dim = 1: no direction
-    moves, nothing is nan, at any beta."""
+    """One particle, one point, an antipodal pair (erratum to Theorem 4.3), dim = 1: nothing turns, nothing is nan."""
     x: dict[str, Any] = {
         "one": uniform(1, 5),
         "coincident": uniform(1, 5).expand(1, 4, 5),

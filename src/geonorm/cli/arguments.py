@@ -132,7 +132,7 @@ def admit(file: Path, named: list[Any]) -> None:
     from ..lab.runs.provenance import read_sources
 
     schemes = [text for each in named for text in (each if isinstance(each, list) else [each]) if isinstance(text, str)]
-    sources = read_sources(file.parent) if schemes and file.name == "config.yaml" else {}
+    sources = read_sources(file.parent) if schemes and file.absolute().parent.name != "configs" else {}
     for text in schemes if sources else [text for text in schemes if ":" in text]:
         from ..schemes import parse, stored
 

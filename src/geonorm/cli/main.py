@@ -113,8 +113,8 @@ def problem(error: Exception) -> str:
     text = " ".join(str(error).splitlines())
     if is_out_of_memory(error):
         return f"out of memory ({text[:160]}); a smaller batch or model, or --runtime.recompute, needs less"
-    if isinstance(error, ModuleNotFoundError) and str(error.name).startswith(("scipy", "vl_convert", "rich")):
-        return f"this needs {error.name}: pip install 'geonorm[train]'"
+    if (name := str(getattr(error, "name", "")).partition(".")[0]) in ("scipy", "vl_convert", "rich"):
+        return f"this needs {name}: pip install 'geonorm[train]'"
     if not isinstance(error, (GeonormError, OSError)):
         raise error
     return text

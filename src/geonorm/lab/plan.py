@@ -175,8 +175,9 @@ def matrices_without_role(model: Decoder) -> list[Tensor]:
 
 def rows_outside(shape: DecoderConfig) -> dict[str, int]:
     """Of matrices outside the blocks by role: how many vectors of a sequence they multiply, where that is not each."""
-    looked_up = dict.fromkeys(("position", "values"), 0)
-    return looked_up | ({} if shape.tied else {"embed": 0})  # a tied embedding multiplies as the head
+    return {"position": 0, "values": 0} | (
+        {} if shape.tied else {"embed": 0}
+    )  # a tied embedding multiplies as the head
 
 
 def count_looked_up(model: Decoder) -> int:

@@ -52,8 +52,7 @@ def bind(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> t
     """The first tensor that a module is handed, and its other arguments by name."""
     names = list(inspect.signature(module.forward).parameters)
     arguments = {**dict(zip(names, args, strict=False)), **kwargs}
-    first = names[0] if names and names[0] in arguments else "hidden_states"
-    x = arguments.pop(first, None)
+    x = arguments.pop(names[0] if names and names[0] in arguments else "hidden_states", None)
     return (x if isinstance(x, Tensor) else None), arguments
 
 

@@ -63,9 +63,8 @@ class Rotation(torch.autograd.Function):
 def turn_halves(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
     """(a, b) to (a cos - b sin, a sin + b cos) for the halves a, b of the last axis; sign -1 turns back."""
     a, b = x.chunk(2, dim=-1)
-    first = (a * cos).addcmul_(b, sin, value=-sign)
-    second = (b * cos).addcmul_(a, sin, value=sign)
-    return torch.cat((first, second), dim=-1)
+    turned = (a * cos).addcmul_(b, sin, value=-sign), (b * cos).addcmul_(a, sin, value=sign)
+    return torch.cat(turned, dim=-1)
 
 
 def seen_keys(tokens: int, keys: int, window: int | None, device: torch.device) -> Tensor:

@@ -36,8 +36,7 @@ def generate(
     with evaluating(model):
         cache = model.new_cache(ids.shape[1] + tokens)
         for _ in range(tokens):
-            logits = model(ids, cache)[:, -1].float()
-            ids = sample(logits, temperature, top_k, generator)
+            ids = sample(model(ids, cache)[:, -1].float(), temperature, top_k, generator)
             yield ids
 
 

@@ -151,8 +151,9 @@ def test_settings_from_a_file_run_no_code_of_a_stranger(train: Any, call: Any, o
         assert refused.status == 2 and refused.out == "" and len(refused.err.splitlines()) == 1, words
         assert "names code, ./half_rule.py: " in refused.err and "--trust-code" in refused.err
     assert contents(run) == before and not (own / "model").exists() and not (own / "found").exists()
-    (run / "schemes" / "__main__.Half.py").touch()
-    places = [elsewhere.source_beside(str(run / name), "__main__.Half") for name in ("config.yaml", "other.yaml")]
-    assert places == ["", None], "what a comparison hands to a process has no source beside it"
+    for folder, source in ((own / "copied", ""), (own / "configs", None)):  # here a comparison puts settings of runs
+        (folder / "schemes").mkdir(parents=True)
+        (folder / "schemes" / "__main__.Half.py").touch()
+        assert elsewhere.source_beside(str(folder / "some.yaml"), "__main__.Half") == source
     allowed = call("eval", run, "--data", "text.txt", "--trust-code")
     assert allowed.status == 0 and allowed.err == ""

@@ -73,11 +73,9 @@ def compare(schemes: Sequence[str | Scheme] | str | Scheme = ("pre", "geonorm"),
     Traceback (most recent call last):
     geonorm.errors.ConfigError: unknown setting 'step': did you mean 'steps'? (valid: ...)
     """
-    forget_changed()
-    rules = [parse(scheme) for scheme in ([schemes] if isinstance(schemes, (str, Scheme)) else schemes)]
+    rules = read_schemes(schemes)
     config: CompareConfig = from_dict(CompareConfig, {**settings, "schemes": [str(rule) for rule in rules]})
     check_unused(config, settings)
-    check_sources(rules)
     if "out" not in settings:
         sources = {place: about["source"] for rule in rules for place, about in sources_of(rule).items()}
         identity = json.dumps([to_dict(config), sources], sort_keys=True)
@@ -92,14 +90,18 @@ def compare(schemes: Sequence[str | Scheme] | str | Scheme = ("pre", "geonorm"),
     return read_comparison(Path(config.out))
 
 
-def check_sources(schemes: Sequence[Scheme]) -> None:
-    """ConfigError for a class of a notebook or a script that another process could not run: every run is one."""
-    for kind in (kind for scheme in schemes for kind in schemes_in(scheme) if kind.__module__ == "__main__"):
+def read_schemes(schemes: Sequence[str | Scheme] | str | Scheme) -> list[Scheme]:
+    """Schemes as Python hands them over, with sources as they are now. ConfigError for a class of a notebook or a
+    script that another process could not run: every run is one."""
+    forget_changed()
+    rules = [parse(scheme) for scheme in ([schemes] if isinstance(schemes, (str, Scheme)) else schemes)]
+    for kind in (kind for rule in rules for kind in schemes_in(rule) if kind.__module__ == "__main__"):
         source, name = source_of(kind), kind.__qualname__
         if source is None or kind in REGISTRY.values():
             why = "leave out its @register" if source else "its source cannot be read here"
             raise ConfigError(f"runs cannot import {name}: {why}; or write it to a file and give './file.py:{name}'")
         run_text(place_of(kind), source)
+    return rules
 
 
 def run_comparison(

@@ -180,7 +180,8 @@ class Executor(ABC):
             raise Interrupted(f"stopped; every run is saved in {self.out}; the same command goes on from there")
 
     def start_next(self, phase: Phase) -> None:
-        place = next(i for i in range(self.jobs) if i not in {job.place for job in phase.jobs})
+        places = {job.place for job in phase.jobs}
+        place = next(i for i in range(self.jobs) if i not in places)
         config = phase.waiting.pop(0)
         phase.jobs.append(Job(config, self.start(config, place), place, steps_made(config)))
         if self.stopped:  # the signal came while the run was being started

@@ -27,7 +27,7 @@ from ..plan import count_looked_up
 from ..runs.folder import slug
 from ..statistics.speedup import judge_ladder
 from ..train.validation import PART
-from .compare import begin_study, device_of_runs, order_schemes
+from .compare import begin_study, device_of_runs, order_schemes, read_schemes
 from .executors import Say
 from .ladder_config import LadderConfig, Size
 from .tune import round_rate
@@ -49,7 +49,7 @@ def ladder(schemes: Sequence[str | Scheme] | str | Scheme = ("pre", "geonorm"), 
     Traceback (most recent call last):
     geonorm.errors.ConfigError: --budgets takes tokens for each parameter (20) or in all (500k, 4M), got 'many'
     """
-    names = [str(parse(each)) for each in ([schemes] if isinstance(schemes, (str, Scheme)) else schemes)]
+    names = [str(rule) for rule in read_schemes(schemes)]
     if "budgets" in settings:
         budgets = settings["budgets"] if isinstance(settings["budgets"], (list, tuple)) else [settings["budgets"]]
         settings["budgets"] = [str(budget) for budget in budgets]

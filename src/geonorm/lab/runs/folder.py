@@ -197,7 +197,7 @@ def first_difference(old: Mapping[str, Any], new: Mapping[str, Any], but: Contai
 
 def short(value: object) -> str:
     """A value as a message shows it: of a long hash the beginning, and nothing that moves a terminal's cursor."""
-    text = repr(str(value))[1:-1]
+    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
     return f"{text[:12]}..." if len(text) >= 40 and text[:40].isalnum() else text
 
 
