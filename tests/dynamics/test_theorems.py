@@ -50,8 +50,7 @@ PHASES: dict[str, tuple[float, str]] = {
 
 @each("scheme", PHASES)
 def test_first_turn_and_last_law_of_uniform_tokens(scheme: str) -> None:
-    """Theorem 4.2 with GeoNorm's rows (Proposition 2d): fast at first and slow at last are those that divide the update
-    by its length and fall with depth."""
+    """Theorem 4.2 with GeoNorm's rows (2d): fast at first and slow at last are unit updates that fall with depth."""
     n, dim = 256, 512
     first, late = PHASES[scheme]
     predicted = theory.initial_turn(scheme, n, dim, 1.0)

@@ -20,8 +20,7 @@ Run = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """recipe(heading, scheme, *packages, layout=): the names that the section's Python leaves behind, run beside an
-    export of a small model in `folder`."""
+    """recipe(heading, scheme, *packages, layout=): names that the section's Python leaves, run beside an export."""
 
     def run(heading: str, scheme: str, *packages: str, layout: str = "geonorm") -> dict[str, Any]:
         for package in packages:

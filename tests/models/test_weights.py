@@ -122,8 +122,7 @@ def test_weights_name_every_matrix_once() -> None:
 
 @each("scheme", [*names(), "geonorm(update=unit)", "mix(ngpt, pre, share=0.5)", "prores(ngpt)"])
 def test_outputs_that_begin_at_zero_learn_or_are_refused(scheme: str) -> None:
-    """nGPT keeps a matrix of zeros at zero, and ReZero's scalar and matrices wait for each other: in both nothing but
-    embedding and head would ever be trained."""
+    """nGPT keeps a matrix of zeros, ReZero's scalar and matrices wait for each other: nothing between would train."""
     shape = DecoderConfig(width=16, hidden=16, layers=2, heads=2, vocab_size=32, context=8, scheme=scheme, init="zero")
     torch.manual_seed(0)
     if "ngpt" in scheme.replace("angpt", "") or scheme == "rezero":

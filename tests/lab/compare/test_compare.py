@@ -182,8 +182,7 @@ def test_names_of_runs_are_files_and_unique() -> None:
 def test_what_the_page_says_repeats_it(
     processes: Any, text: Path, tiny: list[str], call: Any, losses: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """In the directory of the first command, word for word: with a relative path of the data, after a tuning. Where
-    nobody watches, lines say how far it is."""
+    """With a relative path of the data, after a tuning. Where nobody watches, lines say how far it is."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(team, "QUIET", 0.0)
     Path("small.txt").write_text(text.read_text())

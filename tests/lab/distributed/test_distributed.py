@@ -168,8 +168,7 @@ def settings(text: Path, **changes: Any) -> dict[str, Any]:
 
 @each("scheme", ["geonorm(learn=step)", "ngpt", "hyper"])
 def test_no_rank_ever_holds_the_whole_model(ranks: Any, text: Path, tmp_path: Path, scheme: str) -> None:
-    """Initial weights are those of one rank, bit for bit; a rank that makes them holds its share, the vectors, and one
-    matrix at a time, drawn and cut."""
+    """Initial weights are those of one rank, bit for bit; a rank holds its share, vectors, and one matrix at a time."""
     runtime = {"parallel": "fsdp"}
     (alone,) = ranks("born", 1, tmp_path / "one", settings(text, scheme=scheme))
     sharded = ranks("born", 2, tmp_path / "two", settings(text, scheme=scheme, runtime=runtime))

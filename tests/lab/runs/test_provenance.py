@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -151,9 +152,13 @@ def test_settings_from_a_file_run_no_code_of_a_stranger(train: Any, call: Any, o
         assert refused.status == 2 and refused.out == "" and len(refused.err.splitlines()) == 1, words
         assert "names code, ./half_rule.py: " in refused.err and "--trust-code" in refused.err
     assert contents(run) == before and not (own / "model").exists() and not (own / "found").exists()
-    for folder, source in ((own / "copied", ""), (own / "configs", None)):  # here a comparison puts settings of runs
-        (folder / "schemes").mkdir(parents=True)
-        (folder / "schemes" / "__main__.Half.py").touch()
-        assert elsewhere.source_beside(str(folder / "some.yaml"), "__main__.Half") == source
     allowed = call("eval", run, "--data", "text.txt", "--trust-code")
     assert allowed.status == 0 and allowed.err == ""
+    edit(own / "half_rule.py", "0.5", "5.0")
+    for name, source in (("copied", ""), ("configs", None)):  # there a comparison puts settings, and never sources
+        folder = shutil.copytree(run, own / name)
+        (folder / "schemes" / "__main__.Half.py").touch()
+        assert elsewhere.source_beside(str(folder / "config.yaml"), "__main__.Half") == source
+        elsewhere.say.cache_clear()
+        told = call("train", "--config", folder / "config.yaml", "--out", own / f"{name}-2", "--trust-code").err
+        assert ("the source that is kept there is used" in told) == (source is not None), told
