@@ -114,7 +114,7 @@ def problem(error: Exception) -> str:
     if is_out_of_memory(error):
         return f"out of memory ({text[:160]}); a smaller batch or model, or --runtime.recompute, needs less"
     if (name := str(getattr(error, "name", "")).partition(".")[0]) in ("scipy", "vl_convert", "rich"):
-        return f"this needs {name}: pip install 'geonorm[train]'"
+        return f"this needs {name}: pip install 'geonorm[train]'"  # imported by many rooms, brought by one extra
     if not isinstance(error, (GeonormError, OSError)):
         raise error
     return text

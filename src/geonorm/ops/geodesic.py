@@ -88,9 +88,9 @@ def leaves_vmap(x: Tensor, u: Tensor, angles: AngleMap) -> bool:
 def is_mapped(value: float | Tensor | None) -> bool:
     """True if the innermost transform of `torch.func` is a vmap over this value. Tensors that an outer vmap maps, seen
     from within a gradient, are batched as well, but not mapped here."""
-    within = torch._C._functorch
-    batched = isinstance(value, Tensor) and within.is_batchedtensor(value)
-    return batched and within.maybe_get_level(value) == within.maybe_current_level()  # type: ignore[arg-type]
+    functorch = torch._C._functorch
+    batched = isinstance(value, Tensor) and functorch.is_batchedtensor(value)
+    return batched and functorch.maybe_get_level(value) == functorch.maybe_current_level()  # type: ignore[arg-type]
 
 
 class StepUnderVmap(torch.autograd.Function):
