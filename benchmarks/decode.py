@@ -81,15 +81,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "decode.json")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    results = {
-        **environment.collect(torch.device("cpu")),
-        "transformers": transformers.__version__,
-        "batch": 1,
-        "prompt": PROMPT,
-        "tokens": options.tokens,
-        "rounds": options.rounds,
-        "shapes": {shape: measure(shape, options.rounds, options.tokens) for shape in options.shapes},
-    }
+    about = {**environment.collect(torch.device("cpu")), "transformers": transformers.__version__}
+    setting = {"batch": 1, "prompt": PROMPT, "tokens": options.tokens, "rounds": options.rounds}
+    shapes = {shape: measure(shape, options.rounds, options.tokens) for shape in options.shapes}
+    results = {**about, **setting, "shapes": shapes}
     options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 

@@ -29,14 +29,9 @@ from geonorm.models import Decoder
 
 RESULTS = Path(__file__).parent / "results" / "stream_cost.json"
 BATCH = 8
-ROWS: dict[str, dict[str, Any]] = {
-    **{
-        scheme: {"scheme": scheme}
-        for scheme in (
-            "pre", "geonorm", "geonorm(update=unit)", "nag", "gpas", "lambdas", "mhc", "mhc(mix=permutation)",
-            "mhc(mix=identity)", "attnres", "attnres(blocks=2)", "prores", "prores(geonorm)",
-        )
-    },
+SCHEMES = """pre geonorm geonorm(update=unit) nag gpas lambdas mhc mhc(mix=permutation) mhc(mix=identity) attnres
+attnres(blocks=2) prores prores(geonorm)""".split()
+ROWS: dict[str, dict[str, Any]] = {scheme: {"scheme": scheme} for scheme in SCHEMES} | {
     "pre, norm derf": {"scheme": "pre", "norm": "derf"},
     "pre, norm gated": {"scheme": "pre", "norm": "gated"},
     "pre, attn_gate": {"scheme": "pre", "attn_gate": True},
@@ -45,7 +40,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "modern": {"preset": "modern", "scheme": "lambdas"},
     "modern, pre": {"preset": "modern", "scheme": "pre"},
     "modern, geonorm": {"preset": "modern", "scheme": "geonorm"},
-}  # fmt: skip
+}
 
 
 def configured(preset: str = "nano", scheme: str = "pre", **fields: Any) -> TrainConfig:
@@ -95,14 +90,11 @@ def table(file: Path) -> str:
     base = rows[0]
     lines = ["| | parameters | FLOPs a token | kept, kB a token | step time / `pre` |", "|---|---|---|---|---|"]
     for row in rows:
-        middle, low, high = row["ratio"]
         name, *rest = row["row"].split(", ")
         label = ", ".join([f"`{name}`", *rest])
-        lines.append(
-            f"| {label} | {row['parameters']:,} | {row['flops_per_token'] / base['flops_per_token']:.3f} | "
-            f"{row['kept_bytes_per_token'] / 1000:.1f} | "
-            + ("1 |" if row is base else f"{middle:.2f} ({low:.2f} to {high:.2f}) |")
-        )
+        flops, kept = row["flops_per_token"] / base["flops_per_token"], row["kept_bytes_per_token"] / 1000
+        time = "1" if row is base else "{:.2f} ({:.2f} to {:.2f})".format(*row["ratio"])
+        lines.append(f"| {label} | {row['parameters']:,} | {flops:.3f} | {kept:.1f} | {time} |")
     return "\n".join(lines)
 
 

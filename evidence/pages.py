@@ -221,11 +221,8 @@ class Book:
         claims = [self.evidence.claims[name] for name in members]
         texts = list(dict.fromkeys(place.text for place in map(self.evidence.place, claims) if place.text))
         sizes = [self.values[name]["parameters"] for name in members if self.values[name]["parameters"]]
-        losses = [
-            self.evidence.arms(claim)[1].mean
-            for claim in claims
-            if not claim.change and claim.measure == "val_loss" and self.evidence.place(claim).text
-        ]
+        counted = [claim for claim in claims if claim.measure == "val_loss" and self.evidence.place(claim).text]
+        losses = [self.evidence.arms(claim)[1].mean for claim in counted if not claim.change]
         span = " to ".join(dict.fromkeys(f"{short(size / 1e6)}M" for size in (min(sizes), max(sizes))))
         return (
             f"Scale: models of {span} parameters; {'; '.join(texts)}. B of A − B ends at "

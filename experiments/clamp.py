@@ -82,10 +82,8 @@ def draw_ratio(rows: Sequence[Mapping[str, str]], run: Summary, y: Axis) -> Char
     x = Axis.around([int(row["step"]) for row in rows], log=True, title=STEPS)
     clamp = clamp_of(run.scheme)
     hard = not math.isnan(clamp)
-    chart = Chart(
-        f"{rate(run.lr)} {name_row(run)}", x, y, sites,
-        "Median over tokens" + ("; clamped above the dashed line." if hard else "."), width=260,
-    )  # fmt: skip
+    note = "Median over tokens" + ("; clamped above the dashed line." if hard else ".")
+    chart = Chart(f"{rate(run.lr)} {name_row(run)}", x, y, sites, note, width=260)
     if hard:
         chart.rule(y=clamp)
     for site in sites:

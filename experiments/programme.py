@@ -195,11 +195,8 @@ def read_origin(run: Path) -> dict[str, Any]:
     last = (read_objects(run / "environment.json") or [{}])[-1]
     lines = read_text(run / "config.yaml").splitlines()
     settings = "\n".join(line for line in lines if not line.startswith("out:"))
-    return {
-        "commit": last.get("commit"),
-        "machine": last.get("device"),
-        "settings_sha256": hashlib.sha256(settings.encode()).hexdigest(),
-    }
+    digest = hashlib.sha256(settings.encode()).hexdigest()
+    return {"commit": last.get("commit"), "machine": last.get("device"), "settings_sha256": digest}
 
 
 def print_table(experiment: Path, out: Path | None) -> None:
@@ -220,9 +217,8 @@ def print_table(experiment: Path, out: Path | None) -> None:
 
 def average(losses: Sequence[float | None]) -> str:
     values = [loss for loss in losses if loss is not None]
-    if not values:
-        return "–"
-    return f"{mean(values):.4f}" + (f" ± {stdev(values):.4f}" if len(values) > 1 else "")
+    spread = f" ± {stdev(values):.4f}" if len(values) > 1 else ""
+    return f"{mean(values):.4f}{spread}" if values else "–"
 
 
 def show(value: Any) -> str:

@@ -10,9 +10,8 @@ from geonorm.lab.runs.folder import slug
 RECIPE = change(load_definitions("022-embedding-rate")["COMMON"], data="runs/latex-by-work")
 """That of 022 on LaTeX, split by work (experiments/009-tokens/works.py)."""
 APART = load_definitions("026-larger")["ARMS"]
-"""The best rate of the matrices in 022, and the embedding's over it."""
 SHARED = {"pre(entry=embedding)": (5.23e-3, 1), "geonorm(entry=embedding)": (1.48e-2, 1)}
-"""The same with one rate for all."""
+"""The best rate of the matrices in 022, and the embedding's over it: its own, and one rate for all."""
 
 
 def plan(known: Summaries) -> Grid:
