@@ -59,7 +59,7 @@ FIELDS: dict[str, tuple[str, Spec]] = {
 }
 """By what the rows of a layer may hold beside x and y, its channel."""
 CONFIG: Spec = {
-    "font": "sans-serif",
+    "font": "sans-serif", "padding": {"left": 5, "top": 5, "right": 20, "bottom": 5},  # on the right for wider fonts
     "background": PAPER,
     "view": {"stroke": None},
     "axis": {"gridColor": GRID, "domainColor": SOFT, "tickColor": SOFT, "labelColor": SOFT, "titleColor": SOFT,
@@ -359,9 +359,9 @@ def figure(charts: Sequence[Chart], caption: str = "", columns: int = 2) -> Spec
     """Charts side by side as one figure for print: the title of each says what it shows, the caption the setting."""
     parts = []
     for chart in charts:
-        letters = max(36, chart.width // 5)
+        letters = max(36, chart.width // 7)  # so that lines end within the figure in wide fonts, too
         words = wrap(chart.note, letters) if len(charts) < 5 else []
-        title = {"text": wrap(chart.title, letters * 6 // 7), "subtitle": words}
+        title = {"text": wrap(chart.title, letters * 7 // 9), "subtitle": words}
         parts.append(chart.spec() | ({"title": title} if chart.title else {}))
     whole: Spec = {"concat": parts, "columns": min(columns, len(parts)), "spacing": 28}
     if caption:
