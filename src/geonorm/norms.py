@@ -62,17 +62,14 @@ class Norm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(dim)) if gains and bias and self.biased else None
 
     def reset_parameters(self) -> None:
-        for name, start in self.scalars.items():
-            nn.init.constant_(self.get_parameter(name), start)
-        if self.weight is not None:
-            nn.init.ones_(self.weight)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+        starts = {**self.scalars, "weight": 1.0, "bias": 0.0}
+        for name in starts.keys() & self._parameters.keys():
+            if (parameter := self._parameters[name]) is not None:
+                nn.init.constant_(parameter, starts[name])
 
     def forward(self, x: Tensor) -> Tensor:
         wide = upcast(x)
-        weight = None if self.weight is None else self.weight.to(wide.dtype)
-        bias = None if self.bias is None else self.bias.to(wide.dtype)
+        weight, bias = (None if p is None else p.to(wide.dtype) for p in (self.weight, self.bias))
         return self.normalise(wide, weight, bias).to(x.dtype)
 
     def normalise(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from geonorm import Decoder, Site, names
 from geonorm.errors import ConfigError
 from geonorm.models import generate
-from geonorm.models.attention import rope
+from geonorm.models.attention import LayerCache, rope
 from geonorm.models.config import BERT
 from geonorm.models.decoder import IGNORED
 from geonorm.schemes import advance
@@ -110,7 +110,7 @@ def test_cache_in_chunks_equals_one_pass(changes: dict[str, Any]) -> None:
     """Tokens that are to come therefore change nothing."""
     model, text = decoder(**changes).double(), ids()
     whole = model(text)
-    cache = model.new_cache(12)
+    cache = [LayerCache(12) for _ in model.blocks]
     parts = [model(text[:, a:b], cache) for a, b in ((0, 5), (5, 6), (6, 10), (10, 12))]
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-10, atol=1e-10)
 

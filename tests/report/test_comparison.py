@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from geonorm.lab.load import read_run
-from geonorm.lab.runs.folder import RunFolder
+from geonorm.lab.runs.folder import read_summary
 from geonorm.lab.runs.records import ComparisonRow, Summary
 from geonorm.lab.statistics.comparison import SEED_CAP, aggregate
 from geonorm.report import comparison_charts as charts, curves
@@ -58,7 +58,7 @@ def test_a_summary_with_values_of_another_kind_is_damaged(make_run: MakeRun) -> 
         file.write_text(json.dumps(whole | wrong))
         run = read_run(path)
         assert run.damaged == 1 and run.summary.status == "interrupted" and run.summary.seed == 4
-        assert RunFolder(path).summary() is None  # so that a comparison ends it again
+        assert read_summary(path) is None  # so that a comparison ends it again
     assert "Unreadable or missing lines" in "".join(load_comparison([path]).limits())
 
 

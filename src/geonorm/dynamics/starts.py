@@ -44,11 +44,8 @@ def uniform(n: int, dim: int, *, seeds: Sequence[int] = (0,), dtype: torch.dtype
     tensor([1.], dtype=torch.float64)
     """
 
-    def one(generator: torch.Generator) -> Tensor:
-        x = normal(generator, n, dim)
-        return x / sphere.radius(x)
-
-    return draw_starts(seeds, dtype, one)
+    x = draw_starts(seeds, torch.float64, lambda generator: normal(generator, n, dim))
+    return (x / sphere.radius(x)).to(dtype)
 
 
 def gaussian(n: int, dim: int, *, seeds: Sequence[int] = (0,), dtype: torch.dtype = torch.float64) -> Tensor:

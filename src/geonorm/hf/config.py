@@ -82,18 +82,6 @@ class GeoNormConfig(ShapeFields):
 
     model_type = "geonorm"
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "cache"]
-    base_model_pp_plan: ClassVar[dict[str, Any]] = {
-        "embed_tokens": (["input_ids"], ["inputs_embeds"]),
-        "entry": (["inputs_embeds"], ["hidden_states"]),
-        "blocks": (["hidden_states", "attention_mask"], ["hidden_states"]),
-        "exit": (["hidden_states"], ["hidden_states"]),
-    }
-    base_model_fsdp_plan: ClassVar[dict[Any, str]] = {
-        "embed_tokens": "free_full_weight",
-        "blocks.*": "free_full_weight",
-        "exit": "keep_full_weight",
-    }
-
     scheme_source: dict[str, Any] | None = None
     geonorm_version: str | None = None
     trained_on_sha256: str | None = None

@@ -229,8 +229,6 @@ class GeoNormLanguageModel(GeoNormPreTrainedModel):
     """`GeoNormModel`, head, and the scheme's scale on the logits where it has one: what all language models are."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
-    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}  # noqa: RUF012
-    _fsdp_plan = {"lm_head": "keep_full_weight"}  # noqa: RUF012
     is_causal: bool
 
     def __init__(self, config: GeoNormConfig) -> None:

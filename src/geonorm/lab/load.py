@@ -87,13 +87,8 @@ class Run(Saved):
     @cached_property
     def damaged(self) -> int:
         """Files that cannot be read, and lines, but a last one that was cut short; or are not those of one run."""
-        damaged = 0
-        if (self.path / "summary.json").is_file() and read_summary(self.path) is None:
-            damaged += 1
-        if self.config_text and not self.config:
-            damaged += 1
-        if self.mixed:
-            damaged += 1
+        no_summary = (self.path / "summary.json").is_file() and read_summary(self.path) is None
+        damaged = sum((no_summary, bool(self.config_text and not self.config), self.mixed))
         for name, kind in KINDS.items():
             lines = [line for line in read_text(self.path / f"{name}.jsonl").split("\n")[:-1] if line.strip()]
             readable = [row for row in rows_of(lines) if kind.read_or_none(row) is not None]

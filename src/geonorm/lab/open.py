@@ -200,7 +200,7 @@ def open_run(path: Path, device: torch.device = CPU) -> OpenedRun:
         state = checkpoint.load_newest(run.checkpoints, model, None, output.complain, identity=identity)
         if state is None:
             raise CheckpointError(f"{path} holds no checkpoint: let it train first, or put its checkpoints back")
-        summary, last = run.summary(), run.checkpoints / f"step-{state['step']}"
+        summary, last = read_summary(folder), run.checkpoints / f"step-{state['step']}"
         if summary and summary.status == "finished":
             ended = summary.steps or state["step"], summary.weights_sha256 or weights_sha256(state)
             if ended != (state["step"], weights_sha256(state)):

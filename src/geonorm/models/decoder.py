@@ -347,7 +347,3 @@ class Decoder(Transformer):
     def finish_logits(self, logits: Tensor) -> Tensor:
         """What is done to logits after the head."""
         return logits if self.logits_slot is None else self.logits_slot(logits)
-
-    def new_cache(self, room: int) -> list[LayerCache]:
-        """An empty key-value cache for up to `room` tokens."""
-        return [LayerCache(room) for _ in self.blocks]

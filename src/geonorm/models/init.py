@@ -24,14 +24,16 @@ class Role:
     end: Literal["", "entry", "exit"] = ""
     """The end of the stream whose scheme it stands under; none for a matrix inside a block, which some optimizers
     treat apart (Muon)."""
+    turn: int = 1
+    """When weights of the role are drawn: those at the entry first, then the others, last what few models have."""
 
 
 ROLES = {
-    "embed": Role(decay=False, end="entry"),
-    "patch": Role(decay=True, end="entry"),
-    "position": Role(decay=False, end="entry"),
-    "class_token": Role(decay=False, end="entry"),
-    "values": Role(decay=False, end="entry"),
+    "embed": Role(decay=False, end="entry", turn=0),
+    "patch": Role(decay=True, end="entry", turn=0),
+    "position": Role(decay=False, end="entry", turn=3),
+    "class_token": Role(decay=False, end="entry", turn=4),
+    "values": Role(decay=False, end="entry", turn=6),
     "q": Role(decay=True),
     "k": Role(decay=True),
     "v": Role(decay=True),
@@ -39,8 +41,8 @@ ROLES = {
     "up": Role(decay=True),
     "gate": Role(decay=True),
     "down": Role(decay=True),
-    "head": Role(decay=True, end="exit"),
-    "transform": Role(decay=True, end="exit"),
+    "head": Role(decay=True, end="exit", turn=2),
+    "transform": Role(decay=True, end="exit", turn=5),
 }
 
 SHARED_ROLES = ("hidden", "gain")
@@ -138,21 +140,11 @@ def weights_of(model: nn.Module, strict: bool = False) -> list[Weight]:
             "a weight of a sharded nn.MultiheadAttention, or a parametrised one, cannot be set in place: initialize "
             "before that, or use nn.Linear"
         )
-    weights.sort(key=lambda weight: drawn_at(weight.role))
+    weights.sort(key=lambda weight: ROLES[weight.role].turn)
     # a tensor in two places, as a tied embedding, is drawn as what it is first, where it stands last
     last_places = {id(weight.tensor): place for place, weight in enumerate(weights)}
     first = {id(weight.tensor): weight for weight in reversed(weights)}
     return [first[number] for number in sorted(first, key=last_places.__getitem__)]
-
-
-def drawn_at(role: str) -> int:
-    """When weights of a role are drawn: those at the entry first, then the others, then those of DRAWN_LAST."""
-    if role in DRAWN_LAST:
-        return DRAWN_LAST[role]
-    return 0 if ROLES[role].end == "entry" else 1
-
-
-DRAWN_LAST = {role: place for place, role in enumerate(("head", "position", "class_token", "transform", "values"), 2)}
 
 
 def base_std(role: str, fan_in: int, settings: TransformerConfig, scheme: Scheme, site: Site) -> float:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..errors import GeonormError, require
 from ..modes import evaluating
+from .attention import LayerCache
 from .decoder import Decoder
 
 NOT_CAUSAL = "this model attends to both sides of a token (--objective mlm), so it cannot write text"
@@ -34,7 +35,7 @@ def generate(
     require(ids.shape[1] > 0, "the prompt has no tokens; give at least one")
     require(temperature >= 0 and (top_k is None or top_k >= 1), "temperature must be at least 0 and top_k at least 1")
     with evaluating(model):
-        cache = model.new_cache(ids.shape[1] + tokens)
+        cache = [LayerCache(ids.shape[1] + tokens) for _ in model.blocks]
         for _ in range(tokens):
             ids = sample(model(ids, cache)[:, -1].float(), temperature, top_k, generator)
             yield ids

@@ -114,11 +114,6 @@ def paired_difference(row: ComparisonRow) -> str:
     return with_interval(row.difference, row.difference_low, row.difference_high, decimals(row))
 
 
-def moderated_difference(row: ComparisonRow) -> str:
-    """The difference of the means under variances moderated by the spreads of all schemes."""
-    return with_interval(row.moderated_difference, row.moderated_low, row.moderated_high)
-
-
 def pool_table(names: Sequence[str], rows: Sequence[ComparisonRow], setting: str) -> Table:
     """Each scheme's difference to the baseline as a random-effects mean over the rows that have an interval."""
     lines = []
@@ -176,7 +171,9 @@ COLUMNS = (
     Column("p, Holm", lambda row: chances(row.p, row.p_holm)),
     Column("verdict", verdict),
     Column("lr", learning_rate),
-    Column("moderated (95 %)", moderated_difference),
+    Column(
+        "moderated (95 %)", lambda row: with_interval(row.moderated_difference, row.moderated_low, row.moderated_high)
+    ),
     Column("bits/byte", lambda row: formatted(row.val_bpb_mean, ".4f")),
     Column("accuracy", lambda row: formatted(row.val_accuracy_mean, ".1%")),
     Column("memory", lambda row: f"{si(row.peak_memory_bytes)}B" if row.peak_memory_bytes else "–"),

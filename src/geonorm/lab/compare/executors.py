@@ -29,7 +29,7 @@ from ...progress import NAME, Pace, Unwatched, shorten, show_progress, span
 from ...schemes import parse, sources_of
 from ...settings import to_dict
 from ..config import Runtime, TrainConfig, phase_of
-from ..runs.folder import LOCK, RunFolder, lock_folder, rows_of, write_settings
+from ..runs.folder import LOCK, RunFolder, lock_folder, read_summary, rows_of, write_settings
 from ..runs.records import Summary
 from ..train.loop import train
 from ..train.signals import PARENT, handle_signals, stop_unheard
@@ -315,7 +315,7 @@ def done(config: TrainConfig) -> bool:
     run = RunFolder(Path(config.out))
     if (run.path / "config.yaml").exists():
         run.check_same(to_dict(config))
-    summary = run.summary()
+    summary = read_summary(run.path)
     return summary is not None and summary.status in ("finished", "diverged")
 
 
@@ -323,7 +323,7 @@ def outcome(config: TrainConfig) -> Summary:
     """The run's summary, or that of a failed run where it left none."""
     counts = {"steps": 0, "tokens": 0, "parameters": 0, "matmul_parameters": 0, "spikes": 0, "grad_spikes": 0}
     known = {"status": "failed", "scheme": config.scheme, "seed": config.seed, "lr": config.lr}
-    return RunFolder(Path(config.out)).summary() or Summary.read(
+    return read_summary(Path(config.out)) or Summary.read(
         {**known, "phase": phase_of(config.seed), **counts, "wall_seconds": 0.0}
     )
 

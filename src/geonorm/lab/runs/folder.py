@@ -306,10 +306,6 @@ class RunFolder:
         for path in filter(os.path.lexists, texts):
             write_atomic(path, texts[path])
 
-    def summary(self) -> Summary | None:
-        """How the run ended; None as long as it has not."""
-        return read_summary(self.path)
-
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Leaves of nested settings by dotted name."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from ...errors import CheckpointError, ConfigError
 from ...settings import to_dict
 from ..resolve import FolderPart, resolve
-from ..runs.folder import APART, LONGER, RunFolder, first_difference, read_text, write_atomic
+from ..runs.folder import APART, LONGER, RunFolder, first_difference, read_summary, read_text, write_atomic
 from ..runs.loggers import TRACKED
 from ..schedule import Schedule
 from ..storage import saved_steps
@@ -82,7 +82,7 @@ def find_extension(folder: FolderPart, schedule: Schedule) -> int | None:
         )
     last = min(shared, schedule.averaging_start)
     steps = saved_steps(run.checkpoints)
-    if min(steps, default=last + 1) > last and (steps or run.summary()):
+    if min(steps, default=last + 1) > last and (steps or read_summary(run.path)):
         raise CheckpointError(
             f"{where}, and none of its checkpoints is of the first {last}, which more steps would share; choose "
             "another --out"

@@ -32,7 +32,7 @@ from ..distributed.ranks import World, join_world, lost_peers_in_one_line, raise
 from ..plan import fit_to_device
 from ..resolve import Resolved, resolve
 from ..runs import environment
-from ..runs.folder import LONGER, VOLATILE, RunFolder, first_difference, write_settings
+from ..runs.folder import LONGER, VOLATILE, RunFolder, first_difference, read_summary, write_settings
 from ..runs.identity import OtherRun, identity_sha256
 from ..runs.loggers import Logger, Loggers, Start, find_loggers, tracked_id
 from ..runs.provenance import check_made_from, record_part, sources_in
@@ -127,7 +127,7 @@ def train_on_rank(
     run = world.on_all_ranks(lambda: end.enter_context(opened) if world.first else unwritten)
     for source in [run.path, *([prefix.folder.path] if prefix else [])]:
         world.on_all_ranks(partial(check_made_from, source, state.due))
-    summary = run.summary()
+    summary = read_summary(run.path)
     earlier = world.share(summary.row() if summary else {"status": "new"})
     if earlier["status"] == "diverged" and not folder.accepted:
         raise Diverged(
