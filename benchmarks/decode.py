@@ -2,11 +2,9 @@
 
     python benchmarks/decode.py [--shapes 125m nano] [--rounds 41] [--tokens 32] [--out benchmarks/results/decode.json]
 
-All models of a shape have the same sizes and fp32 weights; Llama and pre(entry=embedding) have the same weights and
-give the same tokens. Programs take turns in one process: in each round, in an order drawn anew, each decodes
-`tokens` tokens after a prompt of 32 with a DynamicCache, one forward pass at a time, and the time per token of the
-round is kept. Time is CPU time of the one thread, which other programs on the machine disturb least; what is reported
-is the median over rounds of the ratio within the round, with the 95 % interval of that median.
+All models of a shape have fp32 weights of the same sizes; Llama and pre(entry=embedding) have the same weights and give
+the same tokens. In each round, in an order drawn anew, each decodes `tokens` tokens after a prompt of 32 with a
+DynamicCache. Time is CPU time of the one thread; a ratio is the median of those within rounds, with its 95 % interval.
 """
 
 import argparse
@@ -26,8 +24,7 @@ from geonorm.lab.runs import environment
 from geonorm.models import preset
 
 PROMPT = 32
-PAIRS = (("pre(entry=embedding)", "llama", 1.05), ("geonorm", "pre", 1.08))
-"""Numerator, denominator, aim."""
+PAIRS = (("pre(entry=embedding)", "llama", 1.05), ("geonorm", "pre", 1.08))  # numerator, denominator, aim
 
 
 def models(shape: str) -> dict[str, Any]:

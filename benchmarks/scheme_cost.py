@@ -3,10 +3,9 @@
     python benchmarks/scheme_cost.py [--rounds 41] [--out benchmarks/results/stream_cost.json]
     python benchmarks/scheme_cost.py --table            # docs/performance.md's rows, from the file
 
-The measure of experiment 003: a whole training step, 8 sequences of 128 tokens, fp32, eager, fused AdamW for all, the
-CPU time of one thread; the programs take turns, a ratio to `pre` is the median of those within rounds with its 95 %
-interval. FLOPs are PyTorch's own count of a forward and backward pass (products of matrices, those of schemes among
-them, and attention); bytes kept are those of `geonorm train --dry-run`.
+As in experiment 003: a whole training step, 8 sequences of 128 tokens, fp32, eager, fused AdamW, the CPU time of one
+thread, in turns; a ratio to `pre` is the median of those within rounds with its 95 % interval. FLOPs are PyTorch's own
+count of a forward and backward pass (products of matrices and attention); bytes kept are those of `train --dry-run`.
 """
 
 import argparse

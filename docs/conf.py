@@ -134,7 +134,7 @@ def shrink(text: str) -> str:
     frames: dict[str, str] = {}
     for name, frame in re.findall(r'<clipPath id="([^"]*)">(.*?)</clipPath>', text):
         text = text.replace(f"url(#{name})", f"url(#{frames.setdefault(frame, f'c{len(frames)}')})")
-    text = JUNK.sub("", text).replace("<svg", '<svg font-family="sans-serif"', 1)
+    text = JUNK.sub("", text).replace("<svg", '<svg font-family="Arial, Helvetica, sans-serif"', 1)
     clips = "".join(f'<clipPath id="{name}">{frame}</clipPath>' for frame, name in frames.items())
     text = re.sub("<g><g>(<g clip.*?</g>)</g></g>", r"\1", text.replace("<defs>", f"<defs>{clips}"))
     text = re.sub(' (?:d|transform)="[^"]*"', lambda path: re.sub(r"(\.\d)\d+", r"\1", path[0]), text)

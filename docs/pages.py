@@ -58,7 +58,7 @@ RETURNED = """lab.load.Comparison lab.load.Run lab.load.Ladder lab.load.SavedStu
 dynamics.simulate.Simulation equality.Same"""
 COSTS = {
     row.get("scheme", row.get("row")): "{:.2f} ({:.2f} to {:.2f})".format(*row["ratio"])
-    for file in ("stream", "scheme")
+    for file in ("scheme", "stream")  # of two measurements the newer
     for row in json.loads((HERE.parent / "benchmarks" / "results" / f"{file}_cost.json").read_text("utf-8"))["rows"]
 }
 """Time of a training step over that of Pre-Norm, by scheme."""
@@ -116,9 +116,9 @@ CARD = """:::{{grid-item-card}} {name}
 """
 GALLERY = """# Schemes
 
-[Which scheme when](../schemes.md) · [who ships what](register.md). Above: block 4 of 12, with the hidden state x,
-norms N, additions +, a turn of the token ↻, and ⊥, what is left of the output across x. Below: how block 1 moves a
-token, to the right along x and upwards across it, for four lengths of the update; dashed is the sphere through x.
+[Which scheme when](../schemes.md) · [who ships what](register.md). Each card, top: the attention of block 4 of 12,
+with state x, norm N, addition +, turn ↻, and ⊥, the output's part across x. Bottom: how block 1 moves a token, right
+along x, up across it, for four lengths of the update; dashed: the sphere through x.
 
 ::::{{grid}} 1 2 3 3
 :gutter: 3
@@ -151,7 +151,7 @@ def gallery() -> str:
         rule, rest = clauses(find(name).about.equation)
         rule = rule.replace(" s ", " ") if rest == "$s = 1$" else rule
         rule = re.sub(r" ?\\text\{ ([^{}]*) \}", r"$ \1 $", rule).removesuffix(" $$")
-        rule = re.sub(r" (?=\+ (?!(?:[^(){}]|\([^()]*\))*[)}]))", "$ $", rule.removeprefix("$$ "))
+        rule = re.sub(r" (?=\+ (?!(?:[^(){}]|\([^()]*\))*[)}]))", "$ ${}", rule.removeprefix("$$ "))
         cards.append(CARD.format(name=name, block=block, rule=rule, note=note, year=diagrams.year(name)))
     pages = "\n".join(f"schemes/{name}" for name in geonorm.names())
     return GALLERY.format(cards="".join(cards), tree=diagrams.tree(), pages=pages)
@@ -170,8 +170,8 @@ def register(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield f"The rule of {len(rows) - len(refused)} of {len(rows)} causal families of transformers"
     yield f"{transformers.__version__}, verified on numbers of tiny models. Angles are degrees by which a sub-layer"
     yield "turns the hidden state before training; *entry* is the embedding's share of the squared length at the end."
-    yield "The embedding is taken to have root mean square 1. Most begin shorter: then the first angles of rules that"
-    yield "norm updates alone are larger, and *entry* is less. A span is over families. ~: updates as long as the"
+    yield "Embeddings are taken to have root mean square 1. Real ones mostly start shorter, so rules that norm only"
+    yield "updates turn more at first, and *entry* is smaller. A span is over families. ~: updates as long as the"
     yield "embedding. All have `entry=embedding`: a norm inside an embedding, as BERT's, is no part of the rule."
     yield "`geonorm register MODEL` shows every sub-layer, of a checkpoint with what it learned.\n"
     lines = []
@@ -209,7 +209,7 @@ def scheme_page(name: str, about: Mapping[str, Any]) -> Iterator[str]:
     """A scheme: what it is, diagram, equation, code, source, fields, law, cost, parity, claims, who ships it."""
     kind, (rule, rest) = find(name), clauses(about["equation"])
     text = " ".join((kind.__doc__ or "").partition(">>>")[0].split())
-    yield f"# {name}\n\n::::{{grid}} 1 1 2 2"
+    yield f"# {name}{' (scheme)' * (name == 'geonorm')}\n\n::::{{grid}} 1 1 2 2"
     if name in DRAWN:
         yield f":::{{grid-item}}\n:columns: 12 12 4 4\n![Block diagram of {name}](../diagrams/{name}.svg)\n:::"
     yield f":::{{grid-item}}\n:columns: 12 12 8 8\n\n{text}\n"

@@ -24,6 +24,8 @@ def charts(book: Book, key: str) -> Values:
     looks: dict[str, Look] = {}
     charts: list[Chart] = []
     for group, names in groups.items():
+        rows = ((name, book.values[name]) for name in names)
+        names = [name for name, row in rows if row["low"] is not None and row["high"] - row["low"] < WIDE]
         sizes = {tokens(book.size(name)) for name in names}
         strips = strips_of(book, names, label, looks, len(sizes) > 1)
         if pools:
@@ -41,15 +43,14 @@ def charts(book: Book, key: str) -> Values:
 def strips_of(
     book: Book, names: Sequence[str], label: Callable[[Claim], str], looks: dict[str, Look], sizes: bool
 ) -> list[Strip]:
-    """The rows of a chart: claims with an interval, ordered by tokens per parameter, named where these differ."""
+    """The rows of a chart, ordered by tokens per parameter, named where these differ, and parameters."""
     rows = []
-    for name in sorted(names, key=lambda name: book.size(name) or 0.0):
+    for name in sorted(names, key=lambda name: (book.size(name) or 0.0, book.values[name]["parameters"] or 0)):
         row = book.values[name]
-        if row["low"] is not None and row["high"] - row["low"] < WIDE:
-            text = plain_text(label(book.evidence.claims[name])) + (tokens(book.size(name)) if sizes else "")
-            dots = [(gap, f"seed {seed}") for seed, gap in row["pairs"].items()]
-            ends = row["mean"], row["low"], row["high"]
-            rows.append(Strip(add_look(looks, text, SETTING), book.difference(name), dots, *ends))
+        text = plain_text(label(book.evidence.claims[name])) + (tokens(book.size(name)) if sizes else "")
+        dots = [(gap, f"seed {seed}") for seed, gap in row["pairs"].items()]
+        look = add_look(looks, text, SETTING)
+        rows.append(Strip(look, book.difference(name), dots, row["mean"], row["low"], row["high"]))
     return rows
 
 

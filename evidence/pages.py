@@ -127,7 +127,7 @@ class Book:
         for title, members in [*groups.items(), *([("Single comparisons", single)] if single else [])]:
             both, last = members is single, () if members is single else ("tokens per parameter",)
             columns = ("difference of", "where") if both else ("where",) if by == "what" else ("difference of",)
-            yield from (Line(""), Line(f"**{title}**"), Line(""), *table_head((*columns, *HEAD, *last)))
+            yield from (Line(""), Line(f"## {title}"), Line(""), *table_head((*columns, *HEAD, *last)))
             for name in members:
                 row, claim, size = self.values[name], self.evidence.claims[name], self.size(name)
                 texts = {"difference of": self.what(claim), "where": self.where(claim) + tokens(size) * both}
@@ -201,7 +201,11 @@ class Book:
         for text in words["answer"][1:]:
             yield from (self.fill(text), Line(""))
         yield from (Line(self.scale(members), tuple(members)), Line(""))
-        yield from (Line(f"![{words['title']}](figures/{key}.svg)", tuple(members)), Line(""), Line(NOTE))
+        yield from (
+            Line(f"![Differences with 95 % intervals, as in the tables](figures/{key}.svg)", tuple(members)),
+            Line(""),
+            Line(NOTE),
+        )
         if pools := words.get("pools"):
             yield from (Line(""), Line(POOLS), Line(""))
             yield from self.pooled_table(pools)

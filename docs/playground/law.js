@@ -2,7 +2,7 @@
 /* Reads a law as the scheme pages write it, such as "s = r |A|, r' = <θ,A> / |A|", without eval: a law may come from a
    link. s divides the tangential part of the attention output A, r' is the growth of the token's length. */
 
-const CONSTANTS = { "π": Math.PI };
+const CONSTANTS = { "π": Math.PI, pi: Math.PI };
 const FUNCTIONS = {
   min: Math.min, max: Math.max, sqrt: Math.sqrt, exp: Math.exp, log: Math.log, sin: Math.sin, cos: Math.cos,
 };
@@ -81,7 +81,9 @@ function expression(text) {
 
 /* "s = ..., r' = ..." as {speed, growth, read}; r' is 0 where it is left out. read: [k, p, q], see laws.py. */
 function law(text, read = [1, 0, 0]) {
-  const match = /^\s*s\s*=\s*(.+?)\s*(?:,\s*r'\s*=\s*(.+))?$/.exec(text);
+  if (text.length > 500) throw new Error("it is longer than 500 characters");
+  const plain = text.replaceAll("’", "'").replace(/<\s*(?:θ|theta)\s*,\s*A\s*>/g, "<θ,A>");
+  const match = /^\s*s\s*=\s*(.+?)\s*(?:,\s*r'\s*=\s*(.+))?$/.exec(plain);
   if (!match) throw new Error("a law begins with s =");
   return { speed: expression(match[1]), growth: expression(match[2] || "0"), read };
 }

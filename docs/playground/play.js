@@ -53,7 +53,7 @@ function restart() {
   place.replaceChildren(...shown.map(sphere => {
     const figure = document.createElement("figure"), caption = document.createElement("figcaption");
     sphere.canvas = Object.assign(document.createElement("canvas"), { width: 420, height: 420, tabIndex: 0 });
-    sphere.canvas.setAttribute("role", "img");
+    sphere.canvas.setAttribute("role", "application");
     sphere.text = document.createElement("small");
     const name = document.createElement("b");
     name.textContent = sphere.rule.name;
@@ -73,7 +73,8 @@ function compute() {
   let open = shown.filter(sphere => sphere.frames.length <= FRAMES);
   while (open.length && performance.now() < end) {
     const sphere = open.reduce((a, b) => a.frames.length <= b.frames.length ? a : b), k = sphere.frames.length;
-    sphere.x = advance(sphere.x, COUNT, at(k - 1), at(k), sphere.rule.parsed, sphere.options, 0.05 * (1 + at(k) / 5));
+    const step = (sphere.options.beta ? 0.05 : 0.0125) * (1 + at(k) / 5);  // uniform attention needs smaller steps
+    sphere.x = advance(sphere.x, COUNT, at(k - 1), at(k), sphere.rule.parsed, sphere.options, step);
     sphere.frames.push(directions(sphere.x, COUNT).theta);
     open = shown.filter(each => each.frames.length <= FRAMES);
   }
@@ -84,6 +85,7 @@ function compute() {
 function draw() {
   const wanted = Number(find("depth").value);
   find("layer").textContent = `layer ${at(wanted).toFixed(1)}`;
+  find("depth").setAttribute("aria-valuetext", find("layer").textContent);
   find("sharp").textContent = find("beta").value;
   for (const { rule, frames, canvas, text } of shown) {
     const last = Math.min(wanted, frames.length - 1), pen = canvas.getContext("2d");
@@ -133,7 +135,7 @@ function recall() {
   const state = new URLSearchParams(location.hash.slice(1));
   for (const name of ["beta", "depth", "own"]) if (state.has(name)) find(name).value = state.get(name);
   for (const name of ["causal", "random"]) if (state.has(name)) find(name).checked = state.get(name) === "1";
-  seed = Number(state.get("seed")) || seed;
+  seed = Math.abs(Math.trunc(state.get("seed"))) % 2147483647 || seed;
   const names = (state.get("rules") ?? "post|peri|pre|ngpt|geonorm").split("|");
   for (const box of document.querySelectorAll("#rules input")) box.checked = names.includes(LAWS[box.value].name);
 }
@@ -174,7 +176,7 @@ function drawStep() {
     pen.fill();
   };
   pen.clearRect(0, 0, canvas.width, canvas.height);
-  pen.font = "15px system-ui, sans-serif";
+  pen.font = `${Math.min(24, 15 * 640 / canvas.clientWidth)}px system-ui, sans-serif`;
   pen.textAlign = "left";
   pen.strokeStyle = ink("--line");
   pen.lineWidth = 1;
@@ -221,10 +223,11 @@ find("depth").addEventListener("change", remember);
 find("play").addEventListener("click", play);
 find("again").addEventListener("click", () => { seed++; restart(); });
 find("controls").addEventListener("submit", event => event.preventDefault());
+find("turn").addEventListener("click", () => turn(0.4, 0.1));
 find("spheres").addEventListener("pointermove", event => { if (event.buttons) turn(event.movementX / 90, event.movementY / 90); });
 find("spheres").addEventListener("keydown", onArrow((across, down) => turn(across / 8, down / 8)));
 find("step").addEventListener("keydown", onArrow(moveUpdate));
-find("step").addEventListener("pointermove", event => {
+for (const kind of ["pointerdown", "pointermove"]) find("step").addEventListener(kind, event => {
   if (!event.buttons) return;
   const box = find("step").getBoundingClientRect(), scale = 640 / box.width / 150;
   update = [(event.clientX - box.left) * scale - 230 / 150 - token[0], 250 / 150 - (event.clientY - box.top) * scale];

@@ -35,7 +35,7 @@ MARKS: dict[str, Spec] = {
     "path": {"type": "line", "strokeWidth": 1.8, "clip": True},
     "dotted": {"type": "line", "strokeWidth": 1.4, "strokeDash": [1.5, 2.5], "clip": True},
     "line": {"type": "line", "strokeWidth": 1.8, "clip": True},
-    "bar": {"type": "rule", "strokeWidth": 9, "opacity": 0.25},
+    "bar": {"type": "rule", "strokeWidth": 1.6, "opacity": 0.9},
     "mean": {"type": "tick", "thickness": 2, "height": 16},
     "dot": {"type": "point", "filled": True, "size": 12},
     "mark": {"type": "point", "filled": True, "opacity": 1, "size": 42, "stroke": PAPER, "strokeWidth": 0.8},
@@ -59,7 +59,8 @@ FIELDS: dict[str, tuple[str, Spec]] = {
 }
 """By what the rows of a layer may hold beside x and y, its channel."""
 CONFIG: Spec = {
-    "font": "sans-serif", "padding": {"left": 5, "top": 5, "right": 20, "bottom": 5},  # on the right for wider fonts
+    "font": "Arial, Helvetica, sans-serif",
+    "padding": {"left": 5, "top": 5, "right": 20, "bottom": 5},  # on the right for wider fonts
     "background": PAPER,
     "view": {"stroke": None},
     "axis": {"gridColor": GRID, "domainColor": SOFT, "tickColor": SOFT, "labelColor": SOFT, "titleColor": SOFT,
@@ -297,14 +298,16 @@ class Chart:
         if LINE * sum(map(len, lines.values())) > self.height:
             short = cut_apart(names.values(), NAME)
             lines = {series: [short[name]] for series, name in names.items()}
-        marked = {row["s"] for kind in ("mark", "best", "hollow") for row in self.rows.get(kind, ())}
+        marked = {row["s"]: kind for kind in ("hollow", "best", "mark") for row in self.rows.get(kind, ())}
+        dotted = {row["s"] for row in self.rows.get("dotted", ())}
         layers = []
         for series, y in spread_apart({s: (places[s], len(lines[s])) for s in ends}, self.height).items():
             look, text = self.looks[series], lines[series]
             marker = (
-                MARKS["hollow" if look.hollow else "mark"] | {"shape": look.marker}
+                MARKS["hollow" if look.hollow or marked[series] == "hollow" else "mark"] | {"shape": look.marker}
                 if series in marked
-                else MARKS["sample"] | {"strokeDash": dash_lengths(look)}
+                else MARKS["sample"]
+                | {"strokeDash": MARKS["dotted"]["strokeDash"] if series in dotted else dash_lengths(look)}
             )
             layers += [label(series, marker | {"color": look.light, "x": self.width + 10, "y": y}),
                        label(series, LABEL | {"text": text, "x": self.width + 18, "y": y})]  # fmt: skip

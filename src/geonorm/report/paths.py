@@ -38,7 +38,8 @@ def draw_paths(
         title = f"{name}: every block" if same else f"{name}: block {t} of 12"
         looks = {**ramp(names), **greys}
         chart = Chart(title, x, y, looks, width=300, height=300)
-        chart.note = f"{equation}. Lines: from x to x' as the step grows from 0 to 1; hollow: clamped."
+        hollow = "; hollow: clamped" * any(clamped for _, _, clamped in paths)
+        chart.note = f"{equation}. Lines: from x to x' as the step grows from 0 to 1{hollow}."
         start = paths[0][1][0]
         arc = [pi / 2 * i / 32 for i in range(33)]
         chart.line(CIRCLE, [(start[0] * cos(a), start[0] * sin(a)) for a in arc], "thin")

@@ -9,15 +9,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-# after Okabe and Ito; the yellow is darkened to be legible on white
+# after Okabe and Ito; yellow, orange and sky are darkened to 3:1 or more against white
 COLOURS = {
     "ink": ("#2b2b2b", "#e6e6e6"),
     "vermilion": ("#d55e00", "#ff8a3c"),
     "blue": ("#0072b2", "#4aa8e0"),
     "green": ("#009e73", "#35cfa0"),
     "purple": ("#b9659a", "#e39cc6"),
-    "orange": ("#e69f00", "#ffc247"),
-    "sky": ("#56b4e9", "#9bd6ff"),
+    "orange": ("#c08000", "#ffc247"),
+    "sky": ("#3d96cc", "#9bd6ff"),
     "olive": ("#8a7a00", "#e5da4b"),
     "grey": ("#757575", "#9c9fa2"),
 }
@@ -73,9 +73,9 @@ def looks(series: Sequence[str], schemes: Mapping[str, str] | None = None) -> di
 
 
 def ramp(names: Sequence[str]) -> dict[str, Look]:
-    """Looks for names that have an order, from light to dark; the one legible on either theme."""
+    """Looks for names that have an order, from orange to blue; each has 3:1 or more on either theme."""
     steps = [place / max(1, len(names) - 1) for place in range(len(names))]
-    colours = [f"#{round(235 - 170 * s):02x}{round(150 - 60 * s):02x}{round(60 + 110 * s):02x}" for s in steps]
+    colours = [f"#{round(208 - 134 * s):02x}{round(122 - 22 * s):02x}{round(30 + 150 * s):02x}" for s in steps]
     return {name: Look(colour, colour, "", "circle") for name, colour in zip(names, colours, strict=True)}
 
 
