@@ -118,7 +118,7 @@ GALLERY = """# Schemes
 
 [Which scheme when](../schemes.md) · [who ships what](register.md). Each card, top: the attention of block 4 of 12,
 with state x, norm N, addition +, turn ↻, and ⊥, the output's part across x. Bottom: how block 1 moves a token, right
-along x, up across it, for four lengths of the update; dashed: the sphere through x.
+along x, up across it, for four lengths of the update; dotted: the sphere through x.
 
 ::::{{grid}} 1 2 3 3
 :gutter: 3
