@@ -59,13 +59,9 @@ def test_a_decay_that_nobody_learns_now_goes_through_the_kernels() -> None:
 def test_asking_for_kernels_that_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     x, u = (t.detach().float() for t in pair())
-    monkeypatch.setattr(available, "HAS_TRITON", False)
-    with pytest.raises(ConfigError, match=r"not installed: pip install \"geonorm\[kernels\]\""):
+    monkeypatch.setattr(available, "HAS_TRITON", False)  # which installing would not help
+    with pytest.raises(ConfigError, match="on cpu, not cuda"):
         geodesic_update(x, u, backend="triton")
-    monkeypatch.setattr(available, "HAS_TRITON", True)
-    with pytest.raises(ConfigError, match="on cpu, not cuda") as error:
-        geodesic_update(x, u, backend="triton")
-    assert "\n" not in str(error.value)
     monkeypatch.setenv("GEONORM_BACKEND", "triton")
     with pytest.raises(ConfigError, match="unset GEONORM_BACKEND"):
         geodesic_update(x, u)

@@ -11,7 +11,7 @@ import geonorm
 from geonorm.errors import GeonormError
 from geonorm.lab.probe import probe_files, save
 from geonorm.report import build
-from geonorm.report.charts import figure
+from geonorm.report.charts import Axis, Chart, figure
 from geonorm.report.probe import SavedProbe
 
 
@@ -23,6 +23,8 @@ def test_each_panel_names_the_series_that_it_has() -> None:
     drawn = [list(dict.fromkeys(row["s"] for row in chart.rows["line"])) for chart in charts]
     assert drawn == [["llama", "neox"], ["llama"], ["llama"]]
     assert len(figure(charts, "caption", columns=3)["concat"]) == 3
+    title = figure([Chart("some words " * 9, Axis(0, 1), Axis(0, 1), {})])["concat"][0]["title"]["text"]
+    assert max(map(len, title)) <= Chart.width // 9  # pixels of a bold letter in a wide font
     assert len({chart.title for chart in charts}) == 3 and all(chart.meaning and chart.y.title for chart in charts)
 
 

@@ -20,7 +20,7 @@ class Timing(Settings):
     threads: Annotated[int, Range(1, 4096)] = 1
     """CPU threads."""
     device: str = "auto"
-    """auto (a GPU if there is one), cpu, cuda."""
+    """auto (an NVIDIA GPU if there is one), cpu, cuda."""
     out: str | None = None
     """Directory for summary.json."""
 

@@ -125,7 +125,7 @@ def make_program(
         try:
             loss = step()
         except TorchDynamoException as error:  # no compiler, say
-            raise GeonormError(f"{scheme} cannot be compiled here: {cause(error)[:160]}") from error
+            raise GeonormError(f"{scheme} cannot be compiled here: {cause(error)[:160]}; try --modes eager") from error
     require(torch.isfinite(loss), f"the loss of {scheme}, {mode}, is {loss.item()}: nothing to time", GeonormError)
     peak = torch.cuda.max_memory_allocated(device) - others if cuda else None
     return Program(model.parameter_count(), step, peak)

@@ -173,8 +173,8 @@ class Runtime(Settings):
     prefix = "runtime."
 
     device: str = "auto"
-    """auto (a GPU if there is one), cpu, cuda. With --dry-run also h100, h200, b200, a100, a100-40, l40s, rtx4090,
-    rtx3090, or TFLOP/s and GiB for tensors such as 165/21; auto is then the GPU that is here, else h100."""
+    """auto (an NVIDIA GPU if there is one), cpu, cuda. With --dry-run also h100, h200, b200, a100, a100-40, l40s,
+    rtx4090, rtx3090, or TFLOP/s and GiB for tensors such as 165/21; auto is then the GPU that is here, else h100."""
     dtype: Literal["fp32", "bf16"] | None = None
     """bf16: matrix products in bfloat16 under autocast, others in TF32; weights, norms and the residual stream stay
     fp32 (under fsdp gains and learned numbers of blocks are rounded to it on their way). When not given, bf16 on a GPU,

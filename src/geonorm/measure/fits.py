@@ -32,8 +32,8 @@ def same_size(a: Any, b: Tensor) -> bool:
 def close(a: Tensor, b: Tensor) -> bool:
     """True if rounding explains the difference of many numbers together."""
     tolerance = torch.finfo(b.dtype).eps if b.dtype in (torch.float16, torch.bfloat16) else 2e-5
-    wide = b.double().flatten()
-    return float((a.double().flatten() - wide).norm()) <= tolerance * float(wide.norm())
+    wide = b.cpu().double().flatten()  # Apple's GPU has no fp64
+    return float((a.cpu().double().flatten() - wide).norm()) <= tolerance * float(wide.norm())
 
 
 def sum_factors(target: Tensor, atoms: Sequence[Tensor]) -> list[float] | None:
@@ -41,10 +41,10 @@ def sum_factors(target: Tensor, atoms: Sequence[Tensor]) -> list[float] | None:
     for number, atom in enumerate(atoms):
         if torch.equal(atom.reshape(target.shape), target):
             return [float(number == place) for place in range(len(atoms))]
-    wide = target.double().flatten().cpu()
+    wide = target.cpu().double().flatten()
     first, *others = atoms  # a norm of a stream that is normalised is the stream again
     apart = [first, *(0 * atom if close(atom, first) else atom for atom in others)]
-    matrix = torch.stack([atom.double().flatten().cpu() for atom in apart], -1)
+    matrix = torch.stack([atom.cpu().double().flatten() for atom in apart], -1)
     used, lengths = matrix.norm(dim=0) > 0, matrix.norm(dim=0)
     best, left = fit_columns(matrix, wide, used)
     while used.sum() > 1:  # as few as explain it: beside x its norm is nearly x, and rounding gives both a factor
@@ -82,8 +82,10 @@ def read_norm(call: ModuleCall) -> Gains | None:
     if other or call.y.abs().max() == 0:
         return None
     with weights_in_memory(module):
-        weight, bias = (getattr(module, name).double() if name in parameters else None for name in ("weight", "bias"))
-    wide, shift = x.double().flatten(0, -2), 0.0 if bias is None else bias
+        weight, bias = (
+            getattr(module, name).cpu().double() if name in parameters else None for name in ("weight", "bias")
+        )
+    wide, shift = x.cpu().double().flatten(0, -2), 0.0 if bias is None else bias
     gains = {None: 1.0} if weight is None else {0.0: weight, 1.0: weight + 1}
     listed = [getattr(module, name, None) for name in ("variance_epsilon", "eps", "epsilon", "norm_eps")]
     for eps in [value for value in (*listed, *EPS) if isinstance(value, float)]:

@@ -29,10 +29,10 @@ def interpreting() -> bool:
 
 def why_not_triton(device: torch.device, dtypes: tuple[torch.dtype, ...], dim: int, angles: AngleMap) -> str:
     """Empty if the kernels can run, else the reason and what to do."""
-    if not HAS_TRITON:
-        return 'it is not installed: pip install "geonorm[kernels]"'
     if device.type != "cuda" and not (device.type == "cpu" and interpreting()):
         return f"the tensors are on {device.type}, not cuda: {REMEDY}"
+    if not HAS_TRITON:
+        return 'it is not installed: pip install "geonorm[kernels]"'
     for dtype in dtypes:
         if dtype not in launch.DTYPES:
             return f"it takes float32, bfloat16 and float16, not {str(dtype).removeprefix('torch.')}: {REMEDY}"

@@ -3,7 +3,6 @@ of it. No torch here: reports read by this too."""
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -14,11 +13,14 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from ...errors import CheckpointError, ConfigError, import_extra, near_folder, require
+from ...errors import CheckpointError, ConfigError, explained, import_extra, near_folder, require
 from ...parsing import finite_row, from_json, from_yaml
 from ...settings import from_dict, to_dict
 from ..config import TrainConfig
 from .records import Summary
+
+with explained("runs and studies need Linux or macOS; on Windows use WSL", ConfigError, ModuleNotFoundError):
+    import fcntl
 
 VOLATILE = (
     "out", "resume", "accept_changed", "branch", "checkpoint.keep", "log.to", "micro_batch", "runtime.parallel",
@@ -52,7 +54,9 @@ def is_unused(folder: Path) -> bool:
     """True if a folder is not there, or holds nothing but what a run writes before its settings. CheckpointError if it
     is a file."""
     require(folder.is_dir() or not folder.exists(), f"{folder} is a file; choose another --out", CheckpointError)
-    return not folder.exists() or all(entry.name.startswith((LOCK, ".config.yaml.")) for entry in folder.iterdir())
+    return not folder.exists() or all(
+        entry.name.startswith((LOCK, ".config.yaml.", ".DS_Store")) for entry in folder.iterdir()
+    )
 
 
 def check_out_folder(out: Path, noun: str, holds_one: bool) -> None:
