@@ -73,7 +73,7 @@ types: $(VENV)/.test
 		$(BIN)/mypy $${own}*.py || exit 1; done
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit("geonorm needs Python 3.11: make PYTHON=python3.13" * (sys.version_info < (3, 11)))'
+	@$(PYTHON) -c 'import sys; sys.version_info < (3, 11) and sys.exit("geonorm needs Python 3.11: make PYTHON=python3.13")'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.train: pyproject.toml $(PINS) | $(BIN)/python
