@@ -7,8 +7,8 @@
                                                 plan's; 20 GiB; needs the train extra                 (under 5)
 
 Writes DIR/PART/summary.json as it goes, so that a session cut short keeps what it measured, and DIR/PART/verdict.json:
-every target with its measured value. Exit status 1 if a test fails or a result is wrong, else 0: a missed target is a
-finding, not an error. The minutes are estimates until the first session.
+every target with its measured value; `wide` some 30 GB of checkpoints. From the second part on: --skip-tests. Exit
+status 1 if a test fails or a result is wrong, else 0: a missed target is a finding. The minutes are estimates.
 """
 
 import argparse
@@ -52,8 +52,8 @@ def verdict(what: str, measured: float, limit: float, at_most: bool) -> Verdict:
 
 
 def tests() -> None:
-    """tests/ops on this GPU, without our pytest settings, which name plug-ins. SystemExit if one fails."""
-    command = [sys.executable, *f"-m pytest -q -x -c {os.devnull} --rootdir {ROOT} -p no:cacheprovider".split()]
+    """Those of tests/ops for a GPU, without our pytest settings, which name plug-ins. SystemExit if one fails."""
+    command = [sys.executable, *f"-m pytest -q -x -m gpu -c {os.devnull} --rootdir {ROOT} -p no:cacheprovider".split()]
     begun = time.monotonic()
     done = subprocess.run([*command, "--import-mode=importlib", str(ROOT / "tests" / "ops")], env=ENVIRONMENT)
     print(f"tests/ops: {time.monotonic() - begun:.0f} s")

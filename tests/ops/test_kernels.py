@@ -145,14 +145,14 @@ def test_auto_takes_the_kernels_on_a_gpu() -> None:
 
 @gpu
 @needs_gpu
+@pytest.mark.filterwarnings("ignore:.*autograd.function.Function.*:DeprecationWarning")  # torch's own compiler's
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_inductor_around_the_kernels(dynamic: bool) -> None:
     def f(x: Tensor, u: Tensor, post: Tensor) -> tuple[Tensor, Tensor]:
         out, y = geodesic_step_read(x * 2, u + 1, AngleMap(post=post), torch.bfloat16)
         return out.sin(), y.float() * 3
 
-    compiled = torch.compile(f, fullgraph=True, dynamic=dynamic)
-    post = torch.tensor(0.5, device="cuda")
+    compiled, post = torch.compile(f, fullgraph=True, dynamic=dynamic), torch.tensor(0.5, device="cuda")
     for rows in (64, 96):
         x, u, _ = inputs(rows, 128, torch.float32)
         for out, same in zip(compiled(x, u, post), f(x, u, post), strict=True):

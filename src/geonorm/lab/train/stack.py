@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ...models.decoder import Transformer
 from ...schemes import Scheme
@@ -72,7 +73,9 @@ class StackedModels:
         numbers = [
             torch.tensor([getattr(model.scheme, name) for model in models]).to(ids[0].device) for name in self.fields
         ]
-        losses = self.losses(weights, counts, numbers, torch.stack(ids), torch.stack(targets))
+        # within vmap no tensor asks for a gradient, so other kernels keep nothing for the backward pass of attention
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
+            losses = self.losses(weights, counts, numbers, torch.stack(ids), torch.stack(targets))
         with torch.autocast(ids[0].device.type, enabled=False):  # on around the forward pass of whoever came last
             gradients = torch.autograd.grad(losses.sum(), weights, materialize_grads=True)
         of_models = zip(*gradients, strict=True)  # gradients have a stack for each weight
