@@ -239,11 +239,11 @@ def test_frozen_weights_stay_frozen(build: Any) -> None:
     model = hf.adapt(decoder)
     assert not decoder.embed.weight.requires_grad and decoder.head.weight.requires_grad
     assert not model.model.embed_tokens.weight.requires_grad
-    scale = model.requires_grad_(False).logits_slot.scale.weight
+    scale = model.requires_grad_(False).logits_slot.scale.weight.fill_(2)
     model.resize_token_embeddings(61)
     assert model.logits_slot.scale.weight is scale
     model.resize_token_embeddings(70)
-    assert not model.logits_slot.scale.weight.requires_grad
+    assert model.logits_slot.scale.weight[:61].eq(2).all() and not model.logits_slot.scale.weight.requires_grad
 
 
 def test_tables_of_token_vectors_do_not_grow(build: Any) -> None:
