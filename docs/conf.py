@@ -17,7 +17,7 @@ from sphinx.application import Sphinx
 from sphinx_gallery.sorting import FileNameSortKey
 
 import geonorm
-from geonorm.report.charts import Figure
+from geonorm.report.render import Figure
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE / "playground")]

@@ -19,7 +19,7 @@ from geonorm.cli.catalogue import DEPTH, DIM, format_theory, join_pairs, look_up
 from geonorm.cli.main import COMMANDS
 from geonorm.cli.pictures import draw_schemes
 from geonorm.hf.rules import read_rules
-from geonorm.report.charts import Figure
+from geonorm.report.render import Figure
 from geonorm.schemes import find
 from geonorm.schemes.combine import Nested
 from geonorm.settings import choices, options

@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from geonorm.report.charts import Figure
+from geonorm.report.render import Figure
 
 from .check import check, digest, texts
 from .claims import ROOT, Evidence, plain

@@ -19,7 +19,8 @@ from programme import folder_with, read_kept, shorten
 
 from geonorm.lab.runs.folder import slug
 from geonorm.lab.runs.records import Summary
-from geonorm.report.charts import Axis, Chart, Figure, figure
+from geonorm.report.charts import Axis, Chart, figure
+from geonorm.report.render import Figure
 from geonorm.report.style import Look, ramp, rate
 from geonorm.schemes import parse
 

@@ -49,7 +49,7 @@ class Result(ABC):
     def plot(
         self, figure: str | None = None, *, labels: Mapping[str, str] | None = None, size: Sequence[float] = ()
     ) -> Any:
-        """A figure or a single panel of the report (`report.charts.Figure`: shown by notebooks, .save("name.pdf")), the
+        """A figure or a single panel of the report (`report.render.Figure`: shown by notebooks, .save("name.pdf")), the
         first if none is named. labels: by series, the name to write; size: width and height inside the axes, in mm;
         with either it has neither title nor text, for papers. Raises GeonormError for a figure that is not there, or
         without what draws it."""

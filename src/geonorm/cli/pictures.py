@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ..lab.runs.folder import slug
 from ..norms import NormSpec
-from ..report.charts import Figure, Spec
+from ..report.charts import Spec
 from ..report.paths import draw_paths
+from ..report.render import Figure
 from ..schemes import Parts, Scheme, Site, advance, names, parse, read_at, write_at
 
 BLOCKS = (1, 4)

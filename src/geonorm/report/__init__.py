@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .charts import Figure
+    from .render import Figure
     from .study import Study
     from .style import Look
 
@@ -70,7 +70,7 @@ def draw(
     ...     list(geonorm.report.draw(folder))
     ['cosine', 'collapse', 'turn', 'speed', 'sphere']
     """
-    from .charts import Figure
+    from .render import Figure
 
     _, studies = _read(directory, only=panels, labels=labels or {}, size=size)
     return {name: Figure(spec) for study in studies for name, spec in study.figures().items()}
@@ -124,7 +124,7 @@ def _read(
 
 def _save(studies: Sequence[Study], out_dir: Path) -> None:
     """Write the figures of each study; several get a numbered folder each."""
-    from .charts import save_figures
+    from .render import save_figures
 
     for number, study in enumerate(studies, 1):
         save_figures(study.figures(), out_dir / f"{number}-{study.source}" if len(studies) > 1 else out_dir)

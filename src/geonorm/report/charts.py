@@ -1,5 +1,5 @@
 """Charts as data: layers that share two axes, in the grammar of Vega-Lite. One definition gives PNG, SVG, PDF and the
-picture in the page; vl-convert renders it, with no network and no browser.
+picture in the page (render.py).
 
 Altair is not used here: it writes the same dictionaries, through a validation that takes longer than the drawing, and
 brings four packages.
@@ -8,17 +8,12 @@ brings four packages.
 from __future__ import annotations
 
 import math
-import re
-import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
-from pathlib import Path
 from textwrap import wrap
 from typing import Any, NamedTuple
 
-from ..errors import GeonormError, unknown
-from .style import GREYS, Look, dark_rules
+from .style import GREYS, Look
 from .tables import cut_apart
 
 Spec = dict[str, Any]
@@ -303,12 +298,9 @@ class Chart:
         layers = []
         for series, y in spread_apart({s: (places[s], len(lines[s])) for s in ends}, self.height).items():
             look, text = self.looks[series], lines[series]
-            marker = (
-                MARKS["hollow" if look.hollow or marked[series] == "hollow" else "mark"] | {"shape": look.marker}
-                if series in marked
-                else MARKS["sample"]
-                | {"strokeDash": MARKS["dotted"]["strokeDash"] if series in dotted else dash_lengths(look)}
-            )
+            kind = "hollow" if look.hollow and series in marked else marked.get(series, "sample")
+            dash = MARKS["dotted"]["strokeDash"] if series in dotted else dash_lengths(look)
+            marker = MARKS[kind] | ({"strokeDash": dash} if kind == "sample" else {"shape": look.marker})
             layers += [label(series, marker | {"color": look.light, "x": self.width + 10, "y": y}),
                        label(series, LABEL | {"text": text, "x": self.width + 18, "y": y})]  # fmt: skip
         return layers
@@ -370,53 +362,3 @@ def figure(charts: Sequence[Chart], caption: str = "", columns: int = 2) -> Spec
     if caption:
         whole["title"] = {"text": wrap(caption, 80 * min(columns, len(parts))), "fontSize": 12, "fontWeight": "normal"}
     return whole | {"config": CONFIG}
-
-
-@dataclass(frozen=True, repr=False)
-class Figure:
-    """A figure that notebooks show. `spec` is its definition in Vega-Lite."""
-
-    spec: Spec
-
-    def _repr_svg_(self) -> str:
-        return svg(self.spec)
-
-    def save(self, path: str | Path) -> Path:
-        """Writes it as the ending of the path says: .png, .svg or .pdf."""
-        target = Path(path)
-        kind = target.suffix.removeprefix(".")
-        if kind not in RENDER:
-            raise GeonormError(unknown("ending", kind or target.name, RENDER))
-        target.write_bytes(RENDER[kind](svg(self.spec)))
-        return target
-
-
-DARK = f"@media (prefers-color-scheme:dark){{{dark_rules()}}}"
-RENDER: dict[str, Callable[[str], bytes]] = {
-    "png": lambda drawn: bytes(import_module("vl_convert").svg_to_png(drawn, scale=2)),
-    "svg": lambda drawn: drawn.replace(">", f"><style>{DARK}</style>", 1).encode(),
-    "pdf": lambda drawn: bytes(import_module("vl_convert").svg_to_pdf(drawn)),
-}
-"""Files of a figure from its SVG, by their ending."""
-
-
-def save_figures(figures: Mapping[str, Spec], folder: Path) -> None:
-    """Lay each figure out once, and write it as PNG, SVG and PDF."""
-    from ..lab.runs.folder import write_atomic
-
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, spec in figures.items():
-        drawn = svg(spec)
-        for kind, render in RENDER.items():
-            write_atomic(folder / f"{name}.{kind}", render(drawn))
-
-
-def svg(spec: Spec) -> str:
-    """The figure as SVG, the same text every time, and with ids that no other figure of a page has."""
-    import vl_convert
-
-    text = str(vl_convert.vegalite_to_svg(spec))
-    clips = {old: f"clip{new}" for new, old in enumerate(dict.fromkeys(re.findall(r'id="(clip\d+)"', text)))}
-    # Vega counts on from the last figure
-    text = re.sub(r"\bclip\d+\b", lambda match: clips.get(match[0], match[0]), text)
-    return re.sub(r"\bclip(\d+)\b", rf"clip{zlib.crc32(text.encode()):x}-\1", text) if clips else text

@@ -10,8 +10,9 @@ from importlib.resources import files
 from typing import Any
 from urllib.parse import quote
 
-from .charts import BETWEEN, CONFIG, Chart, svg
+from .charts import BETWEEN, CONFIG, Chart
 from .formats import write_csv
+from .render import svg
 from .study import Study
 from .style import Look, dark_rules
 from .terms import anchor, glossary, linked

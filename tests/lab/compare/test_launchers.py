@@ -16,7 +16,7 @@ from geonorm.cli.main import main
 from geonorm.lab.compare.clusters import SubmititExecutor
 from geonorm.lab.compare.executors import LocalExecutor
 from geonorm.lab.config import Runtime
-from geonorm.report.charts import save_figures
+from geonorm.report.render import save_figures
 
 from ...rows import each
 from ..conftest import results, small_config
