@@ -81,8 +81,7 @@ def main() -> None:
     about = {**environment.collect(torch.device("cpu")), "transformers": transformers.__version__}
     setting = {"batch": 1, "prompt": PROMPT, "tokens": options.tokens, "rounds": options.rounds}
     shapes = {shape: measure(shape, options.rounds, options.tokens) for shape in options.shapes}
-    results = {**about, **setting, "shapes": shapes}
-    options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    options.out.write_text(json.dumps({**about, **setting, "shapes": shapes}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -132,9 +132,9 @@ def answer() -> Spec:
         total = results["pools"][pool]
         dots = [(results["claims"][claim]["mean"], claim) for claim in total["claims"]]
         rows.append(Strip(text, total["verdict"], dots, total["mean"], total["low"], total["high"]))
-    one, names["one"] = results["claims"]["022-without"], "in neither, tuned apart"
+    one, names["tuned"] = results["claims"]["022-without"], "in neither, tuned apart"
     dots = [(gap, f"seed {seed}") for seed, gap in one["pairs"].items()]
-    rows.append(Strip(names["one"], one["verdict"], dots, one["mean"], one["low"], one["high"]))
+    rows.append(Strip(names["tuned"], one["verdict"], dots, one["mean"], one["low"], one["high"]))
     title = "GeoNorm − Pre-Norm in our recipe, by who has an embedding norm"
     note = "Mark: a setting, in the last row a seed. Tick: mean; bar: its 95 %. Tuned apart: the embedding's rate."
     look = dict.fromkeys(names.values(), looks(["geonorm"])["geonorm"])

@@ -49,8 +49,8 @@ def strips_of(
         row = book.values[name]
         text = plain_text(label(book.evidence.claims[name])) + (tokens(book.size(name)) if sizes else "")
         dots = [(gap, f"seed {seed}") for seed, gap in row["pairs"].items()]
-        look = add_look(looks, text, SETTING)
-        rows.append(Strip(look, book.difference(name), dots, row["mean"], row["low"], row["high"]))
+        ends = row["mean"], row["low"], row["high"]
+        rows.append(Strip(add_look(looks, text, SETTING), book.difference(name), dots, *ends))
     return rows
 
 

@@ -22,7 +22,7 @@ EMPTY_NAMES = set("found told said kept shown own made given asked".split())
 """Names that say nothing of what the thing is."""
 
 CEILINGS = {
-    "statements of src without the register": 16_830,
+    "statements of src without the register": 16_835,
     "statements of the register": 254,
     "statements per 1,000 lines of src": 541,
     "lines of tests": 24_506,

@@ -250,10 +250,9 @@ for name in geonorm.EXTRAS:
     assert [line.split(" needs ")[0] for line in told] == [f"geonorm.{name}" for name in geonorm.EXTRAS]
     for line, extra in zip(told, geonorm.EXTRAS.values(), strict=True):
         assert line.endswith(f": pip install 'geonorm[{extra}]'")
+    start = "from geonorm.cli.main import main; sys.exit(main(['compare']))"
     for absent, says in {"scipy": "this needs scipy", "fcntl": "runs and studies need Linux or macOS"}.items():
-        bare = (
-            f"import sys; sys.modules['{absent}'] = None; from geonorm.cli.main import main as m; exit(m(['compare']))"
-        )
+        bare = f"import sys; sys.modules['{absent}'] = None; {start}"
         ended = subprocess.run([sys.executable, "-c", bare], env=environment, capture_output=True, text=True)
         assert ended.returncode == 2 and ended.stderr.startswith(f"geonorm compare: {says}"), ended.stderr
 

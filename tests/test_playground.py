@@ -64,10 +64,11 @@ def test_one_step_is_the_scheme(javascript: Callable[[str], Any]) -> None:
 
 
 def test_a_law_from_a_link_is_read_and_never_run(javascript: Callable[[str], Any]) -> None:
-    unknown = {f"s = {text}": f"{text} is not known" for text in ("foo", "constructor")}
+    unknown = {f"s = {name}": f"{name} is not known" for name in ("foo", "constructor")} | {"s=r" + "+r" * 300: "long"}
     for text, problem in {**unknown, "s = r;alert(1)": "not understood", "r": "begins with s ="}.items():
         with pytest.raises(JSEvalException, match=f".*{problem}"):
             javascript(f"law({json.dumps(text)})")
+    assert javascript("law('s = pi <theta, A>, r’ = r').speed({c: 1})") == pytest.approx(np.pi)
 
 
 def test_the_latex_of_an_equation_has_the_terms_of_the_definition() -> None:

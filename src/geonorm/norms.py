@@ -63,8 +63,8 @@ class Norm(nn.Module):
 
     def reset_parameters(self) -> None:
         starts = {**self.scalars, "weight": 1.0, "bias": 0.0}
-        for name in starts.keys() & self._parameters.keys():
-            if (parameter := self._parameters[name]) is not None:
+        for name, parameter in self.named_parameters(recurse=False):
+            if name in starts:
                 nn.init.constant_(parameter, starts[name])
 
     def forward(self, x: Tensor) -> Tensor:

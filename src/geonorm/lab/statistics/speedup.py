@@ -21,7 +21,7 @@ from scipy.interpolate import PchipInterpolator
 from ..runs.ladder_records import LadderPoint, SpeedupRow, TrendRow
 from ..runs.records import Record, Summary
 from .comparison import aggregate, choose, significant
-from .moderated import Contrast, Estimate, contrast, find_wider, fit_prior, holm, moderate
+from .moderated import Contrast, Estimate, Prior, contrast, find_wider, fit_prior, holm, moderate
 from .synthesis import ZERO
 
 GRID = 256
@@ -290,33 +290,34 @@ def estimate(
     spreads = {place: float(np.var(values, ddof=1)) for place, values in enumerate(samples) if len(values) > 1}
     priors, scatter = {}, dict[int, tuple[float, float] | None]()
     for axis in set(along):
-        rows = [place for place in spreads if along[place] == axis]
-        dofs, variances = [len(samples[place]) - 1 for place in rows], [spreads[place] for place in rows]
-        priors[axis] = fit_prior(variances, dofs, [sizes[place] for place in rows])
-        scatter |= zip(rows, find_wider(variances, dofs), strict=True)
-    means: list[tuple[float | None, Contrast | None]] = []
-    for place, values in enumerate(samples):
-        n, line = len(values), lines[place] if lines else None
-        variance, df = spreads.get(place, 0.0), float(n - 1)
-        if (prior := priors[along[place]]) and n:
-            variance, df = moderate(variance, df, prior)
-        if line:
-            means.append((line.value, contrast(line, ZERO, line.df)))
-            scatter[place] = None
-        elif n:
-            mean = float(np.mean(values))
-            means.append((mean, contrast(Estimate(mean, variance / n, df), ZERO) if df > 0 else None))
-        else:
-            means.append((None, None))
-    adjusted = holm([None if interval is None else interval.p for _, interval in means])
+        places = [place for place in spreads if along[place] == axis]
+        dofs, variances = [len(samples[place]) - 1 for place in places], [spreads[place] for place in places]
+        priors[axis] = fit_prior(variances, dofs, [sizes[place] for place in places])
+        scatter |= zip(places, find_wider(variances, dofs), strict=True)
+    rows = zip(samples, lines or [None] * len(samples), along, strict=True)
+    means = [mean_over_seeds(values, line, priors[axis]) for values, line, axis in rows]
+    adjusted = holm([interval and interval.p for _, interval in means])
     estimates = []
     for place, (middle, interval) in enumerate(means):
         value = None if middle is None else transform(middle)
-        ends: tuple[float | None, float | None] = (None, None)
-        if interval is not None:
-            ends = (transform(interval.low), transform(interval.high))
-        wider = scatter.get(place)
+        low, high, p = (transform(interval.low), transform(interval.high), interval.p) if interval else [None] * 3
+        wider = None if lines and lines[place] else scatter.get(place)
         times = wider[0] if wider is not None and significant(wider[1]) else None
-        p = None if interval is None else interval.p
-        estimates.append(SeedEstimate(value, *ends, p, adjusted[place], times))
+        estimates.append(SeedEstimate(value, low, high, p, adjusted[place], times))
     return estimates
+
+
+def mean_over_seeds(
+    values: Sequence[float], line: Estimate | None, prior: Prior | None
+) -> tuple[float | None, Contrast | None]:
+    """The mean of a row with its interval, or those of its line; None for what its seeds do not say."""
+    n = len(values)
+    if line:
+        return line.value, contrast(line, ZERO, line.df)
+    if n == 0:
+        return None, None
+    variance, df = (float(np.var(values, ddof=1)), n - 1.0) if n > 1 else (0.0, 0.0)
+    if prior:
+        variance, df = moderate(variance, df, prior)
+    mean = float(np.mean(values))
+    return mean, contrast(Estimate(mean, variance / n, df), ZERO) if df > 0 else None
