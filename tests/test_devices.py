@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from geonorm.devices import pick_device, subnormals_as_zero
+from geonorm.devices import machine_here, pick_device, subnormals_as_zero
 from geonorm.errors import ConfigError
 from geonorm.schemes import parse
 
@@ -12,6 +12,7 @@ def test_a_gpu_that_is_not_there_is_refused_by_its_number(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert pick_device("cuda") == torch.device("cuda") and pick_device("cuda:1") == torch.device("cuda:1")
+    assert machine_here(torch.device("cpu"), 2).memory == machine_here(torch.device("cpu")).memory / 2 > 0
     with pytest.raises(ConfigError, match="device 'cuda:2' is asked for, but the last GPU here is cuda:1"):
         pick_device("cuda:2")
 

@@ -118,6 +118,7 @@ def test_a_file_does_not_start_what_runs_code(command: str, settings: dict[str, 
     with pytest.raises(ConfigError, match=rf"settings.yaml would run code: say {said[0]} on the command line"):
         read(kind, "geonorm", words)
     assert read(kind, "geonorm", [*words, *said]) == from_dict(kind, settings, typed=True)
+    assert read(kind, "geonorm", [*words, *said, "--out=~/x"]).out == str(Path.home() / "x")
 
 
 def test_another_launcher_goes_on_with_the_settings_of_one() -> None:

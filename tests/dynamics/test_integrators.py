@@ -60,6 +60,14 @@ def test_mix_switches_on_time_and_runs_on_beyond_its_depth() -> None:
     torch.testing.assert_close(in_log_time, expected, rtol=0, atol=1e-8)
 
 
+def test_what_all_particles_share_is_followed_to_the_tolerance() -> None:
+    flow = Flow("post", random_attention(4, seed=1))
+    x = flow.start(uniform(1, 4))
+    with torch.no_grad():
+        *_, (_, small_steps) = integrate(flow, x, [step / 50 for step in range(1, 101)])
+    torch.testing.assert_close(end(flow, x, 2.0), small_steps, rtol=0, atol=1e-7)
+
+
 def test_causal_particles_do_not_see_what_follows() -> None:
     flow = Flow("post", Attention(beta=1.0, causal=True))
     e = uniform(6, 4)

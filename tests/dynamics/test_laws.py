@@ -68,6 +68,9 @@ def test_cones_are_cones_and_the_rest_has_its_moments() -> None:
         cosine = x @ x.mT
         assert cosine.min() >= 1 - delta - 1e-12 and cosine.min() < 1 - 0.3 * delta
         torch.testing.assert_close(x.norm(dim=-1), torch.ones(2, 40, dtype=F64))
+    narrow = d.cone(4000, 3, 0.01)[0]  # as in a flat disc, whose points are 2/3 from its middle
+    away = (narrow - narrow.mean(0)).norm(dim=-1) / 0.005**0.5
+    assert away.mean() == pytest.approx(2 / 3, rel=0.02)
     u, g = d.uniform(4000, 6), d.gaussian(4000, 6)
     assert (u.norm(dim=-1) - 1).abs().max() < 1e-14 and u.mean(1).norm() < 0.05
     assert abs(g.square().sum(-1).mean() - 1) < 0.05 and g.norm(dim=-1).std() > 0.2

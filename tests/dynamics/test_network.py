@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import geonorm
@@ -37,6 +38,8 @@ def test_a_network_of_particles_is_a_decoder(scheme: str, changes: dict[str, Any
     rule = parse(scheme)
     sublayers = fields.build_sublayers(config, rule, 3, torch.device("cpu"))
     model = Decoder(fields.describe_network(config, rule)).double()
+    first = [next(iter(field.make(0).branch.children())).weight[0] for _, field in sublayers]  # type: ignore
+    assert config.mlp is None or F.cosine_similarity(*first, dim=0) < 0.99, "drawn apart"
     for layer, block in enumerate(model.blocks):
         for kind, field in sublayers:
             assert isinstance(field, Fresh)

@@ -80,7 +80,15 @@ def test_how_fast_uniform_tokens_turn_at_first_stands_beside_theory() -> None:
     for row in simulation.summary["schemes"]:
         assert row["initial_turn"] == pytest.approx(row["initial_turn_predicted"], rel=0.05)
     assert "|θ'|(0)" in text_of(simulation)
-    assert small(init="uniform").summary["schemes"][0]["initial_turn_predicted"] is None  # too few dimensions
+    for few in ({}, {"dim": 64, "beta": 8.0}):  # dimensions, for this temperature too
+        assert small(init="uniform", **few).summary["schemes"][0]["initial_turn_predicted"] is None
+
+
+def test_a_collapse_time_is_of_all_seeds_or_none() -> None:
+    same = dict.fromkeys(("angle", "cos_pair", "speed", "radius"), 1.0)
+    seeds = [[{"time": float(t), "gap": gap**t, **same} for t in range(3)] for gap in (0.9, 0.05)]
+    rows = [module.summarize_scheme(by_seed, {}, module.Law("early")) for by_seed in (seeds, seeds[1:])]
+    assert [(row["collapse_time"] is None, row["collapsed"]) for row in rows] == [(True, 1), (False, 1)]
 
 
 def test_predictions_are_of_this_system_or_none() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from geonorm import hf
 from geonorm.errors import ConfigError
 from geonorm.hf.block import Exit
+from geonorm.hf.tiny import default_config, tiny
 from geonorm.measure.observe import stacks_of
 from geonorm.residual import Residual
 
@@ -217,6 +218,10 @@ def test_frozen_norms_stay_frozen_and_new_parts_train(tiny_model: Tiny) -> None:
     model.model.layers[1].input_layernorm.requires_grad_(True)
     report = hf.apply(model, "pre(entry=embedding)")
     assert [p.requires_grad for p in model.parameters()].count(True) == 1
+    gemma: Any = tiny(default_config("gemma4_text"))
+    hf.apply(gemma, hf.scheme_of(gemma))
+    scalars = [p.requires_grad for name, p in gemma.named_parameters() if name.endswith(".scalar")]
+    assert scalars and not any(scalars), "its scalars are buffers"
 
 
 @torch.no_grad()

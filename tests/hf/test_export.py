@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import os
 import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ import transformers
 
 from geonorm import Decoder, DecoderConfig, elsewhere, hf, names
 from geonorm.cli.main import main
-from geonorm.errors import ConfigError, UntrustedCode
+from geonorm.errors import CheckpointError, ConfigError, UntrustedCode
 from geonorm.hf.export import fast_tokenizer
 from geonorm.hf.remote import modeling_source
 from geonorm.lab.data import NO_TEXT, load_tokenizer
@@ -102,6 +104,10 @@ def test_a_token_for_padding_is_apart_from_the_end(tmp_path: Path) -> None:
             assert (found["pad_token_id"], found["eos_token_id"], found["bos_token_id"]) == (257, 256, 256)
         assert transformers.AutoTokenizer.from_pretrained(to).pad_token == "<|padding|>"
         assert len({path.stat().st_mode for path in to.iterdir()}) == 1
+    with pytest.raises(CheckpointError, match="cannot write"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "replace", Mock(side_effect=OSError(28, "No space left on device")))
+        hf.export(decoder, text, 256, tmp_path / "full")
+    assert {path.name for path in tmp_path.iterdir()} == {"geonorm", "llama"}
     stock = hf.export(decoder, json.dumps(tokenizer), 256, tmp_path / "stock", layout="llama")
     assert json.loads((stock / "config.json").read_text())["pad_token_id"] is None
 

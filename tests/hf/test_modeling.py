@@ -18,7 +18,7 @@ from ..rows import each
 EVERY = [*names(), "mix(ngpt, geonorm, share=0.5)", "pre(entry=embedding)", "geonorm(learn=affine, final=none)"]
 SOME = ["geonorm", "pre", "ngpt", "residual_dual", "hyper", "hybrid"]
 GPT2 = {"norm": "layer", "norm_bias": False, "norm_eps": 1e-5, "mlp": "gelu_tanh", "bias": True}
-WINDOWS = ({"sliding_window": 4}, {"sliding_window": 4, "full_every": 2})
+WINDOWS = ({"attention_dropout": 0.5}, {"sliding_window": 4}, {"sliding_window": 4, "full_every": 2})
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tied": {"tie_word_embeddings": True},
     "gelu with biases": {"mlp": "gelu", "bias": True},
@@ -200,6 +200,8 @@ def test_half_precision_keeps_the_stream_wide(build: Any, ids: Any) -> None:
 def test_embeddings_grow(scheme: str, tied: bool, build: Any, ids: Any, tmp_path: Path) -> None:
     model = build(scheme, tie_word_embeddings=tied)
     with torch.no_grad():
+        for scale in model.logits_slot.parameters() if model.logits_slot else ():
+            scale *= 1 + torch.arange(len(scale)) / 99
         before = model(ids).logits
         model.resize_token_embeddings(70)
         after = model(ids).logits

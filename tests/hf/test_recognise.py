@@ -16,7 +16,7 @@ from geonorm import hf, probe
 from geonorm.errors import ConfigError
 from geonorm.hf.tiny import default_config, tiny
 from geonorm.measure.anatomy import FAMILIES, bert
-from geonorm.measure.recognise import recognise
+from geonorm.measure.recognise import recognise, stack_of
 from geonorm.schemes import enter_as, find, names, parse
 from geonorm.schemes.registry import name_of
 
@@ -245,6 +245,14 @@ def test_another_factor_is_another_rule(family: str, factor: float, monkeypatch:
     monkeypatch.setattr(home, name, wrong)
     with pytest.raises(ConfigError, match=r"rebuilt under|leave in another way|changes the stream"):
         hf.scheme_of(built(family))
+
+
+def test_a_factor_that_has_been_changed_is_seen(tiny_model: Any) -> None:
+    model = copy.deepcopy(tiny_model("granite")[0])
+    for factor in (0.22, 0.5):
+        for layer in model.model.layers:
+            layer.residual_multiplier = factor
+        assert stack_of(model).sublayers[0].branches[0].scale == factor
 
 
 @each("family, streams", [("hy_v4", 4), ("qwen4_exp_text", 4), ("inkling2_text", 3)])

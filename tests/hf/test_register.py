@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import geonorm
 
@@ -89,6 +90,8 @@ def test_what_a_layer_scalar_leaves(tmp_path: Path) -> None:
         for norm in (layer.post_attention_layernorm, layer.post_feedforward_layernorm):
             norm.weight.data.fill_(1.0)
     model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({**tensors, "vision_tower.layers.0.layer_scalar": torch.ones(1)}, tmp_path / "model.safetensors")
     shares = [1.0]
     for number in range(4):
         shares = [(0.5 + 0.1 * number) ** 2 * share for share in (*shares, 1.0, 1.0)]

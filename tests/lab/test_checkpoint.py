@@ -48,6 +48,7 @@ def weights(path: Path, kinds: str = "model") -> dict[str, torch.Tensor]:
 def test_another_model_is_named_and_nothing_changes(tmp_path: Path) -> None:
     for step in (4, 1, 2):
         save(tmp_path, step)
+    assert (tmp_path / "step-2/model.safetensors").stat().st_mode & 0o777 == 0o666 & ~storage.UMASK
     assert checkpoint.saved_steps(tmp_path) == [2], "older ones go, and later ones, of steps that were taken back"
     other = Decoder(DecoderConfig(**{**vars(SMALL), "hidden": 8}))
     before = {name: value.clone() for name, value in other.state_dict().items()}
@@ -56,9 +57,28 @@ def test_another_model_is_named_and_nothing_changes(tmp_path: Path) -> None:
     assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
 
 
+def test_a_checkpoint_has_its_name_when_all_is_on_the_disk(train: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    """Its rows before its files, these before its name; a power cut leaves no name without content."""
+    calls, replace = list[str](), os.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: calls.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name))
+    monkeypatch.setattr(os, "replace", lambda old, new: calls.append(f"-> {Path(new).name}") or replace(old, new))
+    assert train(tmp_path / "run", "--steps", 1).status == 0
+    files = [f"{kind}.safetensors" for kind in ("model", "optimizer", "random")]
+    saved = ["metrics.jsonl", "trace.jsonl", "norms.jsonl", *files, "state.json", ".step-1", "-> step-1", "checkpoints"]
+    begin = calls.index("metrics.jsonl")
+    assert calls[begin : begin + len(saved)] == saved
+    assert calls[-2].startswith(".summary.json.") and calls[-1] == "-> summary.json"
+
+
 def test_what_a_checkpoint_lacks_is_said(tmp_path: Path) -> None:
     model, path = Decoder(SMALL), save(tmp_path, 2)
-    os.mkfifo(path / "pipe")
+    with pytest.raises(CheckpointError, match="it says step 2"):
+        checkpoint.load_checkpoint(path.rename(tmp_path / "step-3"), model)
+    os.mkfifo((tmp_path / "step-3").rename(path) / "pipe")
+    content = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(CheckpointError, match=r"the checksum of model\.safetensors differs"):
+        checkpoint.load_checkpoint(path, model)
     with pytest.raises(DataError, match="not a regular file"):
         storage.checksum(path / "pipe")
     (path / "state.json").write_text("{}")

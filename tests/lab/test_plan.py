@@ -102,6 +102,8 @@ def test_a_plan_reads_as_written_out_by_hand() -> None:
     assert found["flops_per_token"] == 6 * (found["matmul_parameters"] - 50304 * 1024) + 6 * 24 * 1024 * 1024
     # scales of heads are laid out like a matrix and multiply no vectors
     assert len({plan(TrainConfig(scheme=name))["flops_per_token"] for name in ("pre", "ngpt", "angpt")}) == 1
+    masked = plan(TrainConfig(preset="350m", scheme="pre", model=Model(window=512, full_every=2)), 1, "50/72")
+    assert masked["flops_per_token"] - found["flops_per_token"] == 6 * 12 * 1024 * 1024, "a mask over all scores"
     assert found["parallel"] == "ddp" and found["micro_batch"] == 8
     memory = found["memory"]
     assert (memory["parameters"], memory["gradients"], memory["optimizer"]) == (4 * count, 4 * count, 8 * count)
@@ -121,11 +123,14 @@ def test_sharding_divides_what_it_shards() -> None:
     one = plan(TrainConfig(preset="350m", batch_size=64, runtime=runtime), 8)
     count = one["parameters"]
     assert one["memory"]["optimizer"] == count and one["memory"]["parameters"] == count // 2
+    held = sum(one["memory"].values()) - one["memory"]["gradients"]  # where the head begins its backward pass
+    assert one["peak_bytes"] == pytest.approx(held, rel=1e-6)
     assert one["memory"]["weight_copies"] < 2**23 < one["memory"]["gathered"]  # only the tables of RoPE
     two = plan(TrainConfig(preset="350m", batch_size=64, runtime=Runtime(parallel="hsdp")), 16)
     assert two["memory"]["parameters"] == count // 2 and two["ranks_of_a_copy"] == 8
     split = plan(TrainConfig(preset="350m", batch_size=64, runtime=Runtime(parallel="fsdp"), micro_batch=3), 8)
     assert split["micro_batch"] == 2 and split["accumulate"] == 4
+    assert split["largest_batch"] == split["largest_micro_batch"] * 8 * 4
 
 
 @each("shape", [{"tied": True}, {"kv_heads": 2}, {"scheme": "mhc"}, {"scheme": "nag"}, {"norm": "gated"}])
@@ -151,6 +156,9 @@ def test_largest_batch_is_the_largest() -> None:
         peaks = [plan(replace(config, batch_size=size))["peak_bytes"] for size in (most, most + 1)]
         assert peaks[0] <= limit * 2**30 < peaks[1]
     assert plan(config, machine="1/0.001")["largest_batch"] == 0
+    auto = plan(many := TrainConfig(preset="nano", batch_size=512), machine=f"1/{limit}")
+    fixed = plan(replace(many, micro_batch=auto["micro_batch"]), machine=f"1/{limit}")
+    assert auto["peak_bytes"] == fixed["peak_bytes"] <= limit * 2**30 and auto["accumulate"] > 1
 
 
 def test_text_and_json_say_the_same(call: Any) -> None:

@@ -119,6 +119,15 @@ def test_the_second_half_is_that_of_each_stack() -> None:
     assert lab.ProbeResult("m", 1, 0.0, ablation=rows).summary()["second_half_share"] == (4 + 8) / 16
 
 
+def test_blocks_are_left_out_on_the_first_batches_alone(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = list[int]()
+    monkeypatch.setattr(lab, "ablation", lambda probed, batches, report: (lengths.append(len(batches)), []))
+    monkeypatch.setattr(lab, "ABLATION_TOKENS", 30)
+    model, inputs = tiny_model("llama")
+    geonorm.probe(model, [inputs["input_ids"]] * 5, ablate_blocks=True)  # of 18 tokens each
+    assert lengths == [2]
+
+
 def test_our_own_run(train: Any, text: Path, tmp_path: Path, capsys: Any) -> None:
     run, out = tmp_path / "run", tmp_path / "out"
     assert train(run, "--scheme", "geonorm", "--model.layers", 3, "--steps", 2).status == 0
@@ -160,6 +169,8 @@ def test_the_beginning_of_a_text_is_never_masked() -> None:
     )
     assert (masked["input_ids"][:, 0] == 0).all() and (masked["labels"][:, 0] == -100).all()
     assert all(torch.equal(masked[name][:, 1:], plain[name]) for name in ("input_ids", "labels"))
+    parts = [part["labels"] for part in probe_inputs.masked_batches(opened, text.split(7), False)]
+    assert torch.equal(torch.cat(parts), plain["labels"])
 
 
 @each("scheme", ["mix(post, geonorm, share=0.5)", "mix(pre, post, share=0.25)", "geonorm(decay=sqrt)"])

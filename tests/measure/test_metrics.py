@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from geonorm.measure.accumulate import SiteMeasure
-from geonorm.measure.metrics import effective_ranks, null_directions, pool_spreads, principal
+from geonorm.measure.metrics import effective_ranks, null_directions, pool_spreads, principal, sample_measures
 
 from ..rows import each
 
@@ -113,6 +113,8 @@ def test_the_principal_direction_is_that_of_the_singular_values(tokens: int, dim
     row = principal(7 * rows)
     assert row["cos_principal"] == pytest.approx((unit @ top).abs().mean().item(), rel=1e-9)
     assert row["cos_ones_principal"] == pytest.approx(abs(top.sum().item()) / dim**0.5, rel=1e-7)
+    massive = [sample_measures(size * rows, 2000 * size)["massive"] for size in (0.04, 40.0)]
+    assert massive == [False, True]
     assert principal(torch.zeros(3, 5)) == {"cos_principal": 0.0, "cos_ones_principal": 0.0}
 
 

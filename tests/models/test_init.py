@@ -12,7 +12,7 @@ from geonorm import Decoder, DecoderConfig, Residual, Site, names
 from geonorm.errors import ConfigError
 from geonorm.lab.config import RATED, Optim
 from geonorm.models import VisionConfig, VisionTransformer
-from geonorm.models.init import ROLES, SHARED_ROLES, linear, parameter_groups, parameter_roles
+from geonorm.models.init import ROLES, SHARED_ROLES, decays, linear, parameter_groups, parameter_roles
 
 SHAPE: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "hidden": 16, "vocab_size": 32, "context": 8}
 
@@ -28,6 +28,7 @@ def test_roles_are_those_of_the_models_own_table() -> None:
                 assert found[name] == table.get(id(parameter), "gain"), f"{scheme}: {name}"
     found = parameter_roles(VisionTransformer(VisionConfig("pre", 1, 8, positions="learned")))
     assert (found["class_token.weight"], found["position.weight"]) == ("class_token", "position")
+    assert set(filter(decays, ROLES)) == {"patch", *"qkvo", "up", "gate", "down", "head", "transform"}
 
 
 def test_rates_and_decay_go_by_role() -> None:

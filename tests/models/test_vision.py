@@ -31,6 +31,8 @@ def pixels(rows: int = 3) -> torch.Tensor:
 def test_every_parameter_has_a_gradient_under_any_scheme(scheme: str, changes: dict[str, Any]) -> None:
     model = tiny(scheme=scheme, **changes)
     logits = model(pixels())
+    if scheme == "ngpt":
+        torch.testing.assert_close(model.patch.weight.norm(dim=0), torch.ones(48).double())
     assert logits.shape == (3, 5)
     targets = torch.tensor([1, -100, 4])
     loss = model.loss(pixels(), targets)

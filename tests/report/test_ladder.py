@@ -15,6 +15,7 @@ from geonorm.errors import GeonormError
 from geonorm.lab.load import Ladder
 from geonorm.lab.runs.records import Summary
 from geonorm.lab.statistics.speedup import judge_ladder
+from geonorm.report.checks import list_other_sizes
 from geonorm.report.ladder import SavedLadder
 
 SPEED = {"pre": 1.0, "geonorm": 1.3, "./mine.py:Soft<Post": 0.8, "far": 100.0}
@@ -45,14 +46,15 @@ def write(folder: Path, sizes: dict[str, int], budgets: list[int], seeds: int = 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("ladder") / "mine", {"d3w48": 180_000, "d4w64": 330_000}, [5, 10, 20, 40])
+    return write(tmp_path_factory.mktemp("ladder") / "<b>", {"d3w48": 180_000, "d4w64": 330_000}, [5, 10, 20, 40])
 
 
-def test_the_page_begins_with_what_was_found(saved: Path, tmp_path: Path) -> None:
+def test_the_page_begins_with_what_was_found(saved: Path, comparison_dir: Path, tmp_path: Path) -> None:
     page = report.build([saved], tmp_path / "page.html", figures=tmp_path / "figures").read_text()
     head, body = page.split("<nav", 1)
     assert "geonorm against pre at 330k parameters and 13.2M tokens: speed-up 1.28 (1.27 to 1.30) in tokens" in head
     assert "Soft&lt;Post" in page and "Soft<Post" not in page
+    assert "<b>" not in page + report.build([saved, comparison_dir], tmp_path / "both.html").read_text()
     assert "far against pre at 330k parameters and 13.2M tokens: a speed-up of more than 8" in head
     assert head.count("geonorm against pre") == 1 and "; 1.29 (1.27 to 1.30) at 180k." in head
     for section in ("Effective speed-up", "Slope of the difference", "What limits this ladder"):
@@ -122,6 +124,7 @@ def test_sizes_are_ordered_and_compared_by_parameters(saved: Path, tmp_path: Pat
     for row in ladder.ladder.points:
         row.own_parameters = row.parameters * (2 if row.scheme == "geonorm" else 1)
     assert f"geonorm {larger}" in ladder.limits()
+    assert list_other_sizes([("a", 99, 100), ("a", 95, 100)], "b") == ["a has up to 5 % fewer parameters than b."]
 
 
 def test_limits_of_a_ladder_are_those_of_runs_too(tmp_path: Path) -> None:

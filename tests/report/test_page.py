@@ -1,6 +1,7 @@
 """The page and the other formats: complete, self-contained, escaped, and honest about what is missing."""
 
 import csv
+import json
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -118,8 +119,10 @@ def test_a_paper_has_panels_labels_and_sizes_of_its_own(comparison_dir: Path, tm
 def test_a_hostile_scheme_stays_text(make_run: MakeRun, tmp_path: Path) -> None:
     hostile = '</title><script>alert("1")</script><svg onload=alert(2)>\'|$x$'
     for seed in range(2):
-        make_run("pre", seed)
-        make_run(hostile, seed)
+        for run in make_run("pre", seed), make_run(hostile, seed, paper_recipe={hostile: 1}):
+            for name, text in ("config.yaml", "books-small"), ("environment.json", '"cpu"'):
+                (run / name).write_text((run / name).read_text().replace(text, json.dumps(hostile)))
+    (tmp_path / "results.json").write_text(json.dumps({"command": ["geonorm", hostile]}))
     page = Page(build(tmp_path, tmp_path / "report.html"))
     assert [tag for tag, _ in page.tags].count("script") == 1 and not any("onload" in attrs for _, attrs in page.tags)
     assert hostile in page.text and any(hostile in tip for tip in page.values("data-tip"))
@@ -167,10 +170,14 @@ def test_names_are_no_commands_and_folders_of_this_machine_stay_here(tmp_path: P
     tex = build(folder, tmp_path / "r.tex", format="latex").read_bytes()
     assert b"\r" not in tex and b"\n% a \\input{b}" in tex
     assert ",'=pre," in build(folder, tmp_path / "r.csv", format="csv").read_text()
-    page = build(folder, tmp_path / "r.html").read_text()
-    assert str(tmp_path) not in page and "data: my.txt" in page
-    cells = {"=1": "'=1", "@a": "'@a", "\t=1": "'\t=1", "-x": "'-x", "-1.5e-3": "-1.5e-3", "+2": "+2", "pre": "pre"}
-    assert {text: formats.as_text(text) for text in cells} == cells and formats.as_text(-1.5) == -1.5
+    other = write_run(tmp_path / "c", run_summary(f"{tmp_path}/mine.py:Mine", 0))
+    assert str(tmp_path) not in (page := build(folder, tmp_path / "r.html").read_text()) and "data: my.txt" in page
+    numbers = re.findall(r"data:text/csv,[^\"]*", build([folder, other], tmp_path / "r.html").read_text())
+    assert numbers and str(tmp_path) not in unquote("".join(numbers))
+    for text in "=1", " =1", "@a", "\t=1", "-x":
+        assert formats.as_text(text) == f"'{text}"
+    for same in "-1.5e-3", "+2", "pre", -1.5:
+        assert formats.as_text(same) == same
 
 
 def test_the_terminal_has_the_table_the_sentences_and_the_limits_of_the_page(comparison_dir: Path) -> None:

@@ -29,7 +29,7 @@ def test_each_panel_names_the_series_that_it_has() -> None:
 
 def test_the_csv_has_numbers_and_damage_is_one_line(tmp_path: Path) -> None:
     shape = geonorm.DecoderConfig(scheme="pre", layers=4, width=16, heads=2, hidden=16, vocab_size=32)
-    found = geonorm.probe(geonorm.Decoder(shape), torch.randint(0, 32, (4, 16)))
+    found = geonorm.probe(geonorm.Decoder(shape), torch.randint(0, 32, (4, 16)), ablate_blocks=True)
     save(tmp_path / "probe", {}, {}, probe_files([found]))
     with open(build(tmp_path / "probe", tmp_path / "p.csv", format="csv")) as file:
         (row,) = csv.DictReader(file)
@@ -38,6 +38,7 @@ def test_the_csv_has_numbers_and_damage_is_one_line(tmp_path: Path) -> None:
     assert float(row["power_low"]) <= float(row["power_of_t"]) <= float(row["power_high"])
     study = SavedProbe.load(tmp_path / "probe")
     titles, _ = study.tables()["Means"]
+    assert [row["t"] for row in study.single_blocks(study.names[0])] == [1, 2, 3, 4], "pairs are no single blocks"
     assert len(set(titles)) == len(titles) and study.keys == {study.names[0]: "pre"}
     (tmp_path / "probe" / "trace.jsonl").write_text("3\n")
     with pytest.raises(GeonormError, match=r"is damaged: trace\.jsonl holds no JSON object; the same geonorm probe"):

@@ -69,14 +69,14 @@ def test_ends_on_the_unit_sphere(name: str) -> None:
 
 @each("name", names())
 def test_initial_standard_deviations(name: str) -> None:
-    for site in SITES:
+    for site in (*SITES, Site(0, "mlp", DEPTH, 3)):
         scheme = parse(name).resolve(site)
         for role in ROLES:
             factor = 1.0
             if name == "deepnorm" and role in ("v", "o", "up", "gate", "down"):
-                factor = (8 * DEPTH) ** -0.25
+                factor = (4 * site.sublayers * DEPTH) ** -0.25
             if name in ("sandwich", "hybrid") and role in ("o", "down"):
-                factor = (2 * DEPTH) ** -0.5
+                factor = (site.sublayers * DEPTH) ** -0.5
             expected = 0.02 * factor
             assert scheme.init_std(role, 64, 32, site, 0.02) == pytest.approx(expected, rel=1e-12), role
 

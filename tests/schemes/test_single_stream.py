@@ -59,7 +59,7 @@ def test_layerscale_starts_by_depth(depth: int, start: float) -> None:
     for text, expected in (("layerscale", start), ("layerscale(start=0.3)", 0.3)):
         own = Parts(parse(text), Site(1, "attn", depth), NormSpec("rms", DIM))
         scale = dict(own.named_parameters())["scale.weight"]
-        torch.testing.assert_close(scale.detach(), torch.full((DIM,), expected))
+        torch.testing.assert_close(scale.detach(), torch.full((DIM,), expected), rtol=1e-6, atol=0)
         nn.init.zeros_(scale)
         own.reset_parameters()
         torch.testing.assert_close(scale.detach(), torch.full((DIM,), expected))

@@ -40,7 +40,7 @@ def test_every_registered_scheme_has_an_equation_here() -> None:
     assert set(EQUATIONS) == set(names())
 
 
-@each("site", SITES)
+@each("site", [*SITES, Site(0, "attn", DEPTH, 3)])
 @each("name", EQUATIONS)
 def test_residual_is_the_same_layer(name: str, site: Site) -> None:
     residual = Residual(Bend(), name, site, DIM, eps=EPS)

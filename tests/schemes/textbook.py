@@ -203,8 +203,8 @@ EQUATIONS: dict[str, Equation] = {
     "peri": lambda x, f, p, s: x + norm(f(norm(x, p["input.weight"])), p["output.weight"]),
     "olmo2": lambda x, f, p, s: x + norm(f(x), p["output.weight"]),
     "sandwich": lambda x, f, p, s: x + norm(f(norm(x, p["input.weight"])), p["output.weight"]),
-    "deepnorm": lambda x, f, p, s: norm((2 * s.depth) ** 0.25 * x + f(x), p["stream.weight"]),
-    "keel": lambda x, f, p, s: norm(2 * s.depth * x + f(norm(x, p["input.weight"])), p["stream.weight"]),
+    "deepnorm": lambda x, f, p, s: norm((s.sublayers * s.depth) ** 0.25 * x + f(x), p["stream.weight"]),
+    "keel": lambda x, f, p, s: norm(s.sublayers * s.depth * x + f(norm(x, p["input.weight"])), p["stream.weight"]),
     "lns": lambda x, f, p, s: x + f(norm(x, p["input.weight"]) / (s.layer + 1) ** 0.5),
     "sqrt": lambda x, f, p, s: norm(x + f(x) / (s.layer + 1) ** 0.5, p["stream.weight"]),
     "mix": lambda x, f, p, s: EQUATIONS["post" if s.layer < 1 else "pre"](x, f, p, s),  # floor(6 / 4) = 1

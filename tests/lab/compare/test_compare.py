@@ -21,7 +21,7 @@ from geonorm.lab.runs.folder import read_rows, slug, write_json
 from geonorm.schemes import parse
 
 from ...rows import each
-from ..conftest import results, summary as read_summary
+from ..conftest import results, small_config, summary as read_summary
 
 ROW = set("scheme n lr val_loss_mean val_loss_std difference difference_low difference_high".split())
 BUILD = report.build
@@ -170,6 +170,13 @@ def test_a_rate_of_a_recipe_is_not_tuned(
     assert compare(tmp_path / "out", *words).status == 0
     runs = results(tmp_path / "out")["runs"]
     assert [run["lr"] for run in runs if run["scheme"] == "post"] == [1e-3] and len(runs) == 4
+
+
+@each("status", ["finished", "diverged", "interrupted", "failed"])
+def test_a_divergence_is_a_result_too(status: str, text: Path, tmp_path: Path) -> None:
+    config = small_config(text, out=str(tmp_path))
+    write_json(tmp_path / "summary.json", team.outcome(config).row() | {"status": status})
+    assert team.done(config) is (status in ("finished", "diverged"))
 
 
 def test_names_of_runs_are_files_and_unique() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from geonorm import report
 from geonorm.cli.main import main
@@ -33,6 +34,20 @@ def test_processes_import_nothing_of_the_working_directory(
     found = call("compare", *tiny, "--out", "out", "--schemes", "rule_in_folder:Own", "--seeds", 1, "--steps", 1)
     assert found.status == 0, found.err
     assert not (tmp_path / "it-ran").exists() and len(list((tmp_path / "out" / "runs").iterdir())) == 1
+
+
+@each("visible, wanted", [("4,7", "474"), ("", "010")])
+def test_a_run_has_one_of_the_gpus_that_are_this_process_s(
+    visible: str, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[str]()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, env, **more: seen.append(env["CUDA_VISIBLE_DEVICES"]))
+    executor = LocalExecutor(tmp_path, Runtime(), 3, print, False)
+    for place in range(3):
+        executor.start(small_config(tmp_path / "text.txt", out=str(tmp_path / f"{place}")), place)
+    assert "".join(seen) == wanted
 
 
 @pytest.fixture

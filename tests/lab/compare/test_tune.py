@@ -6,7 +6,7 @@ from math import inf, isclose, log, sqrt
 from typing import Any
 
 from geonorm.lab.compare.config import CompareConfig
-from geonorm.lab.compare.tune import Rates, missing_rates, run_config, tune
+from geonorm.lab.compare.tune import Rates, best_rates, missing_rates, run_config, tune
 from geonorm.lab.config import TUNING_SEED, Optim, TrainConfig, phase_of
 from geonorm.lab.runs.records import Summary
 
@@ -102,4 +102,5 @@ def test_the_embedding_is_tuned_apart_where_it_is_named(start: float, best: floa
 def test_a_rate_that_is_nearly_there_is_not_tried_again() -> None:
     assert missing_rates({1e-3: 2.0, 1.45e-3: 2.1, 0.7e-3: 2.1, 2.1e-3: 3.0, 0.52e-3: 3.0}, [1e-3]) == []
     assert missing_rates({}, [1e-3, 2e-3]) == [1e-3, 2e-3]
+    assert best_rates({Rates(2e-3): 2.0, Rates(1e-3): 2.0}) == Rates(1e-3)
     assert missing_rates({1e-3: 2.0, 1.2e-3: inf}, [1e-3]) == [5e-4, 7.07e-4], "none above one that diverged"

@@ -85,6 +85,9 @@ def test_a_mixture_is_drawn_by_weights_from_texts_without_repetition():
         assert (np.sort(epochs, axis=1) == np.arange(size)).all()
     assert torch.equal(Batches(tokens, 500, 10, seed=1).at(3, slice(7, 9))[0], rows[1507:1509])
     assert not torch.equal(Batches(tokens, 500, 10, seed=2).at(0)[0], rows[:500])
+    twins = Batches(TokenFiles([texts[0], texts[0] + 1], (1.0, 1.0)), 2, 10, seed=1)
+    one, two = ([n for text, n in map(twins.place, range(200)) if text is each][:50] for each in twins.texts)
+    assert one != two, "texts of one length have orders of their own"
 
 
 def test_too_little_data_is_one_line():
@@ -153,6 +156,8 @@ def test_bits_are_what_they_always_were() -> None:
     """A run that is resumed under another numpy masks what it would have masked."""
     ids, targets = (part[0] for part in MASKED.pairs(np.arange(21)[None], [7], seed=5))
     assert targets[targets != IGNORED].tolist() == [1, 8, 14] and ids[[1, 8, 14]].tolist() == [99, 99, 99]
+    ((_, held_out),) = validation_batches(np.arange(21), 1, 20, objective=MASKED)
+    assert held_out[held_out != IGNORED].tolist() == [0, 8, 14]
 
 
 def test_validation_masks_belong_to_their_windows() -> None:

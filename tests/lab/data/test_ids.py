@@ -90,6 +90,9 @@ def test_arrays_of_another_kind_and_ids_below_zero(tmp_path: Path) -> None:
     source = open_source(str(path))
     with pytest.raises(DataError, match="holds ids from -1 to -1"):
         tokenize(source, load_tokenizer("none", source, 257), tmp_path / "cache")
+    np.save(path, np.ones(9, np.int32))
+    with pytest.raises(DataError, match="has changed while it was read"):
+        list(source.spans["train"][0].read())
 
 
 def test_a_run_on_ids_measures_nats_and_refuses_text(train: Any, call: Any, text: Path, tmp_path: Path) -> None:

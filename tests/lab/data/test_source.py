@@ -39,6 +39,12 @@ def test_folder_reads_all_text_below_sorted(tmp_path):
     assert sorted("".join(both(source))) == sorted("fouronethreetwo")
 
 
+def test_another_field_of_a_file_is_another_source(tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "one", "other": "two"}) + "\n")
+    sources = [open_source(str(tmp_path / "a.jsonl"), field) for field in (None, "other")]
+    assert sources[0].fingerprint != sources[1].fingerprint
+
+
 @pytest.mark.parametrize("sharded", [False, True])
 def test_split_folder_and_corpus_names(tmp_path, monkeypatch, sharded):
     folder = tmp_path / "data" / "my-corpus"

@@ -206,6 +206,8 @@ def test_a_mixture_has_the_tokens_and_the_bytes_of_its_parts(tmp_path, monkeypat
     other.write_text("xyzxyz " * 300)
     bpe = load_tokenizer("bpe", open_source(name), 264, tmp_path)
     assert len(bpe.encode(["the cat"])[0]) < 7 and len(bpe.encode(["xyzxyz"])[0]) < 6
+    rare = load_tokenizer("bpe", open_source(name.replace("0.5", "599")), 264, tmp_path)
+    assert len(rare.encode(["xyzxyz"])[0]) == 6, "of 600 characters it has seen one of this text"
     np.save(tmp_path / "ids.npy", np.arange(99, dtype=np.uint16))
     for line, message in ((f"x*{other} + stdlib", "'x' is no weight"), (f"0*{other} + stdlib", "'0' is no weight"),
                           (f"{tmp_path / 'ids.npy'} + {other}", "text beside token ids")):  # fmt: skip

@@ -77,6 +77,8 @@ def test_a_jump_of_the_loss(train: Any, tmp_path: Path, setting: str) -> None:
         spoil(patch, lambda _, batch: batch == 30, factor=100.0)
         result = train(tmp_path / "run", "--steps", 36, "--checkpoint.every", 8, "--guard", setting)
     ended = summary(tmp_path / "run")
+    tail = [row["loss"] for row in read_rows(tmp_path / "run" / "metrics.jsonl")][-3:]
+    assert ended["train_loss"] == pytest.approx(sum(tail) / 3), "of the last tenth of the steps"
     assert result.status == 0 and ended["spikes"] == (setting == "rewind"), "a rewound step's row is written anew"
     events = [(event["step"], event["what"][:8], event["to"]) for event in ended["events"]]
     assert events == ([(30, "loss jum", 24)] if setting == "spikes" else [])

@@ -51,6 +51,7 @@ def test_any_text_is_evaluated_whole(run: Path, call: Any, tmp_path: Path) -> No
     nats, count = by_hand(run, other)
     assert answer["loss"] == pytest.approx(nats / count, abs=1e-6)
     assert answer["perplexity"] == pytest.approx(math.exp(nats / count), rel=1e-5)
+    assert use.with_perplexity({"val_loss": 800.0, "tokens": 1, "bytes": 1})["perplexity"] is None
     assert answer["bits_per_byte"] == pytest.approx(nats / math.log(2) / answer["bytes"], abs=1e-6)
     assert answer["bytes"] < answer["tokens"] == count  # the end of a document is a token without bytes
     assert json.loads(call("eval", run, "--data", other, "--tokens", 100).out)["tokens"] == 96

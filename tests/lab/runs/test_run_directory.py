@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ ENVIRONMENT = set(
 
 def test_files_and_keys(train: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    result = train(run, "--steps", 4, "--evaluation.every", 2)
+    result = train(run, "--steps", 4, "--evaluation.every", 2, "--checkpoint.every", 2)
     assert result.status == 0 and result.err == ""
     assert {path.name for path in run.iterdir()} == {
         ".lock", "config.yaml", "environment.json", "tokenizer.json",
@@ -43,8 +44,8 @@ def test_files_and_keys(train: Any, tmp_path: Path) -> None:
     metrics, trace = rows(run / "metrics.jsonl"), rows(run / "trace.jsonl")
     assert [row["step"] for row in metrics] == [1, 2, 3, 4]
     evaluated = {"val_loss", "val_bpb", "evaluation_seconds"}
-    for row in metrics:  # a checkpoint is saved behind each step
-        more = (evaluated if row["step"] % 2 == 0 else set()) | ({"checkpoint_seconds"} if row["step"] > 1 else set())
+    for row in metrics:  # a checkpoint is saved behind the second step and the fourth
+        more = (evaluated if row["step"] % 2 == 0 else set()) | ({"checkpoint_seconds"} if row["step"] == 3 else set())
         assert set(row) == METRICS | more
         parts = sum(row[f"{part}_seconds"] for part in ("batch", "model", "optimizer"))
         assert parts < 64 / row["tokens_per_second"]
@@ -62,12 +63,13 @@ def test_files_and_keys(train: Any, tmp_path: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     assert set(summary) >= SUMMARY and summary["status"] == "finished" and summary["steps"] == 4
     assert summary["val_loss"] == metrics[-1]["val_loss"] and summary["tokens"] == 256
+    assert summary["tokens_per_second"] == median(row["tokens_per_second"] for row in metrics)
     for damaged in ({**summary, "val_loss": 1.0}, {key: summary[key] for key in summary if key != "parameters"}):
         (run / "summary.json").write_text(json.dumps(damaged))
         assert read_summary(run) is None
     (part,) = json.loads((run / "environment.json").read_text())
     assert set(part) == ENVIRONMENT and part["step"] == 0 and part["schemes"] == {}
-    assert {path.name for path in (run / "checkpoints").iterdir()} == {"step-3", "step-4"}
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {"step-2", "step-4"}
 
 
 def test_the_seed_reaches_weights_and_data(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,8 +160,11 @@ def test_a_rate_is_chosen_by_the_seeds_that_rates_share() -> None:
         if loss is not None
     ]
     assert choose(runs).lr == 3e-3 and choose(runs).lrs[6e-3] == 3.325
-    apart = [summary("pre", 0, 3.3, lr=3e-3), summary("pre", 1, 3.2, lr=6e-3)]  # no seed tells: the means do
-    assert choose(apart).lr == 6e-3
+    apart = [summary("pre", seed, 3.2 + seed // 2 / 10, 3e-3 + seed // 2 * 3e-3) for seed in range(3)]
+    assert choose(apart).lr == 3e-3  # no seed tells: the means do
+    tuned = [(4.0, 3e-3, 2.0), (16.0, 3e-3, 3.0), (16.0, 6e-3, 2.9)]  # the multiplier of the final run decides
+    runs = [summary("pre", 7, loss, lr, phase="tune", rates={"embed": rate}) for rate, lr, loss in tuned]
+    assert choose([*runs, summary("pre", 0, 3.1, 6e-3, rates={"embed": 16.0})]).lrs == {3e-3: 3.0, 6e-3: 2.9}
 
 
 def test_tuning_runs_of_two_lengths_do_not_choose_together() -> None:

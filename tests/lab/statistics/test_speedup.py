@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from geonorm.lab.runs.records import Summary
-from geonorm.lab.statistics.speedup import Course, judge_ladder, read_speedup
+from geonorm.lab.statistics.speedup import Course, estimate, judge_ladder, read_speedup
 
 from ...rows import each
 
@@ -99,6 +100,8 @@ def test_sizes_are_counted_by_runs_of_the_baseline_that_ended() -> None:
     lost, *found = runs(planted(1.25))
     rows = judge_ladder([replace(lost, status="failed", val_loss=None, parameters=329_000), *found], "pre")["points"]
     assert {row["parameters"] for row in rows} == {330_000}
+    looked_up = judge_ladder([replace(run, embedding=30_000) for run in found], "pre")["points"][0]
+    assert looked_up["compute"] == 6 * 300_000 * looked_up["tokens"]
 
 
 def test_a_run_that_is_lost_is_said_and_one_seed_gives_no_interval() -> None:
@@ -135,6 +138,12 @@ def test_the_slope_of_a_difference_is_tested_over_seeds() -> None:
     assert all(88 <= count < 100 for count in held.values()), held
 
 
+def test_differences_to_one_baseline_at_one_size_are_no_independent_spreads() -> None:
+    samples = [[0.1, 0.3], [0.2, 0.4], [0.1, 0.31]]
+    one, apart = (estimate(samples, ["tokens"] * 3, sizes)[0] for sizes in ("aaa", "abc"))
+    assert one.value == apart.value and one.p > apart.p and one.high > apart.high
+
+
 def test_a_point_without_the_baseline_has_no_difference_to_another_scheme() -> None:
     schemes = {"pre": law, "geonorm": lambda n, t: law(n, t) - 0.05, "peri": lambda n, t: law(n, t) - 0.08}
     found = [run for run in runs(schemes) if (run.scheme, run.tokens) != ("pre", int(BUDGETS[-1]))]
@@ -151,6 +160,9 @@ def test_a_seed_with_fewer_sizes_has_no_slope_of_its_own() -> None:
     fewer = [run for run in found if (run.seed, run.size) != (2, "d6w96")]
     (row,) = [row for row in judge_ladder(fewer, "pre")["trends"] if row["along"] == "parameters"]
     assert row["seeds"] == whole["seeds"][:2] and (whole["n"], row["n"]) == (9, 8)
+    gaps = [bends.val_loss - pre.val_loss for pre, bends in zip(found[:9], found[9:], strict=True)]
+    line = stats.linregress([math.log10(run.parameters) for run in found[:9]], gaps)
+    assert whole["slope_p"] == pytest.approx(line.pvalue)
     assert whole["slope"] == pytest.approx(whole["seeds"][0]) and row["slope"] != pytest.approx(whole["slope"])
 
 

@@ -49,8 +49,9 @@ def test_under_another_scheme_names_that_match_are_loaded(
 
 
 def test_constraints_of_the_new_scheme_hold_from_the_start(source: Path, train: Any, tmp_path: Path) -> None:
-    assert train(tmp_path / "run", "--scheme", "ngpt", "--steps", 1, "--lr", 0, "--init-from", source).status == 0
-    rows = weights(tmp_path / "run/checkpoints/step-1")["model.embed.weight"].norm(dim=-1)
+    options = "--scheme ngpt --steps 1 --guard rewind --init-from".split()
+    assert train(tmp_path / "run", *options, source).status == 0
+    rows = weights(tmp_path / "run/checkpoints/step-0")["model.embed.weight"].norm(dim=-1)
     torch.testing.assert_close(rows, torch.ones_like(rows))
 
 

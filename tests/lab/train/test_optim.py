@@ -51,6 +51,7 @@ def test_schedules_at_key_steps(settings: dict[str, Any], wanted: dict[int, floa
     for step, value in wanted.items():
         assert rates[step] == pytest.approx(value, abs=1e-12), step
     assert all(0 <= value <= 1 for value in rates.values())
+    assert Schedule(Optim(**settings), 1.0, 100, average=1e-3).averaging_start == 99, "one at least"
 
 
 def test_the_recipe_that_holds_where_nothing_is_said() -> None:
@@ -177,7 +178,7 @@ SHAPES = [(8, 8), (4, 12), (12, 4)]
 def weight_after(kind: type[torch.optim.Muon], shape: tuple[int, int], count: int = 3, **more: object) -> torch.Tensor:
     draw = torch.Generator().manual_seed(0)
     weight = torch.nn.Parameter(torch.randn(shape, generator=draw))
-    settings: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.5, "adjust_lr_fn": "match_rms_adamw", **more}
+    settings: dict[str, Any] = {"lr": 0.1, "weight_decay": 5.0, "adjust_lr_fn": "match_rms_adamw", **more}
     optimizer = kind([weight], **settings)
     for _ in range(count):
         weight.grad = torch.randn(shape, generator=draw)

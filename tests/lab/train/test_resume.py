@@ -1,6 +1,8 @@
 """Stopped and resumed equals uninterrupted, bit for bit; signals; killed processes; damaged checkpoints."""
 
 import shutil
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from geonorm.lab.storage import saved_steps
 from geonorm.lab.train import loop
 from geonorm.norms import TaperNorm
 
-from ..conftest import same
+from ..conftest import rows, same, summary
 
 
 def test_a_run_that_was_copied_goes_on_in_its_own_folder(
@@ -63,10 +65,12 @@ def test_a_taper_that_was_stopped_and_resumed_is_uninterrupted(
     options = "--scheme peri --steps 8 --model.norm taper --model.taper_from 3 --model.taper_to 7".split()
     assert train(tmp_path / "whole", *options).status == 0
     for step in (2, 5):
-        with after(step):
+        with after(step, lambda: time.sleep(1) or signal.raise_signal(signal.SIGINT)):
             assert train(tmp_path / str(step), *options).status == 130
         assert train(tmp_path / str(step), *options).status == 0
         assert same(tmp_path / "whole", tmp_path / str(step), 8)
         assert losses(tmp_path / "whole") == losses(tmp_path / str(step))
+        seconds = [row["seconds"] for row in rows(tmp_path / str(step) / "metrics.jsonl")]
+        assert seconds == sorted(seconds) and summary(tmp_path / str(step))["wall_seconds"] > 1
     model = open_run(tmp_path / "whole").model
     assert {m.gate.item() for m in model.modules() if isinstance(m, TaperNorm)} == {0.0}

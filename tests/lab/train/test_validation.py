@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,7 +16,7 @@ from geonorm.lab.resolve import resolve
 from geonorm.lab.runs.folder import read_rows
 from geonorm.lab.schedule import Schedule
 from geonorm.lab.train.averaging import Averaging
-from geonorm.lab.train.held_out import share_batches
+from geonorm.lab.train.held_out import evaluate_held_out, share_batches
 from geonorm.lab.train.loop import train as train_run
 from geonorm.lab.train.text import load_text
 from geonorm.lab.train.validation import Validation
@@ -135,6 +136,19 @@ def test_ranks_take_turns_and_count_each_batch_once() -> None:
     assert [len(rows) for rows in found] == [2] * 3
     assert sorted(row[:2] for rows in found for row in rows if row[2]) == list(zip(range(5), "abcde", strict=True))
     assert found[2] == [(2, "c", True), (4, "e", False)]
+
+
+class Loss(torch.nn.Module):
+    """The loss of a batch is its first id."""
+
+    def loss(self, ids: torch.Tensor, targets: torch.Tensor, reduction: str) -> torch.Tensor:
+        return ids[0, 0].float()
+
+
+def test_losses_are_added_in_fp64() -> None:
+    batches = [(torch.tensor([[number]]), torch.tensor([[0]])) for number in (2**24, 1, 1, 1)]
+    found = evaluate_held_out(Loss(), batches, np.ones(1), torch.device("cpu"))
+    assert found["val_loss"] == (2**24 + 3) / 4
 
 
 def averaged(scheme: str, steps: int = 2, share: float = 1.0) -> tuple[Decoder, Averaging]:
