@@ -19,16 +19,12 @@ from .validation import MEASURES
 
 
 class Averaging(Hook):
-    """Running mean in fp32 (fp64 for fp64) of all parameters over the last steps, as many as the schedule says."""
+    """Running mean in fp32, as the weights, of all parameters over the last steps, as many as the schedule says."""
 
     def __init__(self, model: Transformer, schedule: Schedule) -> None:
         self.model = model
         self.first = schedule.averaging_start + 1
-        self.means = {
-            name: p.detach().to(torch.promote_types(p.dtype, torch.float32), copy=True)
-            for name, p in model.named_parameters()
-            if schedule.average
-        }
+        self.means = {name: p.detach().clone() for name, p in model.named_parameters() if schedule.average}
         self.tensors = {f"average.{name}": mean for name, mean in self.means.items()}
 
     def after_step(self, state: TrainState, row: Row) -> None:
@@ -49,7 +45,7 @@ class Averaging(Hook):
         if not self.means or step < self.first:
             return
         means = [local_part(mean) for mean in self.means.values()]
-        weights = [local_part(p).to(mean.dtype) for p, mean in zip(self.model.parameters(), means, strict=True)]
+        weights = [local_part(p) for p in self.model.parameters()]
         if step == self.first:  # a mean with weight 0 is not nothing: after a rewind it may hold NaN
             torch._foreach_copy_(means, weights)
         else:

@@ -43,7 +43,7 @@ def evaluate_held_out(
                 loss = Decoder.cross_entropy(logits, expected, "none").double().sum()
                 met = (logits.argmax(-1) == expected).sum()
             else:
-                loss = model.loss(*inputs, reduction="sum").double()
+                loss = model.loss(*inputs, reduction="sum")
             if counts:
                 nats += loss
                 hits += met
