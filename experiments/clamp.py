@@ -1,6 +1,6 @@
 """Draws what the clamp does in the runs of an experiment, from its results.jsonl and traces.csv.
 
-    python experiments/clamp.py experiments/017-paper-recipe [RUN ...]
+    python experiments/clamp.py experiments/017-paper-recipe
 
 One chart a scheme, one line a run, by rate. figures/clamped.svg: the share of clamped updates over training.
 figures/ratio.svg: for the first seed of each scheme and rate the ratio |v|/|x| site by site, v the tangential part of
@@ -25,7 +25,6 @@ from geonorm.report.style import Look, ramp, rate
 from geonorm.schemes import parse
 
 Rows = dict[str, list[dict[str, str]]]
-Line = Sequence[tuple[float, float]]
 STEPS = "optimizer step"
 
 
@@ -48,7 +47,7 @@ def name_row(run: Summary) -> str:
 
 def draw_shares(traces: Rows, runs: Mapping[str, Summary]) -> list[Chart]:
     """A chart for each row: its runs, each with the name of its rate, which looks the same in all."""
-    lines: dict[str, list[tuple[str, Line]]] = {}
+    lines: dict[str, list[tuple[str, list[tuple[float, float]]]]] = {}
     for name, rows in traces.items():
         at: dict[int, list[float]] = {}
         for row in rows:
@@ -95,11 +94,10 @@ def draw_ratio(rows: Sequence[Mapping[str, str]], run: Summary, y: Axis) -> Char
     return chart
 
 
-def main(experiment: Path, chosen: Sequence[str]) -> int:
-    runs = {name: run for name, run in read_kept(experiment).items() if not chosen or name in chosen}
-    traces = {name: rows for name, rows in read_traces(experiment).items() if name in runs}
-    if not traces or not runs.keys() >= set(chosen):
-        print(f"{experiment} has no such runs, or none with a clamp: name runs as traces.csv does", file=sys.stderr)
+def main(experiment: Path) -> int:
+    runs, traces = read_kept(experiment), read_traces(experiment)
+    if not traces:
+        print(f"{experiment} has no runs with a clamp", file=sys.stderr)
         return 2
     values = [float(row["proposal_p50"]) for rows in traces.values() for row in rows]
     y = Axis.around(values, log=True, title="|v| / |x|")
@@ -107,7 +105,6 @@ def main(experiment: Path, chosen: Sequence[str]) -> int:
     for name in sorted(traces, key=lambda name: runs[name].seed or 0):
         first.setdefault((name_row(runs[name]), runs[name].lr), name)
     ratios = [draw_ratio(traces[name], runs[name], y) for _, name in sorted(first.items())]
-    (experiment / "figures").mkdir(exist_ok=True)
     for name, charts in {"clamped": draw_shares(traces, runs), "ratio": ratios}.items():
         print(Figure(figure(charts)).save(experiment / "figures" / f"{name}.svg"))
     return 0
@@ -116,6 +113,4 @@ def main(experiment: Path, chosen: Sequence[str]) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiment", type=folder_with("results.jsonl", "traces.csv"), help="folder of an experiment")
-    parser.add_argument("runs", metavar="RUN", nargs="*", help="names of runs; all where none is given")
-    words = parser.parse_args()
-    sys.exit(main(words.experiment, words.runs))
+    sys.exit(main(parser.parse_args().experiment))
