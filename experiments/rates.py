@@ -69,14 +69,10 @@ def add_runs(
 
 
 def find_best(known: Known, rows: Iterable[str], start: Sequence[float], factor: float = 2) -> dict[str, float]:
-    """The best rate of those rows that have every rate of `start` and every further one that these ask
-    for."""
+    """The best rate of those rows that have every rate of `start` and every further one that these ask for."""
     found = {row: read_row(known, row) for row in rows}
-    return {
-        row: min(losses, key=losses.__getitem__)
-        for row, losses in found.items()
-        if set(extend(losses, start, factor=factor)) <= set(losses)
-    }
+    ended = [row for row, losses in found.items() if set(extend(losses, start, factor=factor)) <= set(losses)]
+    return {row: min(found[row], key=found[row].__getitem__) for row in ended}
 
 
 def plan_rows(
@@ -109,4 +105,29 @@ def tune_then_repeat(
         add_runs(grid, row, words, rates, [TUNING_SEED])
         if set(rates) <= set(losses):
             add_runs(grid, row, words, [min(losses, key=losses.__getitem__)], fresh)
+    return grid
+
+
+def tune_multiplier(
+    known: Known,
+    rows: Mapping[float, tuple[str, Sequence[str]]],
+    main: float,
+    start: Sequence[float],
+    fresh: Iterable[int],
+) -> dict[str, list[str]]:
+    """The embedding's multiplier, once the matrices' rate is tuned at one: rows, by multiplier the name and the words.
+    Each is tuned about the best rate at `main`, one below 1 about that at 1: those of `start`, then a factor of 4
+    beyond the best where it is the last. Fresh seeds at the best and at 1, one rate for all."""
+    losses = {m: read_row(known, row, TUNING_SEED) for m, (row, _) in rows.items()}
+    starts, ended = dict[float, list[float]](), dict[float, float]()
+    for m, row in losses.items():
+        if near := losses[1.0 if m < 1 else main]:
+            starts[m] = [tidy(min(near, key=near.__getitem__) * sqrt(2) ** half) for half in (-1, 0, 1)]
+            if set(extend(row, starts[m], 6, sqrt(2))) <= set(row):
+                ended[m] = min(row.values())
+    wanted = extend(ended, start, 1, 4)
+    chosen = min(ended, key=ended.__getitem__) if set(wanted) <= set(ended) else main
+    grid: dict[str, list[str]] = {}
+    for m in sorted({*wanted} & {*starts} - {main}):
+        grid |= tune_then_repeat(known, dict([rows[m]]), starts[m], fresh if m in (chosen, 1) else ())
     return grid
