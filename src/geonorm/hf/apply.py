@@ -231,7 +231,7 @@ def check_model(model: Any) -> None:
     ):
         raise ConfigError(f"this {name} is quantised: apply the scheme to the full-precision model")
     require(
-        not any("forward" in vars(module) or hasattr(module, "_hf_hook") for module in model.modules()),
+        not any("forward" in vars(module) for module in model.modules()),
         f"modules of this {name} are wrapped (by accelerate or a patch): apply first",
     )
 
