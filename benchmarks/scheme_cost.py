@@ -1,7 +1,6 @@
 """What schemes, norms and the preset `modern` cost at preset nano: parameters, operations, bytes kept, time of a step.
 
     python benchmarks/scheme_cost.py [--rounds 41] [--out benchmarks/results/stream_cost.json]
-    python benchmarks/scheme_cost.py --table            # docs/performance.md's rows, from the file
 
 As in experiment 003: a whole training step, 8 sequences of 128 tokens, fp32, eager, fused AdamW, the CPU time of one
 thread, in turns; a ratio to `pre` is the median of those within rounds with its 95 % interval. FLOPs are PyTorch's own
@@ -60,7 +59,7 @@ def count(config: TrainConfig) -> dict[str, float]:
     }
 
 
-def measure(rounds: int, out: Path) -> None:
+def measure(rounds: int, out: Path) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     device, bench = torch.device("cpu"), TrainBench(batch_size=BATCH, threads=1)
     clock = Clock(device)
@@ -81,11 +80,11 @@ def measure(rounds: int, out: Path) -> None:
     setting = {"preset": "nano", "batch_size": BATCH, "dtype": "fp32", "rounds": rounds, "clock": clock.name}
     found = {"setting": setting, "rows": rows, "environment": environment.collect(device, 1, "")}
     out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return rows
 
 
-def table(file: Path) -> str:
-    """The rows as Markdown, each beside `pre`."""
-    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as Markdown, each beside `pre`, as in docs/performance.md."""
     base = rows[0]
     lines = ["| | parameters | FLOPs a token | kept, kB a token | step time / `pre` |", "|---|---|---|---|---|"]
     for row in rows:
@@ -101,8 +100,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=41)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--table", action="store_true")
     given = parser.parse_args()
-    if not given.table:
-        measure(given.rounds, given.out)
-    print(table(given.out))
+    print(table(measure(given.rounds, given.out)))
