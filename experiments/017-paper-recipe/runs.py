@@ -16,17 +16,15 @@ RECIPE = settings(
 )  # fmt: skip
 """GPT-NeoX's initialisation with output matrices as for twelve layers, two sequences a step, 500 steps of warm-up, and
 weight decay of 6e-5 a step at the highest rate: what the paper's 6e-4 x 0.1 is."""
-PAPER = 7.2e-3
-"""6e-4 x 768 / 64: the paper's rate by width."""
+AS_IT_IS, PAPER = 6e-4, 7.2e-3
+"""The paper's rate, and by width, 6e-4 x 768 / 64; an embedding's best rate may not go by width."""
 RATES = (PAPER, PAPER / 2, PAPER / 4)
 SMOOTH = "geonorm(entry=embedding, retraction=0.5, max_angle=pi)"
 CELLS = ("pre(entry=embedding)", "geonorm(entry=embedding)", "pre", "geonorm")
 UNIT = "geonorm(entry=embedding, update=unit)"
 EQUAL = f"geonorm(entry=embedding, update=unit, {EQUAL_SHARES})"
-"""The only other way with a unit tangent that is tried here."""
 OTHERS = (UNIT, EQUAL, SMOOTH, *(f"{name}(entry=embedding)" for name in ("peri", "post", "deepnorm", "sandwich")))
-READ = "geonorm(entry=embedding, input=norm)"
-"""Reads as Pre-Norm does."""
+READ = "geonorm(entry=embedding, input=norm)"  # reads as Pre-Norm does
 PARTS = {
     False: ("pre(entry=embedding)", "geonorm(entry=embedding)", READ),
     True: ("pre(entry=embedding, input=raw)", READ),
@@ -51,7 +49,7 @@ class Wanted:
             add_runs(self.grid, label(scheme, data, gains), words, rates, seeds)
 
     def losses(self, scheme: str, data: str = "books", gains: bool = True) -> Losses:
-        """By rate, of seed 0: the other seeds run at few rates, and beside one run a mean over three is no peer."""
+        """By rate, of seed 0: the other seeds run at few rates."""
         return read_row(self.known, label(scheme, data, gains), 0)
 
 
@@ -63,8 +61,7 @@ def tune(
     wanted: Wanted, scheme: str, start: Sequence[float] = RATES, half: bool = False, **where: Any
 ) -> Iterator[float]:
     """Asks for the rates of a scheme; yields the best of them when they are all there. half: factors of √2 about the
-    best too. (Not the minimum of a parabola: losses of 017 lie on none, and GeoNorm's fell between rates that are both
-    worse than its best.)"""
+    best too, since the losses lie on no parabola."""
     losses = wanted.losses(scheme, **where)
     rates = extend(losses, start)
     rates = [*rates, *(refine(losses, rates) if half else ())]
@@ -91,4 +88,11 @@ def plan(known: Summaries) -> Grid:
         for rate in tune(wanted, scheme, pair, data="latex"):
             wanted.add([scheme], [rate], range(3), data="latex")
     wanted.add([READ], pair, range(1, 3))  # the other seeds of Pre-Norm at the two rates, which the parts compare
+    for scheme in CELLS[:2]:  # added: the embedding at the paper's rate as it is
+        row = f"{label(scheme, 'books', True)}-embed{AS_IT_IS:g}"
+        losses = read_row(known, row, 0)
+        for rate in extend(losses, pair):
+            words = [*RECIPE, *settings(scheme=scheme, data="books", optim__rates=f"embed={AS_IT_IS / rate:.4g}")]
+            best = rate in pair or rate == min(losses, key=losses.__getitem__, default=0)
+            add_runs(wanted.grid, row, words, [rate], range(3) if best else [0])
     return wanted.grid
