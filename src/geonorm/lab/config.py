@@ -37,8 +37,9 @@ RATED = ("embed", "position", "head", "hidden", "q", "k", "v", "o", "up", "gate"
 transform (the layer before a masked head) and what only models of images have."""
 WIDTHLESS = ("embed", "position", "gain")
 """Roles whose best rate does not depend on the width: no sum over the width stands between them and the stream."""
-LARGE = 0.1
-"""A share of every matrix that no step should take: the default of a decay that the learning rate multiplies."""
+DECAY_LIMIT = 0.1
+"""Independent weight decay must take a smaller share than this off a matrix in one step. It is also the default of
+weight_decay, which is meant to be multiplied by the learning rate."""
 Memory = Annotated[float, Range(0, 0.999999)]
 """Share of an average that it keeps in a step."""
 
@@ -82,7 +83,7 @@ class Optim(Settings):
         super().__post_init__()
         require(len(self.multipliers) == len(self.rates), "optim.rates names a role twice")
         require(
-            not self.independent or self.weight_decay < LARGE,
+            not self.independent or self.weight_decay < DECAY_LIMIT,
             f"optim.independent takes weight_decay, {self.weight_decay:g}, off every matrix in a step, whatever "
             "the rate: give a share for one step, say --optim.weight_decay 1e-4",
         )

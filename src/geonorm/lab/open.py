@@ -17,7 +17,7 @@ from ..settings import to_dict
 from . import checkpoint
 from .config import TrainConfig
 from .data import NO_TEXT, Tokenizer, load_tokenizer
-from .data.batches import NEXT, MaskedTokens, Objective, pick_objective
+from .data.batches import NEXT_TOKEN, MaskedTokens, Objective, pick_objective
 from .data.tokenizer import FileTokenizer
 from .distributed import parallel
 from .runs.folder import RunFolder, read_summary, rows_sha256_of
@@ -81,7 +81,7 @@ class Opened:
         """The objective of its loss. ConfigError for a model of masked tokens without a mask token."""
         t = self.tokenizer
         if self.causal:
-            return NEXT
+            return NEXT_TOKEN
         if t.mask_token_id is None:
             raise ConfigError(f"the tokenizer of {self.name} has no mask token")
         # the end that text is stored with; slow tokenizers only read running text, without ends

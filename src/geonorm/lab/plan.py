@@ -39,11 +39,9 @@ from .footprint import Conditions, Piece, footprint
 from .resolve import Resolved, resolve
 
 FP32, BF16 = 4, 2
-MANY = 16
-"""Sequences of a pass in which logits and activations outweigh what does not grow with them. With 64
-the plan of 1.3B took twice as long, and gave less at 16 sequences than is held."""
-
-
+MANY_SEQUENCES = 16
+"""Sequences of a pass in which logits and activations outweigh what does not grow with them. With 64 the plan of 1.3B
+took twice as long, and at 16 sequences its estimate was below what is really held."""
 MFU = 0.4
 """Share of the peak that the model's own operations reach, recomputation not counted."""
 
@@ -204,7 +202,9 @@ class Memory:
         # of few sequences, where gradients of weights are most, and that of many
         self.logits = model.config.context * model.config.vocab_size  # of a sequence
         with FakeTensorMode():
-            self.lines = {size: [footprint(model, n * size, conditions) for n in (1, 2)] for size in (1, MANY)}
+            self.lines = {
+                size: [footprint(model, n * size, conditions) for n in (1, 2)] for size in (1, MANY_SEQUENCES)
+            }
         count = model.parameter_count()
         orthogonal = sum(w.numel() for role, w, _, _ in model.weights() if not ROLES[role].end)
         momenta = 2 * count - (orthogonal if setup.schedule.optim.name == "muon" else 0)

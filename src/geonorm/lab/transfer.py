@@ -33,7 +33,7 @@ from .runs import environment
 from .runs.folder import check_out_folder, read_object
 from .statistics.comparison import paired_interval
 from .study_folder import describe_sources, save
-from .transfer_config import HEAD, TransferConfig
+from .transfer_config import HEAD_WIDTH, TransferConfig
 
 STEPS = (1, 4, 16)
 """Optimizer steps after which the turn is measured; predictions are from the first."""
@@ -68,7 +68,7 @@ def check_transfer(config: TransferConfig, progress: Progress = lambda scheme, s
 def measure_step_turns(scheme: str, depth: int, width: int, seed: int, lr: float) -> list[Row]:
     """A row for each of STEPS: turn, path (the sum of mean angles of sub-layers at initialization), coherence C."""
     torch.manual_seed(seed)
-    shape = {"layers": depth, "width": width, "heads": width // HEAD}
+    shape = {"layers": depth, "width": width, "heads": width // HEAD_WIDTH}
     model = Decoder(DecoderConfig(scheme=scheme, vocab_size=VOCABULARY, context=CONTEXT, **shape))  # type: ignore[arg-type]
     hidden = [weight for role, weight, _, _ in model.weights() if not ROLES[role].end]
     # eps far below any gradient: the first step is lr times a sign, at every depth

@@ -25,8 +25,8 @@ WITHOUT_EFFECT = {
     "runtime.compile", "runtime.recompute", "runtime.tensorboard",
 }  # fmt: skip
 """Those, and settings under which a run ends with the same loss but for the order of sums."""
-NAMED = 3
-"""Settings that a sentence names."""
+MOST_NAMED = 3
+"""Most settings or runs that one sentence names."""
 
 
 def _seeds(comparison: ComparedRuns) -> list[str]:
@@ -135,8 +135,8 @@ def _differing(configs: Sequence[dict[str, Any]]) -> str:
 
 def name_some(names: Sequence[str]) -> str:
     """The first names, and how many more there are."""
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
 
 
 def _parameters(comparison: ComparedRuns) -> list[str]:

@@ -15,8 +15,7 @@ from .style import Look, looks
 from .tables import WIDTH, Table, align, fit_width
 
 Record = dict[str, Any]
-PIXELS = 96 / 25.4
-"""In a mm."""
+PIXELS_PER_MM = 96 / 25.4
 
 
 @dataclass
@@ -161,7 +160,7 @@ class Study(ABC):
         return bool(self.labels or self.size)
 
     def _bare(self, chart: Chart) -> Chart:
-        width, height = [round(mm * PIXELS) for mm in self.size] or (chart.width, chart.height)
+        width, height = [round(mm * PIXELS_PER_MM) for mm in self.size] or (chart.width, chart.height)
         return replace(chart, title="", note="", labels={**chart.labels, **self.labels}, width=width, height=height)
 
     def panels(self) -> dict[str, list[Chart]]:

@@ -25,7 +25,7 @@ CARRIED = ("GEONORM_DATA", "GEONORM_CACHE", "GEONORM_BACKEND", "HOME", "XDG_CACH
 """Variables that a worker takes over: where text and caches are, and which kernels run."""
 RETRIES = 3
 """Times that Ray starts a run again after it failed; it goes on from its newest checkpoint."""
-MANY = 1000
+MOST_JOBS = 1000
 """Most jobs of SLURM at a time, when not given."""
 GRACE = 120
 """Seconds before SLURM's time limit at which a run is told to save and end."""
@@ -98,7 +98,7 @@ class SubmititExecutor(Executor):
         submitit = import_extra("submitit", "--launcher submitit", "cluster")
         self.failed_job = submitit.core.utils.FailedJobError
         self.executor = submitit.AutoExecutor(out / "jobs" / os.urandom(8).hex())  # new: it unpickles what lies there
-        self.jobs = jobs or (1 if self.executor.cluster == "local" else MANY)
+        self.jobs = jobs or (1 if self.executor.cluster == "local" else MOST_JOBS)
         gpus = slurm.gpus if slurm.gpus is not None else int(runtime.device.startswith("cuda"))
         before = [shlex.join(["export", *(f"{name}={value}" for name, value in self.variables().items())])]
         before += [slurm.setup] if slurm.setup else []

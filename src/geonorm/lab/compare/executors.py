@@ -36,10 +36,10 @@ from ..train.signals import PARENT, handle_signals, stop_unheard
 from ..train.stack import StackedModels, split_scheme
 
 Say = Callable[[str], None]
-LONGEST = 1000
-"""Characters of a line where nobody watches: names of runs are whole."""
-STACKED = 64
-"""Runs of a stack, when not given."""
+LINE_LENGTH = 1000
+"""Characters of a line in a file or pipe: long enough for whole names of runs."""
+STACKED_JOBS = 64
+"""Runs that are trained at a time as stacked models, unless --jobs says otherwise."""
 QUIET = 60.0
 """Seconds after which a line says how far the runs are, where nobody watches bars."""
 
@@ -221,7 +221,7 @@ class Executor(ABC):
         summary, name = outcome(config), Path(config.out).name
         if summary.status == "finished":
             text = f": val_loss {summary.val_loss:.4f}, {summary.wall_seconds:.0f} s{place}"
-            self.say(shorten(name, max(NAME, columns(LONGEST) - len(text))) + text)
+            self.say(shorten(name, max(NAME, columns(LINE_LENGTH) - len(text))) + text)
         else:
             self.say(f"{name}: {summary.status}: {last_line(self.log_file(config))}")
 
@@ -268,7 +268,7 @@ class StackedExecutor(Executor):
 
     def __init__(self, out: Path, runtime: Runtime, jobs: int | None, say: Say, live: bool) -> None:
         super().__init__(out, runtime, jobs, say, live)
-        self.jobs = jobs or STACKED
+        self.jobs = jobs or STACKED_JOBS
         self.turn = Condition()
         self.stacks: dict[str, StackedModels] = {}
 

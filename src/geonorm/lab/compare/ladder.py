@@ -26,7 +26,7 @@ from ..load import Ladder
 from ..plan import count_looked_up
 from ..runs.folder import slug
 from ..statistics.speedup import judge_ladder
-from ..train.validation import PART
+from ..train.validation import FINAL_TOKENS
 from .compare import begin_study, device_of_runs, order_schemes, read_schemes
 from .executors import Say
 from .ladder_config import LadderConfig, Size
@@ -88,7 +88,7 @@ def ladder_run(config: LadderConfig, size: Size, scheme: str, rate: float, seed:
     shape = {"layers": size.depth, "width": size.width, "heads": size.heads, "hidden": size.hidden}
     shared["model"] = replace(config.model, **shape)
     if config.evaluation.whole is None:  # of all runs the same text, however long they are
-        shared["evaluation"] = replace(config.evaluation, whole=False, tokens=config.evaluation.tokens or PART)
+        shared["evaluation"] = replace(config.evaluation, whole=False, tokens=config.evaluation.tokens or FINAL_TOKENS)
     if len(size.steps) > 1 and config.optim.warmup_steps is None:
         shared["optim"] = replace(config.optim, warmup_steps=round(config.optim.warmup * size.steps[0]))
     if config.optim.rates:

@@ -18,12 +18,14 @@ from ..statistics.comparison import usable
 from .config import CompareConfig
 from .executors import Executor
 
-HALF_OCTAVES = [sqrt(2) ** k for k in (-2, -1, 1, 2)]
-NEAR = log(1.1)
-"""Rates closer than that count as one."""
+RATE_FACTORS = [sqrt(2) ** k for k in (-2, -1, 1, 2)]
+"""The best learning rate is to have neighbours at these factors."""
+SAME_RATE = log(1.1)
+"""Rates whose logarithms are closer than this count as one."""
 EMBED_FACTOR = 4.0
+"""Factor between neighbouring multipliers of the embedding's rate."""
 MOST_RATES, MOST_MULTIPLIERS = 16, 6
-"""With as many tuning ends, though its best is not interior."""
+"""Tuning ends at as many, even if its best is not interior."""
 
 
 class Rates(NamedTuple):
@@ -100,8 +102,8 @@ def missing_rates(losses: Mapping[float, float], start: Sequence[float], extend:
         return []
     best = min(losses, key=lambda lr: (losses[lr], lr))
     diverged = min((lr for lr, loss in losses.items() if loss == inf and lr >= best), default=inf)
-    wanted = [round_rate(best * factor) for factor in HALF_OCTAVES]
-    return [lr for lr in wanted if lr < diverged and all(abs(log(lr / other)) > NEAR for other in losses)]
+    wanted = [round_rate(best * factor) for factor in RATE_FACTORS]
+    return [lr for lr in wanted if lr < diverged and all(abs(log(lr / other)) > SAME_RATE for other in losses)]
 
 
 def best_rates(losses: Losses) -> Rates:

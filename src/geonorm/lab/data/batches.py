@@ -17,13 +17,13 @@ from .tokens import TokenFile, TokenFiles
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 Ids = NDArray[Any] | TokenFile
-SHARE = 0.15
-"""Of the tokens of a window, those that are to be predicted."""
+MASKED_SHARE = 0.15
+"""Share of the tokens of a window that are to be predicted."""
 TURN = 1 << 16
 """Windows of a mixture after which the share of every text is as its weight says."""
 TURNS = 2**63
 """Stream of random bits for the order in a turn. Streams with lower numbers belong to the texts."""
-HELD_OUT = 2**63
+HELD_OUT_SEED = 2**63
 """Seed of the masks of held-out text: none that a run can have."""
 
 
@@ -71,7 +71,7 @@ class MaskedTokens:
         """Masks ids (context,) and fills in targets (context,), in place. bits: random ones (3, context): which tokens,
         what becomes of them, what replaces them."""
         order = np.lexsort((bits[0], ids == self.end))  # ends of documents last
-        chosen = order[: max(1, round(SHARE * len(ids)))]
+        chosen = order[: max(1, round(MASKED_SHARE * len(ids)))]
         targets[chosen] = ids[chosen]
         fate = bits[1, chosen] % np.uint64(10)
         ids[chosen[fate < 8]] = self.mask
@@ -91,7 +91,7 @@ def pick_objective(name: str, tokenizer: Tokenizer) -> Objective:
     return MaskedTokens(tokenizer.mask, tokenizer.eos, tokenizer.vocab_size)
 
 
-NEXT = NextToken()
+NEXT_TOKEN = NextToken()
 
 
 class Batches:
@@ -103,7 +103,9 @@ class Batches:
     Of a mixture TURN windows are dealt out to the texts by their weights, in an order that the seed gives; the window
     that a text gets is the next of an endless list of its own."""
 
-    def __init__(self, tokens: Ids, batch_size: int, context: int, seed: int, objective: Objective = NEXT) -> None:
+    def __init__(
+        self, tokens: Ids, batch_size: int, context: int, seed: int, objective: Objective = NEXT_TOKEN
+    ) -> None:
         """tokens: 1-d, of any integer type. Raises `DataError` where they do not fill one batch."""
         self.texts: list[Ids] = [*tokens.files] if isinstance(tokens, TokenFiles) else [tokens]
         self.blocks = [count_blocks(text, context) for text in self.texts]
@@ -159,7 +161,7 @@ def validation_batches(
     batch_size: int,
     context: int,
     max_tokens: int | None = None,
-    objective: Objective = NEXT,
+    objective: Objective = NEXT_TOKEN,
 ) -> Iterator[Pair]:
     """(inputs, targets), int64, shape (<= batch_size, context): windows that do not overlap, in order.
 
@@ -172,7 +174,7 @@ def validation_batches(
     count = blocks if max_tokens is None else min(blocks, max(1, max_tokens // context))
     for start in range(0, count, batch_size):
         numbers = [place * blocks // count for place in range(start, min(start + batch_size, count))]
-        yield objective.pairs(cut_windows([(tokens, number) for number in numbers], context), numbers, HELD_OUT)
+        yield objective.pairs(cut_windows([(tokens, number) for number in numbers], context), numbers, HELD_OUT_SEED)
 
 
 def count_blocks(tokens: Ids, context: int) -> int:

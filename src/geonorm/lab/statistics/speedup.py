@@ -24,8 +24,8 @@ from .comparison import aggregate, choose, significant
 from .moderated import Contrast, Estimate, Prior, contrast, find_wider, fit_prior, holm, moderate
 from .synthesis import ZERO
 
-GRID = 256
-"""Places between neighbouring points of a curve at which it is looked up."""
+SUBDIVISIONS = 256
+"""Parts into which the stretch between two neighbouring points of a curve is divided to look it up."""
 
 
 class Course(NamedTuple):
@@ -38,9 +38,9 @@ class Course(NamedTuple):
         """Where this loss was reached for good; -inf if all of the curve is below it, inf if it never was."""
         x, y = self.x, self.loss
         if len(x) > 1:
-            x = np.interp(np.arange(GRID * (len(x) - 1) + 1) / GRID, np.arange(len(x)), x)
+            x = np.interp(np.arange(SUBDIVISIONS * (len(x) - 1) + 1) / SUBDIVISIONS, np.arange(len(x)), x)
             y = np.exp(PchipInterpolator(self.x, np.log(self.loss))(x))
-            y[::GRID] = self.loss  # to the last digit
+            y[::SUBDIVISIONS] = self.loss  # to the last digit
         above = np.flatnonzero(y >= loss)
         if not above.size:
             return -math.inf

@@ -11,7 +11,8 @@ from ...measure.capture import Capture
 from ...measure.probe import first_not_finite
 from ...models.decoder import Transformer
 
-LARGE = 1e4
+SPIKE_LENGTH = 1e4
+"""An update longer than this is called a spike."""
 
 
 @torch.no_grad()
@@ -33,7 +34,7 @@ def diagnose(model: Transformer, ids: Tensor, step: int, what: str) -> str:
     else:
         lengths = [inf if row["update_norm_p99"] is None else row["update_norm_p99"] for row in rows]
         length, row = max(zip(lengths, rows, strict=True), key=itemgetter(0))  # none: its square is no number in fp32
-        word = "spike" if length > LARGE else "largest update"
+        word = "spike" if length > SPIKE_LENGTH else "largest update"
         parts.append(f"{word} at layer {row['layer']} {row['kind']}: |u| = {length:.3g}")
     if clamped := [row["clamped"] for row in rows if row["clamped"] is not None]:
         parts.append(f"clamp rate {sum(clamped) / len(clamped):.1%}")

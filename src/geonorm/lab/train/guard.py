@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ...errors import GeonormError
 from ..statistics.spikes import SpikeWatch
 
-LIMIT = 10
+MOST_REWINDS = 10
 """Most rewinds of a run."""
 
 
@@ -67,7 +67,7 @@ class AnomalyGuard:
 
     def record(self, anomaly: Anomaly) -> None:
         """Adds what is done about an anomaly to the events of the run. Diverged if there are too many."""
-        if len(self.events) >= LIMIT:
+        if len(self.events) >= MOST_REWINDS:
             raise Diverged(f"{anomaly}; the run was rewound {len(self.events)} times before; a lower --lr may help")
         loss = float(anomaly.loss) if anomaly.loss is not None and isfinite(anomaly.loss) else None
         self.events.append({"step": anomaly.step, "action": anomaly.action, "what": anomaly.what, "loss": loss})
