@@ -147,19 +147,18 @@ def suggest_change(setup: Resolved, memory: Memory, room: float) -> str:
 
 
 def flops_per_token(model: Decoder) -> int:
-    """Forward and backward: 6 per parameter of a matrix and vector that it multiplies, those of schemes and norms among
-    them, and 12 (heads head_dim) per pair of a query and a key whose score is computed. Not counted: what works number
-    by number, several streams that are mixed among it."""
+    """FLOPs of forward and backward pass: 6 for each parameter of a matrix, those of schemes and norms among them, and
+    12 heads head_dim for each key whose score is computed. Not counted: elementwise work, and the mixing of several
+    streams."""
     shape = model.config
-    # twice the pairs of query and key: of causal attention half of them, else all, also in blocks with a window, which
-    # is a mask over all
+    # twice the keys whose score a query computes: of causal attention half of the context, else all of it, also in
+    # blocks with a window, which is a mask over all
     windows = [shape.window_of(layer) or shape.context for layer in range(shape.layers)]
-    pairs = sum(1 if shape.causal and window >= shape.context else 2 for window in windows) * shape.context**2
-    attention = pairs * shape.heads * shape.head_dim
-    other = rows_outside(shape)
-    matrices = sum(weight.numel() * other.get(role, shape.context) for role, weight, _, _ in model.weights())
-    matrices += sum(weight.numel() * shape.context for weight in matrices_without_role(model))
-    return 6 * (matrices + attention) // shape.context
+    keys = sum(1 if shape.causal and window >= shape.context else 2 for window in windows) * shape.context
+    tables = looked_up_roles(shape)
+    matrices = sum(weight.numel() for role, weight, _, _ in model.weights() if role not in tables)
+    matrices += sum(weight.numel() for weight in matrices_without_role(model))
+    return 6 * (matrices + keys * shape.heads * shape.head_dim)
 
 
 def matrices_without_role(model: Decoder) -> list[Tensor]:
@@ -171,17 +170,15 @@ def matrices_without_role(model: Decoder) -> list[Tensor]:
     return [weight for weight in model.parameters() if weight.dim() == 2 and id(weight) not in known]
 
 
-def rows_outside(shape: DecoderConfig) -> dict[str, int]:
-    """Of matrices outside the blocks by role: how many vectors of a sequence they multiply, where that is not each."""
-    return {"position": 0, "values": 0} | (
-        {} if shape.tied else {"embed": 0}
-    )  # a tied embedding multiplies as the head
+def looked_up_roles(shape: DecoderConfig) -> set[str]:
+    """Roles of tables that multiply nothing: rows of them are looked up, by token or by position."""
+    return {"position", "values"} | (set() if shape.tied else {"embed"})  # a tied embedding multiplies, as the head
 
 
 def count_looked_up(model: Decoder) -> int:
-    """Parameters of tables that multiply nothing: tokens and places look up rows in them."""
-    rows = rows_outside(model.config)
-    return sum(weight.numel() for role, weight, _, _ in model.weights() if rows.get(role) == 0)
+    """Parameters of the tables that are only looked up."""
+    tables = looked_up_roles(model.config)
+    return sum(weight.numel() for role, weight, _, _ in model.weights() if role in tables)
 
 
 class Memory:
