@@ -168,7 +168,7 @@ def load_newest(
 ) -> dict[str, Any] | None:
     """The newest checkpoint that is whole, of steps up to `last`; each corrupt one is reported through `warn` and
     passed over. None if there is no checkpoint at all; CheckpointError if there are some and none can be used."""
-    steps = world.share([step for step in saved_steps(folder) if step <= last])
+    steps = world.broadcast([step for step in saved_steps(folder) if step <= last])
     for step in reversed(steps):
         try:
             return load_checkpoint(folder / f"step-{step}", model, optimizers, world, more, identity)

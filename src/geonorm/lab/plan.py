@@ -51,7 +51,7 @@ def plan(config: TrainConfig, ranks: int = 1, machine: str = "") -> dict[str, An
     seconds. ConfigError for settings that do not fit together."""
     name = machine or config.runtime.device
     place = machine_named(name, config.runtime.threads)
-    world = World(size=ranks, local=min(ranks, 8))
+    world = World(size=ranks, local_size=min(ranks, 8))
     open_setup = resolve(config.on_device("cpu" if name == "cpu" else "cuda"), world)
     room = place.memory * 2**30
     setup, memory = choose_passes(open_setup, world, room)
@@ -95,7 +95,7 @@ def fit_to_device(setup: Resolved, world: World, device: torch.device) -> Resolv
     """A run whose passes, and whose layout where it is left open, fit the device of a rank. ConfigError, which says
     what to change, where none does."""
     shape, rows = setup.shape, setup.text.batch_size // world.size
-    room = machine_here(device, world.local).memory * 2**30 or inf
+    room = machine_here(device, world.local_size).memory * 2**30 or inf
     rough = 4 * rows * shape.context * (shape.vocab_size + 40 * shape.layers * shape.width)
     if device.type == "cpu" and not setup.micro_batch and 4 * rough < room:  # clearly
         return replace(setup, micro_batch=rows)

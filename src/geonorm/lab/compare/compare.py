@@ -200,7 +200,7 @@ def resolve_samples(samples: Sequence[TrainConfig], config: Grid) -> list[Resolv
     # elsewhere there may be GPUs
     kind = "cuda" if device.startswith("cuda") and not here else pick_device(device).type
     ranks = config.slurm.gpus or 1 if launcher == "submitit" else 1
-    world = None if config.slurm.options else World(size=ranks, local=ranks)  # options may ask for nodes and tasks
+    world = None if config.slurm.options else World(size=ranks, local_size=ranks)  # options may ask for nodes and tasks
     setups = [resolve(sample, world, on_cpu=here and kind == "cpu") for sample in samples]
     for setup in setups if launcher == "stacked" else ():
         shape = setup.shape

@@ -79,7 +79,7 @@ def layout(runtime: Runtime, world: World, batch_size: int) -> str:
 
 def ranks_of_a_copy(runtime: Runtime, world: World) -> int:
     """Ranks that share one copy of the model under fsdp or hsdp."""
-    return world.local if runtime.parallel == "hsdp" else world.size
+    return world.local_size if runtime.parallel == "hsdp" else world.size
 
 
 def local_part(tensor: Tensor) -> Tensor:

@@ -128,7 +128,7 @@ def train_on_rank(
     for source in [run.path, *([prefix.folder.path] if prefix else [])]:
         world.on_all_ranks(partial(check_made_from, source, state.due))
     summary = read_summary(run.path)
-    earlier = world.share(summary.row() if summary else {"status": "new"})
+    earlier = world.broadcast(summary.row() if summary else {"status": "new"})
     if earlier["status"] == "diverged" and not folder.accepted:
         raise Diverged(
             f"{run.path} has diverged and would again: {earlier.get('diagnosis')}; choose another --out, or "
@@ -344,4 +344,4 @@ def write_summary(setup: Resolved, state: TrainState, run: RunFolder, status: st
         "identity": identity_sha256(state.identity),
         **more,
     }
-    return state.world.share(state.world.on_all_ranks(lambda: summarise(run, about, state.device)).row())
+    return state.world.broadcast(state.world.on_all_ranks(lambda: summarise(run, about, state.device)).row())
