@@ -55,11 +55,11 @@ def build_state(setup: Resolved, text: TrainingText, device: torch.device, world
     """The state before the first step. Nothing is written; GeonormError for settings that do not fit together."""
     runtime, schedule, seed = setup.runtime, setup.schedule, setup.text.seed
     torch.manual_seed(seed)
-    # a model that is cut among ranks is built on the meta device, so that no rank ever holds all of it
-    cut = setup.layout == "fsdp"
-    with torch.device("meta" if cut else "cpu"):
+    # a model that is sharded over ranks is built on the meta device, so that no rank ever holds all of it
+    sharded = setup.layout == "fsdp"
+    with torch.device("meta" if sharded else "cpu"):
         model = Decoder(setup.shape)
-    model = parallel.distribute(model, runtime, torch.device("meta") if cut else device)
+    model = parallel.distribute(model, runtime, torch.device("meta") if sharded else device)
     parallel_model = parallel.ParallelModel(model, runtime, world, device, setup.layout, schedule.steps)
     initial = load_initial_weights(setup.folder, model, text.tokenizer.fingerprint, world)
     torch.manual_seed(parallel.rank_seed(seed, world))
