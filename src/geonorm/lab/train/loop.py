@@ -126,7 +126,7 @@ def train_on_rank(
     opened = RunFolder.open(folder.path, folder.settings, folder.resume, may_differ)
     run = world.on_all_ranks(lambda: end.enter_context(opened) if world.first else unwritten)
     for source in [run.path, *([prefix.folder.path] if prefix else [])]:
-        world.on_all_ranks(partial(check_made_from, source, state.due))
+        world.on_all_ranks(partial(check_made_from, source, state.required))
     summary = read_summary(run.path)
     earlier = world.broadcast(summary.row() if summary else {"status": "new"})
     if earlier["status"] == "diverged" and not folder.accepted:

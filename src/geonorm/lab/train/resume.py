@@ -44,9 +44,9 @@ def resume(
     """Takes over the newest checkpoint of the run up to a step, or of the run whose first steps it shares, and returns
     its state; None if there is none."""
     target = state.model, state.optimizers, say, state.world, hook_tensors(hooks)
-    saved = checkpoint.load_newest(run.checkpoints, *target, last, state.due)
+    saved = checkpoint.load_newest(run.checkpoints, *target, last, state.required)
     if saved is None and prefix:
-        saved = checkpoint.load_newest(prefix.folder.checkpoints, *target, prefix.last, state.due)
+        saved = checkpoint.load_newest(prefix.folder.checkpoints, *target, prefix.last, state.required)
         if saved:
             prefix.copy_rows(run)
     if saved is None:
