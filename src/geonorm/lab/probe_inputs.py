@@ -54,7 +54,7 @@ def text_windows(opened: Opened, data: str, config: ProbeConfig) -> Tensor:
     context = min(config.context, opened.context or config.context, config.tokens) - config.bos
     rows = max(1, len(ids) // context)
     windows = torch.tensor(ids[: rows * context]).view(rows, -1)
-    return F.pad(windows, (1, 0), value=opened.begin) if config.bos else windows
+    return F.pad(windows, (1, 0), value=opened.begin_id) if config.bos else windows
 
 
 def masked_batches(opened: Opened, batches: Sequence[Tensor], bos: bool) -> list[Inputs]:
