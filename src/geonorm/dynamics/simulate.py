@@ -167,7 +167,7 @@ def run_scheme(
     velocities = [rate for flow, batch in pairs for rate in cosine_rate(flow, flow.start(batch)).tolist()]
     times = config.times(config.time)
     for _ in range(2):
-        rows, course = follow(config, name, pairs, times, progress)
+        rows, trajectories = follow(config, name, pairs, times, progress)
         by_seed = [[row for row in rows if row["seed"] == seed] for seed in range(config.seeds)]
         shared = min(map(len, by_seed))  # a seed that came together earlier ends earlier
         by_seed = [of_seed[:shared] for of_seed in by_seed]
@@ -192,8 +192,8 @@ def run_scheme(
     simulation.particles.update(particles)
     if curve:
         simulation.theory[name] = curve
-    if course:
-        simulation.trajectories[name] = course
+    if trajectories:
+        simulation.trajectories[name] = trajectories
     simulation.summary["schemes"].append(row)
     simulation.summary["missing"].remove(name)
 
@@ -201,7 +201,7 @@ def run_scheme(
 def follow(
     config: SimulateConfig, name: str, pairs: list[tuple[Flow, Tensor]], times: list[float], progress: Progress
 ) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    """Rows of the trace at these times, until all tokens are together, and what `keep` names of every particle."""
+    """Rows of the trace at these times, until all tokens are together, and the trajectories that `keep` names."""
     rows: list[dict[str, Any]] = []
     stored: dict[str, Tensor] = {}
     for first, (flow, batch) in enumerate(pairs):
@@ -219,8 +219,8 @@ def follow(
             if all(row["gap"] < TOGETHER[config.dtype] for row in measured):
                 break
     longest = max(row["step"] for row in rows) + 1
-    course = {kind: values[:, :longest].contiguous() for kind, values in stored.items()}
-    return rows, {"time": torch.tensor(times[:longest], dtype=torch.float64), **course} if course else {}
+    trajectories = {kind: values[:, :longest].contiguous() for kind, values in stored.items()}
+    return rows, {"time": torch.tensor(times[:longest], dtype=torch.float64), **trajectories} if trajectories else {}
 
 
 def measure(flow: Flow, x: Tensor, tau: float) -> list[dict[str, Any]]:

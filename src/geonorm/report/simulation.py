@@ -14,7 +14,7 @@ from typing import Any
 
 from .charts import Axis, Chart
 from .curves import spans_decades
-from .depth import describe_course
+from .depth import describe_ends
 from .page import details, html_table, pairs, picture
 from .study import Record, Section, Study, read_object_strictly, read_rows_strictly
 from .style import COLOURS, Look, figures
@@ -238,7 +238,7 @@ def in_depth(study: SavedSimulation, key: str, unit: str, log: bool, *views: str
     without = [scheme for scheme in measured if scheme not in lines]
     rest = f"; of {', '.join(without)} the lines are the simulation" if without else ""
     ends = {scheme: (curve[0][1], curve[-1][1]) for scheme, curve in curves.items() if curve}
-    title = describe_course(COLUMNS[key], ends) if key in COLUMNS else describe_laws(study)
+    title = describe_ends(COLUMNS[key], ends) if key in COLUMNS else describe_laws(study)
     note = f"Markers: simulation, lines: theory{rest}." if lines else "Simulation, mean over seeds."
     charts = []
     for place, view in enumerate(views or ("",)):
