@@ -254,8 +254,8 @@ class StreamsReader(LayerReader):
         arguments = self.arguments_of(first)
         kind = "attn" if arguments and not self.sublayers else "mlp"
         self.sublayers.append(Sublayer(kind, (Branch(tuple(call.path for call in calls), arguments=arguments),)))
-        before, behind = (x.unflatten(-1, (self.streams, -1)) if x.dim() < 4 else x for x in (calls[0].x, after))
-        self.steps.append((before, first.x, calls[-1].y.reshape(first.x.shape), behind))
+        before, after = (x.unflatten(-1, (self.streams, -1)) if x.dim() < 4 else x for x in (calls[0].x, after))
+        self.steps.append((before, first.x, calls[-1].y.reshape(first.x.shape), after))
         n, width = before.shape[-2:]
         sizes = {len(p) for p in calls[0].module.parameters() if p.shape[1:] == (n * width,)}
         ranks = ["width" if size == 5 * width // 32 else size for size in sizes]
@@ -275,12 +275,12 @@ class HistoryReader(LayerReader):
             self.refuse(f"after its first sub-layer {len(reading)} modules read the sums of earlier blocks, not one")
         mlp = self.run.calls[reading[0]]
         partial = next(x for x in mlp.arguments.values() if same_size(x, self.run.x))
-        before, between, behind = (
+        before, between, after = (
             torch.cat((sums_handed(call, self.run.x), x.unsqueeze(-2)), -2)  # type: ignore[arg-type]
             for call, x in ((self.run, self.run.x), (mlp, partial), (mlp, self.run.y))
         )
         self.end("attn", self.run.calls[: reading[0]], before, between)
-        self.end("mlp", self.run.calls[reading[0] :], between, behind)
+        self.end("mlp", self.run.calls[reading[0] :], between, after)
 
     def end(self, kind: str, calls: list[ModuleCall], before: Tensor, after: Tensor) -> None:
         """A sub-layer ends."""

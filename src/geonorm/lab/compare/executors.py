@@ -77,7 +77,7 @@ class Phase:
         return [job.config for job in self.jobs] + self.waiting
 
     def progress(self) -> str:
-        """How far all are, behind a line on one."""
+        """How far all are, as the end of a line about one."""
         return f" ({len(self.configs) - len(self.unfinished())} of {len(self.configs)}{self.left(self.steps())})"
 
     def left(self, steps: int) -> str:
