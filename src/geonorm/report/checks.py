@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..lab.load import Run
-from ..lab.runs.folder import VOLATILE, flatten
+from ..lab.runs.folder import RESUME_MAY_DIFFER, flatten
 from ..lab.runs.records import Summary
 from ..lab.statistics.comparison import ending, find_scattered, usable
 from .page import plain_text
@@ -20,7 +20,7 @@ PARAMETER_TOLERANCE = 0.002
 PER_RUN = ("scheme", "seed", "lr", "optim.rates", "out")
 """Settings that differ between runs by design."""
 WITHOUT_EFFECT = {
-    *VOLATILE, *PER_RUN, "checkpoint.every", "evaluation.every", "evaluation.trace_tokens",
+    *RESUME_MAY_DIFFER, *PER_RUN, "checkpoint.every", "evaluation.every", "evaluation.trace_tokens",
     "runtime.device", "runtime.threads",
     "runtime.compile", "runtime.recompute", "runtime.tensorboard",
 }  # fmt: skip

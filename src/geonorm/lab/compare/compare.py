@@ -47,11 +47,12 @@ from .config import CompareConfig, Grid, Ray, Slurm
 from .executors import Executor, LocalExecutor, Say, StackedExecutor, outcome
 from .tune import Rates, run_config, tune
 
-GRID = {
+MAY_DIFFER = {
     "schemes", "seeds", "lrs", "tune", "jobs", "launcher", "out", "depth", "rates", "log.to",
     *(f"{group}.{f.name}" for group, kind in (("ray", Ray), ("slurm", Slurm)) for f in fields(kind)),
 }  # fmt: skip
-"""Settings that may differ when a comparison or a ladder is extended: which runs there are, not what a run is."""
+"""Settings that may differ when a comparison or a ladder is extended: they say which runs there are, not what a run
+is."""
 
 
 def compare(schemes: Sequence[str | Scheme] | str | Scheme = ("pre", "geonorm"), **settings: Any) -> Comparison:
@@ -254,5 +255,5 @@ def check_study_folder(out: Path, settings: dict[str, Any], kind: type[Grid]) ->
         before = to_dict(from_dict(kind, before))
     except (ConfigError, TypeError) as error:
         raise CheckpointError(f"{out / 'config.yaml'} does not hold the settings of a {kind.noun}: {error}") from None
-    if differs := first_difference(before, settings, but=GRID):
+    if differs := first_difference(before, settings, ignored=MAY_DIFFER):
         raise CheckpointError(f"{out} holds a {kind.noun} with {differs}; choose another --out")

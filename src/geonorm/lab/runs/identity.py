@@ -13,7 +13,7 @@ from typing import Any
 
 from ...errors import CheckpointError, ConfigError, unknown
 from ...parsing import from_json
-from .folder import LONGER, VOLATILE, first_difference, flatten, read_objects
+from .folder import EXTENSION_MAY_DIFFER, RESUME_MAY_DIFFER, first_difference, flatten, read_objects
 
 FILE = "environment.json"
 FIXED = ("steps", "batch_size", "model.context", "evaluation.trace_tokens", "evaluation.average", "optim.name")
@@ -76,11 +76,11 @@ def check_identity(what: str, other: Mapping[str, Any], identity: Mapping[str, A
     """OtherRun if something, described by `what`, was made under another identity than this run has."""
     # under a cosine another length is another rate at every step; a run of the same length was not extended
     extended = identity.get("optim.schedule") != "cosine" and other.get("steps") != identity.get("steps")
-    if differs := first_difference(other, identity, LONGER if extended else VOLATILE):
+    if differs := first_difference(other, identity, EXTENSION_MAY_DIFFER if extended else RESUME_MAY_DIFFER):
         raise OtherRun(f"{what} was made with {differs}")
 
 
 def identity_sha256(identity: Mapping[str, Any]) -> str:
     """The sha256 of an identity, without the settings that may differ from part to part."""
-    values = {name: value for name, value in identity.items() if name not in VOLATILE}
+    values = {name: value for name, value in identity.items() if name not in RESUME_MAY_DIFFER}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -32,7 +32,14 @@ from ..distributed.ranks import World, join_world, lost_peers_in_one_line, raise
 from ..plan import fit_to_device
 from ..resolve import Resolved, resolve
 from ..runs import environment
-from ..runs.folder import LONGER, VOLATILE, RunFolder, first_difference, read_summary, write_settings
+from ..runs.folder import (
+    EXTENSION_MAY_DIFFER,
+    RESUME_MAY_DIFFER,
+    RunFolder,
+    first_difference,
+    read_summary,
+    write_settings,
+)
 from ..runs.identity import OtherRun, identity_sha256
 from ..runs.loggers import Logger, Loggers, Start, find_loggers, tracked_id
 from ..runs.provenance import check_made_from, record_part, sources_in
@@ -121,7 +128,7 @@ def train_on_rank(
     shared = world.on_all_ranks(lambda: find_extension(folder, schedule))
 
     # The folder of the run, which the first rank writes.
-    may_differ = {*(VOLATILE if shared is None else LONGER), *folder.accepted}
+    may_differ = {*(RESUME_MAY_DIFFER if shared is None else EXTENSION_MAY_DIFFER), *folder.accepted}
     unwritten = RunFolder(folder.path, writes=False)  # for the other ranks
     opened = RunFolder.open(folder.path, folder.settings, folder.resume, may_differ)
     run = world.on_all_ranks(lambda: end.enter_context(opened) if world.first else unwritten)
