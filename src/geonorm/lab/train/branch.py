@@ -61,7 +61,8 @@ def find_shared_prefix(folder: FolderPart, schedule: Schedule) -> SharedPrefix |
 
 
 def drop_later_steps(run: RunFolder, last: int) -> None:
-    """Remove what a shorter run did after the last step that it shares with the longer one, and its summary."""
+    """Remove the checkpoints of a shorter run after the last step that it shares with the longer one, and its
+    summary."""
     for step in saved_steps(run.checkpoints):
         if step > last:
             shutil.rmtree(run.checkpoints / f"step-{step}")

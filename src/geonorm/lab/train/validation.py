@@ -18,7 +18,7 @@ TRAINED_PER_SAMPLED, TRAINED_PER_FINAL = 16, 8
 """Tokens of training for each token that an evaluation reads, while the run trains and at its end: a forward pass takes
 under a third of the time of a step, so evaluations take some 2 % and 4 % of a run."""
 FINAL_TOKENS = 65536
-"""Tokens of the last evaluation of a long run that does not read all of the text."""
+"""Most tokens of the last evaluation of a run that does not read the whole validation text."""
 MEASURES = ("val_loss", "val_bpb", "val_accuracy")
 
 
@@ -36,7 +36,7 @@ class Validation:
         objective: Objective = NEXT_TOKEN,
         interval: int | None = None,
     ) -> None:
-        """seen: tokens that the run trains on. interval: those between two evaluations."""
+        """seen: tokens that the run trains on. interval: tokens trained on between two evaluations."""
         self.tokens, self.context, self.device, self.world = tokens, context, device, world
         self.objective = objective
         self.rows = max(1, EVALUATION_BATCH // context)
@@ -44,13 +44,13 @@ class Validation:
         self.whole = (
             TRAINED_PER_FINAL * len(tokens.validation) <= seen if evaluation.whole is None else evaluation.whole
         )
-        """True if all of it is measured at the end."""
+        """True if the whole validation text is measured at the end."""
         most = evaluation.tokens or max(EVALUATION_BATCH, min(FINAL_TOKENS, seen // TRAINED_PER_FINAL))
         self.part = list(validation_batches(tokens.validation, self.rows, context, most, objective))
-        """Batches spread over all of it."""
+        """Batches of the last evaluation, spread over the validation text."""
         few = most if interval is None else max(EVALUATION_BATCH, interval // TRAINED_PER_SAMPLED)
         self.sample = self.part
-        """What evaluations before the last read; all of the part where that costs little."""
+        """Batches of the evaluations before the last: fewer, or the same where that costs little."""
         if few < most:
             self.sample = list(validation_batches(tokens.validation, self.rows, context, few, objective))
 
