@@ -35,7 +35,6 @@ def take_pictures(flow: Flow, config: SimulateConfig, x: Tensor, particles: dict
     if config.weights == "identity" and x.shape[2] > 3:  # the tokens of the pictures are not those of the simulation
         x, tolerance = uniform(DRAWN, 3, dtype=x.dtype).to(x.device), 1e-4
         run |= {"tokens": DRAWN, "dim": 3, "init": "uniform"}
-    flow = Flow(flow.scheme, flow.sublayers, flow.depth)
 
     def walk(times: list[float]) -> Iterator[tuple[float, Tensor]]:
         path = integrate(flow, flow.start(x), times, method=config.method, tolerance=tolerance, log_time=True)
