@@ -77,7 +77,7 @@ MIXED: dict[str, dict[str, Any]] = {
     "zaya": {"num_experts_per_tok": 1},
     "nemotron": {"num_key_value_heads": 2},
 }  # fmt: skip
-"""What small models of some families need beside: layers of each kind, numbers that fit one another."""
+"""What small models of some families need besides: layers of each kind, numbers that fit one another."""
 LARGER: dict[str, dict[str, Any]] = {"gemma4_text": {"hidden_size_per_layer_input": 0}}
 """What most sizes of a family have, where its default configuration is that of its smallest ones."""
 MOST_PARAMETERS = 10_000_000
