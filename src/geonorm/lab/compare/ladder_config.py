@@ -36,7 +36,7 @@ HIGHEST_LR = 0.012
 
 @dataclass(frozen=True)
 class Size:
-    """One rung: the shape of the model, and how long, in what batches and at which rate it is trained."""
+    """One size of the ladder: the shape of the model, and how long, in what batches and at which rate it is trained."""
 
     depth: int
     width: int
@@ -44,7 +44,7 @@ class Size:
     hidden: int
     batch_size: int
     steps: tuple[int, ...]
-    """One a budget, ascending."""
+    """Steps of each budget, ascending."""
     lr: float
 
     @property
@@ -93,8 +93,8 @@ class LadderConfig(Grid):
         )
 
     def size(self, depth: int, count: Callable[[dict[str, Any]], int]) -> Size:
-        """What the rule makes of a depth. count: parameters of a model whose shape has these fields. ConfigError where
-        a budget is less than a step."""
+        """The size that the rule gives for a depth. count: the number of parameters of a model with these fields.
+        ConfigError if a budget is less than a step."""
         like, model = preset(self.preset), to_dict(self.model)
         width = model["width"] or WIDTH_PER_BLOCK * depth
         heads = model["heads"] or max(1, width // HEAD_WIDTH)
@@ -114,7 +114,7 @@ class LadderConfig(Grid):
 
 
 def read_budget(text: str, parameters: int) -> float:
-    """Tokens: so many for each parameter, or with a unit in all."""
+    """The tokens of a budget: a number without a unit is tokens for each parameter, one with a unit is the total."""
     unit = UNITS.get(text[-1:])
     try:
         tokens = float(text[:-1]) * unit if unit else float(text) * parameters

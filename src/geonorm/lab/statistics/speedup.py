@@ -35,7 +35,7 @@ class LossCurve(NamedTuple):
     loss: np.ndarray[Any, Any]
 
     def find(self, loss: float) -> float:
-        """Where this loss was reached for good; -inf if all of the curve is below it, inf if it never was."""
+        """Where this loss was reached for good; -inf if the whole curve is below it, inf if it never was reached."""
         x, y = self.x, self.loss
         if len(x) > 1:
             x = np.interp(np.arange(SUBDIVISIONS * (len(x) - 1) + 1) / SUBDIVISIONS, np.arange(len(x)), x)
@@ -59,9 +59,9 @@ class Reading(NamedTuple):
 
 
 def read_speedup(base: LossCurve, other: LossCurve, at: float) -> Reading | None:
-    """ln of how many times the x of `other` at the place `at` the baseline needs for the same loss. Where that lies
-    outside the baseline's curve: for the loss of the baseline at `at`, on the curve of `other`. None where one of them
-    was not measured at `at`."""
+    """ln(speed-up) at x = `at`: how many times that x the baseline needs for the loss of `other` there. Where the
+    baseline's curve does not reach this loss, `other`'s curve is searched for the baseline's loss instead; where that
+    fails too, there is a bound. None where one of them was not measured at `at`."""
     if at not in base.x or at not in other.x:
         return None
     needed = base.find(float(other.loss[other.x == at][0]))

@@ -11,9 +11,9 @@ from ..runs.records import MetricRow
 
 MIN_WINDOW = 20
 STEPS = {"spikes": "spike_steps", "grad_spikes": "grad_spike_steps"}
-"""By the name of their number in summary.json, that of the steps at which they are."""
+"""Columns of summary.json: from the number of spikes to the steps at which they are."""
 MEASURED = {"spikes": "loss", "grad_spikes": "grad_norm"}
-"""Of which values of metrics.jsonl they are."""
+"""From the number of spikes to the column of metrics.jsonl that has them."""
 
 
 class SpikeWatch:
