@@ -47,8 +47,8 @@ MFU = 0.4
 
 
 def plan(config: TrainConfig, ranks: int = 1, machine: str = "") -> dict[str, Any]:
-    """The plan of a run on so many ranks of a machine, by default of the config's device; sizes in bytes, times in
-    seconds. ConfigError for settings that do not fit together."""
+    """The plan of a run on `ranks` devices of a kind of machine, by default that of the config; sizes in bytes, times
+    in seconds. ConfigError for settings that do not fit together."""
     name = machine or config.runtime.device
     place = machine_named(name, config.runtime.threads)
     world = World(size=ranks, local_size=min(ranks, 8))
@@ -92,12 +92,12 @@ def plan(config: TrainConfig, ranks: int = 1, machine: str = "") -> dict[str, An
 
 
 def fit_to_device(setup: Resolved, world: World, device: torch.device) -> Resolved:
-    """A run whose passes, and whose layout where it is left open, fit the device of a rank. ConfigError, which says
-    what to change, where none does."""
+    """Choose the micro-batch of a run, and its layout where that is left open, so that it fits the device of a rank.
+    ConfigError, which says what to change, where none fits."""
     shape, rows = setup.shape, setup.text.batch_size // world.size
     room = machine_here(device, world.local_size).memory * 2**30 or inf
-    rough = 4 * rows * shape.context * (shape.vocab_size + 40 * shape.layers * shape.width)
-    if device.type == "cpu" and not setup.micro_batch and 4 * rough < room:  # clearly
+    rough = 4 * rows * shape.context * (shape.vocab_size + 40 * shape.layers * shape.width)  # logits, activations
+    if device.type == "cpu" and not setup.micro_batch and 4 * rough < room:  # clearly fits: no need to count exactly
         return replace(setup, micro_batch=rows)
     setup, memory = choose_passes(setup, world, room)
     if (peak := memory.peak(setup.micro_batch)) > room:
@@ -109,8 +109,8 @@ def fit_to_device(setup: Resolved, world: World, device: torch.device) -> Resolv
 
 
 def choose_passes(setup: Resolved, world: World, room: float) -> tuple[Resolved, Memory]:
-    """The most sequences of a pass that divide a rank's share of a step and fit into so many bytes, whole copies of the
-    model before shared ones, and what the run then takes; the least that there is where nothing fits."""
+    """The setup with the largest micro-batch that divides a rank's share of a step and fits into `room` bytes, and its
+    memory. ddp is tried before fsdp. Where nothing fits, the last choice that was tried."""
     rows = setup.text.batch_size // world.size
     with torch.device("meta"):
         model = Decoder(setup.shape)
@@ -162,8 +162,8 @@ def flops_per_token(model: Decoder) -> int:
 
 
 def matrices_without_role(model: Decoder) -> list[Tensor]:
-    """Those that a scheme or a norm owns, which multiply every vector of their stack; no scales, which may be laid out
-    by heads, nor mixtures of streams, neither of which multiplies vectors."""
+    """Matrices that a scheme or a norm owns, which multiply every vector of the stream. Not among them are scales,
+    which may be laid out by heads, and mixtures of streams: they multiply no vectors."""
     known = {id(weight) for _, weight, _, _ in model.weights()}
     known |= {id(weight) for part in model.modules() if isinstance(part, Scale) for weight in part.parameters()}
     known |= {id(part.mix) for part in model.modules() if isinstance(part, Connection)}
@@ -185,7 +185,7 @@ class Memory:
     """Bytes that a rank holds in a step, for any number of sequences in a pass."""
 
     def __init__(self, model: Decoder, setup: Resolved, ranks: int, layout: str, several: bool) -> None:
-        """ranks: of one copy of the model under fsdp. several: there is more than one pass in a step."""
+        """ranks: those that share one copy of the model under fsdp. several: a step has more than one pass."""
         self.model, self.runtime, self.fsdp = model, setup.runtime, layout == "fsdp"
         self.shard = ranks if self.fsdp else 1
         self.adding = layout == "ddp" or (layout == "none" and several)
@@ -195,8 +195,8 @@ class Memory:
             (lambda: torch.autocast("cpu", torch.bfloat16)) if half else nullcontext,
             self.adding,
         )
-        # bytes at any moment are linear in the number of sequences, the most of a pass is a maximum of such lines: that
-        # of few sequences, where gradients of weights are most, and that of many
+        # bytes at any moment are linear in the number of sequences, so the peak of a pass is a maximum of such lines:
+        # of that for few sequences, where gradients of weights dominate, and that for many
         self.logits = model.config.context * model.config.vocab_size  # of a sequence
         with FakeTensorMode():
             self.lines = {
@@ -242,7 +242,7 @@ class Memory:
         }
 
     def peak(self, batch: int, recompute: bool | None = None) -> int:
-        """The most that a step holds at any moment: through the forward pass and back, one piece after the other."""
+        """Most bytes that a step holds at any moment: through the forward pass and back, one piece after the other."""
         pieces = self.pieces(batch, recompute)
         held = self.parameters + self.optimizer + self.average + self.gathered_weights(pieces)
         # gradients that are added to are there all the time; others appear block by block

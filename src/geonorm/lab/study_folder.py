@@ -31,8 +31,8 @@ MUST_MATCH = ("geonorm", "commit", "python", "torch")
 
 
 def check_directory(out: Path, settings: Mapping[str, Any], kind: str = "simulation", key: str = "beta") -> None:
-    """CheckpointError if `out` cannot be written or holds something else than this simulation, or than this study of
-    another kind, whose settings have that key. Leaves nothing."""
+    """CheckpointError if `out` cannot be written, or holds something else than this study. A study of the kind is known
+    by `key`, one of its settings. Leaves nothing."""
     before = stored_settings(out) if (out / "config.yaml").exists() else {}
     check_out_folder(out, kind, key in before)
     if before and (differs := first_difference(before, dict(settings), ignored=MAY_DIFFER)):
@@ -40,7 +40,7 @@ def check_directory(out: Path, settings: Mapping[str, Any], kind: str = "simulat
 
 
 def describe_sources(schemes: Sequence[str]) -> dict[str, Any]:
-    """For environment.json: schemes from elsewhere in each scheme that has any, in the form of `sources_of`."""
+    """For environment.json: by scheme, the schemes from elsewhere in it, in the form of `sources_of`."""
     from ..schemes import parse, sources_of
 
     return {str(scheme): sources for scheme in map(parse, schemes) if (sources := sources_of(scheme))}

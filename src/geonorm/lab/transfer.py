@@ -105,7 +105,7 @@ def final_state(model: Decoder, batch: Tensor) -> Tensor:
 
 
 def mean_angle(x: Tensor, y: Tensor) -> float:
-    """Between tokens (..., dim), in radians."""
+    """Mean angle between tokens x and y (..., dim), in radians."""
     along, across = sphere.frame(x.detach().double(), y.detach().double())
     return torch.atan2(sphere.radius(across), along * sphere.radius(x)).mean().item()
 
@@ -144,7 +144,7 @@ def summarize_turns(config: TransferConfig, scheme: str, rows: Sequence[Row]) ->
 
 
 def mean_interval(values: Sequence[float], scale: Callable[[float], float] = float) -> list[float | None]:
-    """[mean, low, high] on another scale."""
+    """[mean, low, high] of values with their 95 % interval, each number mapped by `scale`."""
     return [None if number is None else scale(number) for number in paired_interval(values)[:3]]
 
 
