@@ -44,7 +44,7 @@ COLLAPSED = 1e-2
 WIDE = 32
 """Dimensions from which on theory says how fast uniform tokens turn at first."""
 NARROW = 0.01
-"""Opening of a cone whose tokens count as nearly one."""
+"""Opening of a cone up to which its tokens count as nearly the same."""
 ROUNDING = {"float64": 1e-24, "float32": 1e-11}
 """1 - cos below which positions begin to be rounding error: no law is fitted there."""
 TOGETHER = {"float64": 1e-26, "float32": 1e-12}
@@ -74,7 +74,7 @@ class Simulation(Result):
 
     @staticmethod
     def empty(config: SimulateConfig) -> Simulation:
-        """Of no scheme yet."""
+        """A simulation in which no scheme has run yet."""
         state = {"schemes": [], "missing": [str(parse(scheme)) for scheme in config.schemes]}
         scale = {"beta": config.temperature, "depth": config.layers}
         return Simulation(config, {"kind": "simulation", "status": "interrupted", **asdict(config), **state, **scale})
@@ -139,7 +139,7 @@ def run_simulation(
 
 
 def check_scheme(config: SimulateConfig, scheme: Scheme, start: Tensor) -> None:
-    """ConfigError for a scheme that particles cannot follow, or not to the end: a few of them are moved there once."""
+    """ConfigError for a scheme that particles cannot follow up to the last time. A few particles try it."""
     if config.weights != "network":
         check_values(scheme, config.layers)
     if why := next((kind.about.why_from_start for kind in schemes_in(scheme) if kind.about.why_from_start), None):
@@ -158,7 +158,7 @@ def check_scheme(config: SimulateConfig, scheme: Scheme, start: Tensor) -> None:
 def run_scheme(
     config: SimulateConfig, scheme: Scheme, start: Tensor, simulation: Simulation, progress: Progress
 ) -> None:
-    """Simulate one scheme and add it to the simulation, when all of it is there."""
+    """Simulate one scheme, and add it to the simulation when all its results are there."""
     name, alike = str(scheme), config.weights == "identity"  # every dimension acts as any other, and every seed
     batches = [start] if alike else list(start.split(1))
     flows = [Flow(scheme, build_sublayers(config, scheme, seed, start.device), config.layers)
@@ -256,8 +256,8 @@ def measure(flow: Flow, x: Tensor, tau: float) -> list[dict[str, Any]]:
 
 
 def drawn_sublayers(config: SimulateConfig) -> tuple[Sub, ...] | None:
-    """The sub-layers as `drawn` knows them where docs/theory-random-weights.md applies: whole layers, weights of
-    their own, and no positions. None elsewhere."""
+    """The sub-layers in the form of `drawn`, if docs/theory-random-weights.md applies: whole layers, each with weights
+    of its own, and no positions. None elsewhere."""
     if config.weights != "network" or config.per != "layer" or config.method != "layers" or config.rope is not None:
         return None
     attention = DrawnAttention(causal=config.causal)
