@@ -15,9 +15,9 @@ from .style import figures, rate, si, signed
 from .tables import count, paired_difference, spread, unfinished, verdict
 
 EARLY = 0.15
-"""Share of training that may leave the frame."""
+"""Share of training, at its start, that a chart need not show."""
 Curves = Mapping[str, Sequence[curves.Curve]]
-"""By scheme, its curves: one, or one a seed."""
+"""By scheme, its curves: a single one, or one for each seed."""
 
 
 class View(NamedTuple):
@@ -232,7 +232,7 @@ def learning_rates(comparison: ComparedRuns) -> list[Chart]:
 
 
 def rate_chart(comparison: ComparedRuns, rows: Sequence[ComparisonRow], what: str) -> list[Chart]:
-    """These schemes; much higher losses leave the frame."""
+    """Loss against learning rate for the schemes of some rows; losses that are much higher are left out."""
     tried = sorted({lr for row in rows for lr in row.lrs if lr})
     known = [loss for row in rows for lr, loss in row.lrs.items() if lr and loss is not None]
     if len(tried) < 2 or not known:
@@ -267,7 +267,7 @@ def rate_chart(comparison: ComparedRuns, rows: Sequence[ComparisonRow], what: st
 
 
 SECOND = 0.5
-"""Radians up to which an angle is its first order within 8 %: arctan 0.5 = 0.46."""
+"""Radians up to which the first-order prediction of an angle is right within 8 %: arctan 0.5 = 0.46."""
 TURNS = "Where the angle falls with depth, late blocks change tokens little; where it stays, each block still counts."
 PROFILES = {
     "radius": Measure("Length of the stream", "|x|", "Mean |x| of the tokens before each sub-layer.", GROWS),

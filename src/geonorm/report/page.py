@@ -18,12 +18,12 @@ from .style import Look, dark_rules
 from .terms import anchor, glossary, linked
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-"""What a browser is told about the page: it may fetch nothing."""
+"""The page's Content-Security-Policy: a browser may fetch nothing for it."""
 WIDTH, HEIGHT = 218, 165
 """Pixels inside the axes: with its labels a chart is as wide as a phone, and three stand in a row of a large screen."""
 
 FOLDERS = re.compile(r"(?<![\w.:/<~-])/(?:[^\s/<>\"'&;,]+/)+")
-"""The folders of an absolute path: the page does not say where its files lay."""
+"""Matches the folders of an absolute path, which are cut: the page does not say where its files were."""
 
 
 def page(studies: Sequence[Study], styles: Mapping[str, Look]) -> str:
@@ -114,7 +114,7 @@ def _figure(chart: Chart, place: Mapping[str, int], prefix: str) -> str:
 
 
 def picture(chart: Chart, place: Mapping[str, int]) -> str:
-    """A chart with its numbers and itself as files."""
+    """A chart, with links that save its numbers as CSV and itself as SVG."""
     file = anchor(chart.name)
     data = quote(FOLDERS.sub("", write_csv(chart.table())), safe=",.-")
     return (
