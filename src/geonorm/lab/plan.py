@@ -131,14 +131,11 @@ def choose_passes(setup: Resolved, world: World, room: float) -> tuple[Resolved,
 
 
 def suggest_change(setup: Resolved, memory: Memory, room: float) -> str:
-    """What to change in a run that does not fit, or does not need what slows it down; an empty string for nothing."""
+    """What to change in a run that does not fit, or that recomputes without need; an empty string for nothing."""
     recompute = setup.runtime.recompute
     if memory.peak(setup.micro_batch) <= room:
-        return (
-            "leave out --runtime.recompute"
-            if recompute and memory.peak(setup.micro_batch, recompute=False) <= room
-            else ""
-        )
+        needless = recompute and memory.peak(setup.micro_batch, recompute=False) <= room
+        return "leave out --runtime.recompute" if needless else ""
     if largest := memory.largest(room):
         return f"choose --micro-batch {largest} or fewer"
     if not recompute and memory.peak(1, recompute=True) <= room:

@@ -101,7 +101,7 @@ class SavedProbe(Study):
         return [(name, self._headline(name)) for name in self.names]
 
     def _headline(self, name: str) -> str:
-        law, step = self.schedule(name), column_mean(self.trace.get(name, []), "ratio")
+        law, step = self.schedule(name), column_mean(self.sites(name), "ratio")
         if step is None:
             return f"{name}: no step of a sub-layer was measured, so only its norms are shown"
         sentence = f"{name}: a sub-layer moves a token by {figures(step)} of its length on average"
