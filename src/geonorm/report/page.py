@@ -13,7 +13,7 @@ from urllib.parse import quote
 from .charts import BETWEEN, CONFIG, Chart
 from .formats import write_csv
 from .render import svg
-from .study import Study
+from .study import Section, Study
 from .style import Look, dark_rules
 from .terms import anchor, glossary, linked
 
@@ -46,19 +46,8 @@ def page(studies: Sequence[Study], styles: Mapping[str, Look]) -> str:
             body += f"{_setting(study)}{_limits(study)}</section>"
             links.append(f'<a href="#study-{number}"><strong>{escape(study.title)}</strong></a>')
         for section in study.sections(place):
-            name = prefix + anchor(section.title)
-            links.append(f'<a href="#{name}">{escape(section.title)}</a>')
-            body += f'<section id="{name}"><{level}>{escape(section.title)}<a class="anchor" href="#{name}"'
-            body += f' aria-label="Link to {escape(section.title)}">#</a></{level}>'
-            for item in section.content:
-                body += (
-                    item
-                    if isinstance(item, str)
-                    else f'<div class="charts {section.css}">'
-                    + "".join(_figure(chart, place, prefix) for chart in item)
-                    + "</div>"
-                )
-            body += "</section>"
+            links.append(f'<a href="#{prefix}{anchor(section.title)}">{escape(section.title)}</a>')
+            body += _section(section, place, prefix, level)
         contents += f"<li>{' '.join(links)}</li>"
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -72,6 +61,19 @@ def page(studies: Sequence[Study], styles: Mapping[str, Look]) -> str:
         '<div id="tip" role="status" aria-live="polite" hidden></div>'
         f"<script>{script}</script></body></html>\n"
     )
+
+
+def _section(section: Section, place: Mapping[str, int], prefix: str, level: str) -> str:
+    """A section of a study: a heading, which links to itself, and its HTML and charts."""
+    name, title = prefix + anchor(section.title), escape(section.title)
+    link = f'<a class="anchor" href="#{name}" aria-label="Link to {title}">#</a>'
+    body = "".join(
+        item
+        if isinstance(item, str)
+        else f'<div class="charts {section.css}">{"".join(_figure(chart, place, prefix) for chart in item)}</div>'
+        for item in section.content
+    )
+    return f'<section id="{name}"><{level}>{title}{link}</{level}>{body}</section>'
 
 
 def _setting(study: Study) -> str:
