@@ -95,7 +95,7 @@ class DrawnMlp:
         return 1.0 if module is None else module(torch.ones(self.hidden, dtype=torch.float64)).mean().item()
 
 
-Sub = DrawnAttention | DrawnMlp
+DrawnSublayer = DrawnAttention | DrawnMlp
 
 
 def init_factor(rule: Scheme, site: Site, role: str) -> float:
@@ -115,7 +115,7 @@ def moments(activation: str, scale: float) -> tuple[float, float]:
     return (w * f.detach() ** 2).sum().item(), (w * (scale * slope) ** 2).sum().item()
 
 
-BLOCK: tuple[Sub, ...] = (DrawnAttention(), DrawnMlp())
+BLOCK: tuple[DrawnSublayer, ...] = (DrawnAttention(), DrawnMlp())
 SLOWEST = 0.25
 """Share of the square of a difference between tokens that is left after attention under a causal mask has averaged it,
 in the slowest mode: the second token gives itself the weight one half. In full attention the share is 0."""
@@ -126,7 +126,7 @@ class Turn:
     """What one sub-layer does to a token: radius before and after, how far it grew (their difference, of which no digit
     is lost where they are large), the angle phi, chi of a token."""
 
-    sub: Sub
+    sub: DrawnSublayer
     before: float
     after: float
     grown: float
@@ -148,7 +148,7 @@ class DrawnFlow:
 
     Raises ConfigError for a scheme whose step leaves the plane of x and u, or that changes the values in attention."""
 
-    def __init__(self, scheme: str | Scheme, depth: int, subs: Sequence[Sub] = BLOCK) -> None:
+    def __init__(self, scheme: str | Scheme, depth: int, subs: Sequence[DrawnSublayer] = BLOCK) -> None:
         self.flow = Flow(scheme, Attention(), depth)
         require(self.flow.scheme.planar, f"{self.flow.scheme} has no angle: its step leaves the plane of x and u")
         check_values(self.flow.scheme, depth)

@@ -26,7 +26,7 @@ from ..schemes import Scheme, parse, schemes_in
 from ..settings import check_unused, from_dict
 from .closed import ClosedCurve, solve_equiangular
 from .config import DEFAULT_SCHEMES, SimulateConfig
-from .drawn import SLOWEST, DrawnAttention, DrawnFlow, DrawnMlp, Sub, shrink_gap
+from .drawn import SLOWEST, DrawnAttention, DrawnFlow, DrawnMlp, DrawnSublayer, shrink_gap
 from .fields import build_sublayers
 from .flow import Flow, changed_values, check_values
 from .integrators import integrate
@@ -255,7 +255,7 @@ def measure(flow: Flow, x: Tensor, tau: float) -> list[dict[str, Any]]:
     ]
 
 
-def drawn_sublayers(config: SimulateConfig) -> tuple[Sub, ...] | None:
+def drawn_sublayers(config: SimulateConfig) -> tuple[DrawnSublayer, ...] | None:
     """The sub-layers in the form of `drawn`, if docs/theory-random-weights.md applies: whole layers, each with weights
     of its own, and no positions. None elsewhere."""
     if config.weights != "network" or config.per != "layer" or config.method != "layers" or config.rope is not None:

@@ -122,7 +122,7 @@ def watch(
     """Calls look(place, x, u, x') after every sub-layer of every forward pass inside, or those at `places` alone."""
     with ExitStack() as hooks:
         for home, inside in groupby(sites_of(model) if places is None else places, lambda place: place.home):
-            running = Running(look)
+            running = RunningSublayer(look)
             hooks.callback(home.register_forward_pre_hook(running.enter, with_kwargs=True).remove)
             for place in inside:
                 hooks.callback(place.reader.register_forward_pre_hook(running.begin(place), with_kwargs=True).remove)
@@ -147,7 +147,7 @@ def watch_calls(modules: Mapping[Key, nn.Module], look: Callable[[Key, Tensor, T
         yield
 
 
-class Running:
+class RunningSublayer:
     """The sub-layer that runs inside a home: begun by its reader, ended by the next one or by the end of the home."""
 
     def __init__(self, look: Look) -> None:

@@ -21,7 +21,7 @@ MASKED_SHARE = 0.15
 """Share of the tokens of a window that are to be predicted."""
 TURN = 1 << 16
 """Windows of a mixture in a turn: over each turn the share of every text is what its weight says."""
-TURNS = 2**63
+TURN_STREAM = 2**63
 """Number of the random stream for the order within turns. Streams with lower numbers belong to the texts."""
 HELD_OUT_SEED = 2**63
 """Seed of the masks of held-out text: no run can have it."""
@@ -146,7 +146,7 @@ class Batches:
 
     def _deal(self, turn: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """The text of each sample of a turn, and how many samples of that text stand before it in the turn."""
-        texts = np.searchsorted(self.borders, self._permute(turn, TURN, TURNS), side="right") - 1
+        texts = np.searchsorted(self.borders, self._permute(turn, TURN, TURN_STREAM), side="right") - 1
         by_text = np.argsort(texts, kind="stable")
         return texts, np.argsort(by_text) - self.borders[texts]
 

@@ -15,7 +15,7 @@ from ...errors import CheckpointError, ConfigError, unknown
 from ...parsing import from_json
 from .folder import EXTENSION_MAY_DIFFER, RESUME_MAY_DIFFER, first_difference, flatten, read_objects
 
-FILE = "environment.json"
+ENVIRONMENT_FILE = "environment.json"
 FIXED = ("steps", "batch_size", "model.context", "evaluation.trace_tokens", "evaluation.average", "optim.name")
 """Settings that --accept-changed cannot name (more steps extend a run in another way): rows are numbered by the first
 four, and a checkpoint holds what the last two have gathered."""
@@ -43,7 +43,7 @@ def identity_of(
 def read_parts(folder: Path, needed: bool = False) -> list[dict[str, Any]]:
     """The record of a run, the newest part last; empty if there is none and none is needed. CheckpointError if it
     cannot be read."""
-    path = folder / FILE
+    path = folder / ENVIRONMENT_FILE
     parts = read_objects(path)
     if not parts and (needed or path.exists()):
         raise CheckpointError(f"{path} is not readable: the run directory is damaged")
