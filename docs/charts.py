@@ -10,7 +10,7 @@ from pathlib import Path
 
 from geonorm.cli.pictures import follow_write
 from geonorm.dynamics.closed import solve_equiangular
-from geonorm.dynamics.drawn import DrawnAttention, DrawnFlow, DrawnMlp, Sub
+from geonorm.dynamics.drawn import DrawnAttention, DrawnFlow, DrawnMlp, DrawnSublayer
 from geonorm.report.charts import Axis, Chart, Spec, Strip, figure, strip_chart
 from geonorm.report.style import looks, ramp
 
@@ -33,7 +33,7 @@ SCHEDULES = {
     EQUAL: "equal shares",
 }
 DRAWN = {name: name for name in ("post", "pre", "peri", "sqrt", "geonorm")} | {"geonorm(decay=sqrt)": "geonorm, 1/√t"}
-NETWORKS: dict[str, Sequence[Sub]] = {
+NETWORKS: dict[str, Sequence[DrawnSublayer]] = {
     "Attention alone": [DrawnAttention()],
     "Attention and SwiGLU": [DrawnAttention(), DrawnMlp("silu", gated=True)],
 }

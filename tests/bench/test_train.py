@@ -56,7 +56,7 @@ def test_steps_learn(scheme: str) -> None:
 def test_a_machine_that_cannot_compile_and_a_loss_that_is_not_finite_are_one_line(monkeypatch: Any) -> None:
     nan = torch.tensor(torch.nan, requires_grad=True)
     loss = Mock(side_effect=[TorchDynamoException("no compiler"), *[nan] * train.WARM_UP])
-    monkeypatch.setattr(train.parallel, "loss_of", lambda *_: loss)
+    monkeypatch.setattr(train.parallel, "trained_loss", lambda *_: loss)
     for message in ("pre cannot be compiled here: no compiler", "the loss of pre, eager, is nan"):
         with pytest.raises(GeonormError, match=message):
             program("pre")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.special import fdtr
 
-from geonorm.measure.schedule import LAWS, LEAST_R2, fit, implied, left_course
+from geonorm.measure.schedule import LAWS, LEAST_R2, fit, implied, trend_p
 
 DEPTH = 12
 SHAPES = {
@@ -82,10 +82,10 @@ def test_the_course_that_scatter_leaves_is_as_rare_as_it_says() -> None:
         left = b - np.polyval(np.polyfit(a, b, 2), a)
         whole = ((b - b.mean()) ** 2).sum()
         ratio = (whole - (left**2).sum()) / 2 / ((left**2).sum() / 9)
-        assert left_course(points) == pytest.approx(1 - fdtr(2, 9, ratio), abs=1e-9)
-        low += left_course(points) < 0.05
+        assert trend_p(points) == pytest.approx(1 - fdtr(2, 9, ratio), abs=1e-9)
+        low += trend_p(points) < 0.05
     assert 15 <= low <= 36
-    assert left_course([(a, a * a) for a in logs[:5]]) == 1.0
+    assert trend_p([(a, a * a) for a in logs[:5]]) == 1.0
 
 
 def test_the_interval_of_the_power_holds_the_truth_as_often_as_it_says() -> None:

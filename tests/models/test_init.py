@@ -10,7 +10,7 @@ from torch import nn
 import geonorm
 from geonorm import Decoder, DecoderConfig, Residual, Site, names
 from geonorm.errors import ConfigError
-from geonorm.lab.config import RATED, Optim
+from geonorm.lab.config import RATE_ROLES, Optim
 from geonorm.models import VisionConfig, VisionTransformer
 from geonorm.models.init import ROLES, SHARED_ROLES, decays, linear, parameter_groups, parameter_roles
 
@@ -75,7 +75,7 @@ def test_a_model_of_ones_own() -> None:
 
 def test_words_of_the_command_line() -> None:
     assert Optim(rates=["embed=16", "head=.5"]).multipliers == {"embed": 16.0, "head": 0.5}
-    assert set(RATED) <= {*ROLES, *SHARED_ROLES} and {r for r in ROLES if not ROLES[r].end} < set(RATED)
+    assert set(RATE_ROLES) <= {*ROLES, *SHARED_ROLES} and {r for r in ROLES if not ROLES[r].end} < set(RATE_ROLES)
     for words, said in (
         (["embd=2"], "unknown role of optim.rates 'embd': did you mean 'embed'?"),
         (["embed"], "optim.rates embed takes a finite number, got ''"),

@@ -105,7 +105,7 @@ def make_program(
     with device:
         model = Decoder(replace(shape, scheme=scheme))
     model = parallel.distribute(model, runtime, device)
-    loss_of = parallel.loss_of(model, runtime, device, parallel.FEWEST_STEPS)
+    loss_of = parallel.trained_loss(model, runtime, device, parallel.FEWEST_STEPS)
     optimizers = optim.build_optimizers(model, Optim(), LR)
 
     def step() -> Tensor:

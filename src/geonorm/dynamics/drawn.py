@@ -1,4 +1,4 @@
-"""What drawn weights do to tokens that are nearly one, before any training: docs/theory-random-weights.md.
+"""What randomly drawn weights do to tokens that are nearly the same, before training: docs/theory-random-weights.md.
 
 A sub-layer whose weights are drawn anew proposes an update at right angles to the token (to order width^-1/2), so that
 a scheme turns every token by one angle phi, and the square of a small difference between directions becomes
@@ -31,7 +31,7 @@ from .rates import enter_radius
 from .theory import LATE, SLOW, SUDDEN_LAYERS, Terminal, find_rest, grow, read_law
 
 NODES = 200
-"""Of Gauss and Hermite; an even number keeps clear of the kink of ReLU at 0."""
+"""Nodes of Gauss-Hermite quadrature; an even number has none at 0, where ReLU has its kink."""
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
@@ -90,16 +90,16 @@ class DrawnMlp:
         return torch.eye(n, dtype=torch.float64)
 
     def slot_factor(self, rule: Scheme, site: Site, role: str) -> float:
-        """By what a scheme's module multiplies what stands in front of the activation, or is gated."""
+        """The factor by which a scheme's module multiplies the hidden units of up or gate; 1 without such a module."""
         module = rule.slot(role, (self.hidden,), self.width, site)
         return 1.0 if module is None else module(torch.ones(self.hidden, dtype=torch.float64)).mean().item()
 
 
-Sub = DrawnAttention | DrawnMlp
+DrawnSublayer = DrawnAttention | DrawnMlp
 
 
 def init_factor(rule: Scheme, site: Site, role: str) -> float:
-    """By what a scheme multiplies the base standard deviation of a weight."""
+    """The factor by which a scheme multiplies the base standard deviation of a weight."""
     return rule.init_std(role, 1, 1, site, 1.0)
 
 
@@ -115,10 +115,10 @@ def moments(activation: str, scale: float) -> tuple[float, float]:
     return (w * f.detach() ** 2).sum().item(), (w * (scale * slope) ** 2).sum().item()
 
 
-BLOCK: tuple[Sub, ...] = (DrawnAttention(), DrawnMlp())
+BLOCK: tuple[DrawnSublayer, ...] = (DrawnAttention(), DrawnMlp())
 SLOWEST = 0.25
-"""What is left of the square of a difference that attention averages, under a causal mask and at last: the second token
-sees itself at one half. In full attention it is 0."""
+"""Share of the square of a difference between tokens that is left after attention under a causal mask has averaged it,
+in the slowest mode: the second token gives itself the weight one half. In full attention the share is 0."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Turn:
     """What one sub-layer does to a token: radius before and after, how far it grew (their difference, of which no digit
     is lost where they are large), the angle phi, chi of a token."""
 
-    sub: Sub
+    sub: DrawnSublayer
     before: float
     after: float
     grown: float
@@ -139,7 +139,7 @@ class Turn:
         return cos(self.angle) ** 2 + chi * sin(self.angle) ** 2
 
     def relative(self, averaged: float = SLOWEST) -> float:
-        """The same of one between tokens, of whose square attention leaves the share `averaged`."""
+        """The same factor for a difference between tokens, of whose square attention leaves the share `averaged`."""
         return self.stretch(self.chi * averaged if isinstance(self.sub, DrawnAttention) else self.chi)
 
 
@@ -148,7 +148,7 @@ class DrawnFlow:
 
     Raises ConfigError for a scheme whose step leaves the plane of x and u, or that changes the values in attention."""
 
-    def __init__(self, scheme: str | Scheme, depth: int, subs: Sequence[Sub] = BLOCK) -> None:
+    def __init__(self, scheme: str | Scheme, depth: int, subs: Sequence[DrawnSublayer] = BLOCK) -> None:
         self.flow = Flow(scheme, Attention(), depth)
         require(self.flow.scheme.planar, f"{self.flow.scheme} has no angle: its step leaves the plane of x and u")
         check_values(self.flow.scheme, depth)
@@ -156,7 +156,7 @@ class DrawnFlow:
 
     @torch.no_grad()
     def turn_block(self, radius: float, t: float) -> list[Turn]:
-        """Of a token that comes to the block at depth-time t with this radius."""
+        """The turns in a block of a token that enters it at depth-time t with this radius."""
         turns = []
         for sub in self.subs:
             rule, site = self.flow.rule(t - 1, sub.kind)
@@ -174,7 +174,7 @@ class DrawnFlow:
 
     @torch.no_grad()
     def turn_through(self) -> list[Turn]:
-        """Sub-layer by sub-layer, of a token whose embedding has radius 1."""
+        """The turns in all blocks of a token whose embedding has radius 1."""
         radius = self.flow.enter(torch.tensor([[1.0, 0.0]], dtype=torch.float64)).norm().item()
         turns: list[Turn] = []
         for layer in range(self.depth):

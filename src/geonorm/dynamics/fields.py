@@ -1,5 +1,5 @@
-"""What a sub-layer proposes to every particle: attention, with the identity or drawn weights, or the blocks with which
-a decoder under the scheme begins.
+"""The update that a sub-layer proposes to every particle: by attention with identity or random weights, or by the
+freshly initialized blocks of a decoder under the scheme.
 
 A field is called as field(y, tau) with y = read(x) of shape (..., n, dim), leading axes for seeds, and the simulator
 time tau (a float; layer int(tau)); it returns the update u of the same shape. Q = K = V = I unless matrices are given.
@@ -152,8 +152,9 @@ def describe_network(config: SimulateConfig, scheme: Scheme) -> DecoderConfig:
 
 
 def find_unit(scheme: Scheme, model: DecoderConfig) -> float:
-    """The radius of N in the network, 1 among particles: sqrt(width), but for schemes that bring an N of their own,
-    which shows where embeddings are put on its sphere. ConfigError for a scheme made of such that have several."""
+    """The radius in the network of what N returns; among particles it is 1. It is sqrt(width), except for schemes with
+    an N of their own: it is read off the sphere on which they put embeddings. ConfigError for a combinator of schemes
+    whose radii differ."""
     entry = Site(0, "entry", model.layers)
     depths = range(model.layers if chooses(scheme) else 1)
     sites = [entry, *(Site(layer, kind, model.layers) for layer in depths for kind in BRANCHES)]
@@ -178,7 +179,7 @@ def draw_branch(
     dtype: torch.dtype,
     layer: int,
 ) -> NetworkBranch:
-    """The branch with which a decoder under the scheme begins in a layer, biases and gains as there."""
+    """A freshly initialized branch of a decoder under the scheme, in a layer, with biases and gains."""
     site = Site(min(layer, model.layers - 1), kind, model.layers)
     rule = scheme.resolve(site)
     branch = BRANCHES[kind](model, rule, site)
@@ -193,7 +194,7 @@ def draw_branch(
 
 @dataclass(eq=False)
 class NetworkBranch:
-    """A branch of the network as a field. unit: the radius in the network of what has radius 1 among particles."""
+    """A branch of the network as a field. unit: the radius in the network that corresponds to 1 among particles."""
 
     branch: nn.Module
     unit: float

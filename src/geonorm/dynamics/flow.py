@@ -21,12 +21,12 @@ from .fields import Field
 from .rates import chooses, derivative, motion, unit_parts, write_nothing
 
 MOST_PARTS = 64
-"""Sites whose norms and learned numbers are held at once."""
+"""Most sites whose norms and learned numbers are held at once."""
 
 
 def changed_values(scheme: Scheme, depth: int) -> str | None:
-    """Why particle attention does not propose what the network's attention does, for a scheme that puts a module on the
-    values inside it; None for all others."""
+    """For a scheme that puts a module on the values inside attention, a message that says so: particle attention has no
+    such module, and proposes something else. None for all other schemes."""
     for layer in range(depth if chooses(scheme) else 1):
         site = Site(layer, "attn", depth)
         rule = scheme.resolve(site)
@@ -103,7 +103,7 @@ class Flow:
         return self.scheme.resolve(site), site
 
     def parts_at(self, rule: Scheme, site: Site, dim: int, like: Tensor) -> Parts:
-        """Its norms and learned numbers there: the same for all layers whose parts a scheme describes alike."""
+        """The norms and learned numbers at a site; shared by all layers for which the scheme describes them alike."""
         here = rule, site.kind, dim
         described = int(site.layer) if here in self.opaque else describe_parts(rule, site, dim)
         if isinstance(described, int):
@@ -130,14 +130,14 @@ class Flow:
         return sum(others, start=first)
 
     def motions(self, x: Tensor, tau: float) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Of each sub-layer what rates.motion says of it."""
+        """`rates.motion` of each sub-layer."""
         for index, (kind, _) in enumerate(self.sublayers):
             rule, site = self.rule(tau, kind)
             parts = self.parts_at(rule, site, 2 if rule.planar else x.shape[-1], x)
             yield motion(rule, parts, x, self.update(x, tau, index), site)
 
     def check_forwards(self, x: Tensor, tau: float) -> None:
-        """ConfigError where a schedule has run out by then and turns tokens away from what is proposed."""
+        """ConfigError if the scheme's schedule has ended by then, so that tokens turn away from their updates."""
         turns = [turn for _, turn in self.motions(x, tau) if turn is not None] if tau >= self.depth else []
         if any((turn < 0).any() for turn in turns):
             raise ConfigError(f"{self.scheme} runs backwards after its last layer: depth {self.depth}, time {tau:g}")
@@ -167,8 +167,8 @@ class Flow:
         return [float(layer) for layer in layers[: max(0, self.depth - layers.start)] if changes(layer)]
 
     def keeps_radius(self, tau: float) -> Tensor:
-        """The streams that move on their sphere, boolean (1,) or (streams, 1): the radial part of the velocity
-        vanishes. One that rests may be written to later on.
+        """Which streams move on their sphere, boolean (1,) or (streams, 1): their velocity has no radial part. A stream
+        at rest does not count, since it may be written to later.
 
         Random states and updates are tried, so a scheme from elsewhere needs to say nothing. ConfigError where one
         sub-layer puts the stream on a sphere and another does not, or on another: no continuous time has both.

@@ -1,6 +1,6 @@
-"""From the velocity field to a path: the network itself, or an adaptive pair of Runge and Kutta, in time or log-time.
+"""From the velocity field to a path: by whole layers, or by an adaptive Runge-Kutta pair, in time or log-time.
 
-Radii that the scheme keeps are restored after every step (a projection, which leaves the order of the method as it is).
+Radii that the scheme keeps are restored after every step (a projection, which does not lower the method's order).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -65,8 +65,8 @@ def integrate(
 
 
 def slope_between(flow: Flow, tau: float, stop: float, log_time: bool) -> Slope:
-    """dx/ds in s = log(1 + tau) or tau, by the rule that acts from tau to stop and not by its neighbours', also where
-    exp(s) - 1 rounds."""
+    """dx/ds in s = log(1 + tau) or tau. Always by the rule that acts from tau to stop, not by that before or after,
+    even where exp(s) - 1 is rounded."""
     last = stop - 1e-12 * max(1.0, stop)
 
     def slope(x: Tensor, s: float) -> Tensor:
@@ -78,7 +78,7 @@ def slope_between(flow: Flow, tau: float, stop: float, log_time: bool) -> Slope:
 
 
 def hold_radii(flow: Flow, x: Tensor, tau: float) -> Restore | None:
-    """The function that gives the streams that stay on their sphere back the radii of x; None where none does."""
+    """A function that restores the radii of x in the streams that stay on their sphere; None where none does."""
     radius, fixed = sphere.radius(x), flow.keeps_radius(tau).to(x.device)
     if not fixed.any():
         return None
@@ -97,7 +97,7 @@ def walk_adaptively(
     tolerance: float,
     particles: int,
 ) -> tuple[Tensor, float]:
-    """The state at `end` and the step size to go on with. particles: their axis."""
+    """The state at `end`, and the step size to go on with. particles: the axis of particles."""
     first = slope(x, s)
     size = size or 1e-3 * (end - s)
     while s < end:

@@ -22,16 +22,16 @@ CLOCKS: dict[str, Callable[[Any], Any]] = {"exponential": lambda t: t, "polynomi
 
 LEAST_POINTS = 8
 NEAR = 1e-2
-"""1 - cos below which tokens count as together: a law of the end is read off there alone."""
+"""1 - cos below which tokens count as together: a terminal law is fitted there alone."""
 MOST_DRIFT = 0.05
-"""By what share the rate may still change on the way to its limit, for a law to be stated."""
+"""Relative difference of the rate from its limit, up to which a law is stated."""
 PIECES = 4
 STUDENT = 3.182
 """97.5 % point of Student's t with PIECES - 1 = 3 degrees of freedom."""
 CLEAR = 2.0
-"""Standard errors from which on a drift is told from noise."""
+"""Standard errors beyond which a drift is no noise."""
 WINDOW = 100.0
-"""The window of a law: two decades of 1 - cos."""
+"""Factor of 1 - cos over which a law is fitted: two decades."""
 LEAST_R2 = 0.999
 
 
@@ -186,10 +186,10 @@ def terminal_law(times: Sequence[float], gap: Sequence[float], floor: float = 1e
 
 
 def limit_of(clock: Any, y: Any, rate: float) -> float:
-    """The rate to which a slope drifts: that of y = a - rate c + k log(1 + c), where a factor (1 + c)^k stands in front
-    of the law. Its slope comes to its limit as 1/c, as slowly as all that is known of these systems (whole layers of
-    `sqrt`; other modes fade as powers of t or exponentially), so that it is a cautious guess. `rate` where it is not
-    told from that by noise."""
+    """The limit of a slope that drifts: `rate` in a fit of y = a - rate c + k log(1 + c), a law with a factor (1 + c)^k
+    in front. This slope approaches its limit like 1/c, as slowly as the slowest drift known in these systems (whole
+    layers of `sqrt`; other modes fade as powers of t or exponentially), so that the guess is cautious. The `rate` that
+    was given, where noise explains the difference."""
     columns = np.stack((np.ones_like(clock), -clock, np.log1p(clock)), axis=1)
     fitted, *_ = np.linalg.lstsq(columns, y, rcond=None)
     left = y - columns @ fitted

@@ -17,11 +17,11 @@ from .starts import uniform
 SNAPSHOTS = (0.0, 1.0, 3.0, 10.0, 30.0)
 """Times of the states that choose the axes of the pictures, as far as the simulation lasts."""
 FRAMES = 24
-"""Times of those that a slider goes through, even in log(1 + time)."""
+"""Number of frames that a slider goes through, even in log(1 + time)."""
 DRAWN = 80
-"""Most particles of a picture."""
+"""Most particles in a picture."""
 MERGED = 1e-9
-"""1 - cos at which nothing is left to see."""
+"""1 - cos below which all particles are one dot."""
 SCALE = 32767
 
 
@@ -35,7 +35,6 @@ def take_pictures(flow: Flow, config: SimulateConfig, x: Tensor, particles: dict
     if config.weights == "identity" and x.shape[2] > 3:  # the tokens of the pictures are not those of the simulation
         x, tolerance = uniform(DRAWN, 3, dtype=x.dtype).to(x.device), 1e-4
         run |= {"tokens": DRAWN, "dim": 3, "init": "uniform"}
-    flow = Flow(flow.scheme, flow.sublayers, flow.depth)
 
     def walk(times: list[float]) -> Iterator[tuple[float, Tensor]]:
         path = integrate(flow, flow.start(x), times, method=config.method, tolerance=tolerance, log_time=True)

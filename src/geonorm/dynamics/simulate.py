@@ -26,7 +26,7 @@ from ..schemes import Scheme, parse, schemes_in
 from ..settings import check_unused, from_dict
 from .closed import ClosedCurve, solve_equiangular
 from .config import DEFAULT_SCHEMES, SimulateConfig
-from .drawn import SLOWEST, DrawnAttention, DrawnFlow, DrawnMlp, Sub, shrink_gap
+from .drawn import SLOWEST, DrawnAttention, DrawnFlow, DrawnMlp, DrawnSublayer, shrink_gap
 from .fields import build_sublayers
 from .flow import Flow, changed_values, check_values
 from .integrators import integrate
@@ -44,7 +44,7 @@ COLLAPSED = 1e-2
 WIDE = 32
 """Dimensions from which on theory says how fast uniform tokens turn at first."""
 NARROW = 0.01
-"""Opening of a cone whose tokens count as nearly one."""
+"""Opening of a cone up to which its tokens count as nearly the same."""
 ROUNDING = {"float64": 1e-24, "float32": 1e-11}
 """1 - cos below which positions begin to be rounding error: no law is fitted there."""
 TOGETHER = {"float64": 1e-26, "float32": 1e-12}
@@ -74,7 +74,7 @@ class Simulation(Result):
 
     @staticmethod
     def empty(config: SimulateConfig) -> Simulation:
-        """Of no scheme yet."""
+        """A simulation in which no scheme has run yet."""
         state = {"schemes": [], "missing": [str(parse(scheme)) for scheme in config.schemes]}
         scale = {"beta": config.temperature, "depth": config.layers}
         return Simulation(config, {"kind": "simulation", "status": "interrupted", **asdict(config), **state, **scale})
@@ -139,7 +139,7 @@ def run_simulation(
 
 
 def check_scheme(config: SimulateConfig, scheme: Scheme, start: Tensor) -> None:
-    """ConfigError for a scheme that particles cannot follow, or not to the end: a few of them are moved there once."""
+    """ConfigError for a scheme that particles cannot follow up to the last time. A few particles try it."""
     if config.weights != "network":
         check_values(scheme, config.layers)
     if why := next((kind.about.why_from_start for kind in schemes_in(scheme) if kind.about.why_from_start), None):
@@ -158,7 +158,7 @@ def check_scheme(config: SimulateConfig, scheme: Scheme, start: Tensor) -> None:
 def run_scheme(
     config: SimulateConfig, scheme: Scheme, start: Tensor, simulation: Simulation, progress: Progress
 ) -> None:
-    """Simulate one scheme and add it to the simulation, when all of it is there."""
+    """Simulate one scheme, and add it to the simulation when all its results are there."""
     name, alike = str(scheme), config.weights == "identity"  # every dimension acts as any other, and every seed
     batches = [start] if alike else list(start.split(1))
     flows = [Flow(scheme, build_sublayers(config, scheme, seed, start.device), config.layers)
@@ -167,7 +167,7 @@ def run_scheme(
     velocities = [rate for flow, batch in pairs for rate in cosine_rate(flow, flow.start(batch)).tolist()]
     times = config.times(config.time)
     for _ in range(2):
-        rows, course = follow(config, name, pairs, times, progress)
+        rows, trajectories = follow(config, name, pairs, times, progress)
         by_seed = [[row for row in rows if row["seed"] == seed] for seed in range(config.seeds)]
         shared = min(map(len, by_seed))  # a seed that came together earlier ends earlier
         by_seed = [of_seed[:shared] for of_seed in by_seed]
@@ -192,8 +192,8 @@ def run_scheme(
     simulation.particles.update(particles)
     if curve:
         simulation.theory[name] = curve
-    if course:
-        simulation.trajectories[name] = course
+    if trajectories:
+        simulation.trajectories[name] = trajectories
     simulation.summary["schemes"].append(row)
     simulation.summary["missing"].remove(name)
 
@@ -201,7 +201,7 @@ def run_scheme(
 def follow(
     config: SimulateConfig, name: str, pairs: list[tuple[Flow, Tensor]], times: list[float], progress: Progress
 ) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    """Rows of the trace at these times, until all tokens are together, and what `keep` names of every particle."""
+    """Rows of the trace at these times, until all tokens are together, and the trajectories that `keep` names."""
     rows: list[dict[str, Any]] = []
     stored: dict[str, Tensor] = {}
     for first, (flow, batch) in enumerate(pairs):
@@ -219,8 +219,8 @@ def follow(
             if all(row["gap"] < TOGETHER[config.dtype] for row in measured):
                 break
     longest = max(row["step"] for row in rows) + 1
-    course = {kind: values[:, :longest].contiguous() for kind, values in stored.items()}
-    return rows, {"time": torch.tensor(times[:longest], dtype=torch.float64), **course} if course else {}
+    trajectories = {kind: values[:, :longest].contiguous() for kind, values in stored.items()}
+    return rows, {"time": torch.tensor(times[:longest], dtype=torch.float64), **trajectories} if trajectories else {}
 
 
 def measure(flow: Flow, x: Tensor, tau: float) -> list[dict[str, Any]]:
@@ -255,9 +255,9 @@ def measure(flow: Flow, x: Tensor, tau: float) -> list[dict[str, Any]]:
     ]
 
 
-def drawn_sublayers(config: SimulateConfig) -> tuple[Sub, ...] | None:
-    """The sub-layers as `drawn` knows them where docs/theory-random-weights.md applies: whole layers, weights of
-    their own, and no positions. None elsewhere."""
+def drawn_sublayers(config: SimulateConfig) -> tuple[DrawnSublayer, ...] | None:
+    """The sub-layers in the form of `drawn`, if docs/theory-random-weights.md applies: whole layers, each with weights
+    of its own, and no positions. None elsewhere."""
     if config.weights != "network" or config.per != "layer" or config.method != "layers" or config.rope is not None:
         return None
     attention = DrawnAttention(causal=config.causal)

@@ -28,7 +28,8 @@ from .rates import in_plane, settled_radius
 LATE = 1e9
 """Depth-time at which the terminal law is read off."""
 TRIES, STEADY = 50, 1 - 1e-6
-"""A radius that whole layers draw to a place of rest comes nearer by at least the share 1 - STEADY in each."""
+"""TRIES: steps of the search for a radius at rest. A radius counts as drawn to rest if each layer shortens its distance
+from there at least by the factor STEADY."""
 RESTS = 1e-6
 """A radius that grows by less than this share of itself while 1 - cos falls by a factor e counts as at rest: by a
 thousandth, as long as 1 - cos is a number in fp64."""
@@ -45,7 +46,7 @@ class Terminal:
     exponent: float | None
     """Below 0 where tokens move apart."""
     why: str = ""
-    """Of `none`: what becomes of the tokens."""
+    """For `none`: what happens to the tokens instead."""
 
     def __str__(self) -> str:
         if self.exponent is None:
@@ -59,11 +60,11 @@ STILL = Terminal("none", None, "steps come to an end or have a finite sum, and t
 SLOW = Terminal("none", None, "the radius follows no power of t")
 SUDDEN_LAYERS = Terminal("none", None, "whole layers make near tokens equal at once, or have unequal radii")
 FAR, SUDDEN = 0.01, 5.0
-"""A token turns suddenly if its speed for a tangential part of NEAR is SUDDEN times that for one of FAR or more."""
+"""A token turns suddenly if it turns more than SUDDEN times as fast under a tangential part of NEAR as under FAR."""
 
 
 class Frame:
-    """A scheme seen from one token of radius r at time tau: three numbers are all that the closed equation needs."""
+    """A scheme as one token of radius r sees it at time tau: three numbers are all that the closed equation needs."""
 
     def __init__(self, scheme: str | Scheme, depth: int) -> None:
         self.flow = Flow(scheme, Attention(), depth)
@@ -226,8 +227,8 @@ def terminal(
 
 
 def find_rest(step: Callable[[float], float], radius: float) -> float | None:
-    """The radius at which steps leave a token that comes with `radius`, by Aitken's method; None where they do not draw
-    it to one."""
+    """The radius to which repeated steps take a token that begins at `radius`, by Aitken's method; None where there is
+    no such radius."""
     for _ in range(TRIES):
         first = step(radius)
         moved, again = first - radius, step(first) - first

@@ -21,12 +21,12 @@ from ..schemes.scales import Times
 Stacks = Sequence[tuple[Stack, str]]
 """Stacks of a model, each with the path that its paths start from."""
 Handover = tuple[Mapping[str, str], frozenset[str] | None]
-"""What the first module of a branch gets of its block's arguments, {its name: the block's}, and what else it takes of
-what no parameter of the block is for; None where that is everything."""
+"""Arguments that the first module of a branch gets from its block: {its name: the block's name}, and the names of
+further ones that it takes from the block's **kwargs; None where it takes them all."""
 
 
 class Affine(Norm):
-    """y times a vector, plus a vector: the gains of a norm that stood before one of several branches."""
+    """y times a vector, plus a vector: gains and biases of the norm that stood before one of several branches."""
 
     biased = True
 
@@ -35,8 +35,8 @@ class Affine(Norm):
 
 
 class Chain(nn.Module):
-    """Stock modules one after the other. The first gets the arguments; what it returns beside its output is handed
-    back."""
+    """Stock modules one after the other. The first gets the arguments; what it returns beside its output is returned
+    too."""
 
     gains: Affine | None
 
@@ -144,7 +144,8 @@ class AppliedBlock:
 
 @cache
 def block_class(stock: Any) -> Any:
-    """The class of a stock block with our residuals, under its own name, by which transformers splits models."""
+    """The class of a stock block with our residuals. It keeps its name, because transformers splits models between
+    devices by the names of block classes."""
     return type(stock.__name__, (AppliedBlock, stock), {"__module__": __name__})
 
 

@@ -35,11 +35,11 @@ THEIRS = set(
     per_layer_config tie_last_hidden_states quantization_config model_type auto_map _name_or_path _commit_hash
     _attn_implementation custom_pipelines""".split()
 )
-"""What transformers itself hands over beside the fields."""
+"""Keyword arguments that transformers itself passes beside the fields."""
 
 
 def from_folder(config_dict: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """What config.json says, with its scheme as text of a folder, which runs no code that is not allowed."""
+    """The content of config.json, with its scheme marked as text of a folder: it runs no code that is not allowed."""
     scheme, source = config_dict.get("scheme"), config_dict.get("scheme_source")
     if not isinstance(scheme, str):
         return config_dict
@@ -63,7 +63,7 @@ ShapeFields: Any = type(
 
 
 def layer_types(shape: DecoderConfig) -> list[str]:
-    """How transformers calls what the blocks of a decoder attend to."""
+    """What transformers calls the attention of each block of a decoder."""
     return [SLIDING if shape.window_of(layer) else FULL for layer in range(shape.layers)]
 
 

@@ -55,16 +55,16 @@ PAD_NAMES = ("<|padding|>", "<|pad|>", "<pad>", "[PAD]", "<PAD>", "<|finetune_ri
 
 
 def padding(tokenizer: Tokenizer, end: int) -> int:
-    """The id that fills up a batch: a token of its own where the tokenizer has one, for what is trained on a text that
-    ends in padding does not learn its end; else `end`."""
+    """The id of padding: a token of its own where the tokenizer has one, else `end`. With `end` as padding, training
+    leaves the ends of texts out of the loss, and they are not learned."""
     ids = (tokenizer.token_to_id(name) for name in PAD_NAMES)
     return next((i for i in ids if i is not None), end)
 
 
 def fast_tokenizer(text: str, end: int, context: int, mask: int | None = None) -> Any:
-    """A tokenizer.json as a fast tokenizer of transformers. The token `end` begins texts too: it stands before every
-    text in training, and a beginning of another name, which some tokenizers have, was never seen there. mask: the mask
-    token of a model that sees both sides; its texts stand at the left, where its positions begin."""
+    """A tokenizer.json as a fast tokenizer of transformers. The token `end` begins texts too: in training it stands
+    before every text, and the beginning-of-text token that some tokenizers have was never seen there. mask: the mask
+    token of a model that sees both sides; it is padded on the right, because its positions count from the left."""
     tokenizer = Tokenizer.from_str(text)
     token = tokenizer.id_to_token(end)
     # in the place of what a published tokenizer puts around a text, which was never seen in training
@@ -142,7 +142,8 @@ def export(
 
 
 def put_folder(model: Any, to: Path, files: Mapping[str, str], tokenizer: Any, shard: str) -> Path:
-    """A model of transformers as a folder, with its tokenizer and other files that have a text: whole or not at all."""
+    """Writes a model of transformers as a folder, with its tokenizer and those of the other files that are not empty.
+    The folder appears whole or not at all."""
     aside = to.with_name(f".{to.name}.{os.getpid()}")
     try:
         to.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,8 @@
-"""Architectures of transformers that are a scheme of ours: one table (stock.py reads it).
+"""Architectures of transformers that equal a decoder of ours under some scheme: one table (stock.py reads it).
 
 A layout says under which scheme and shape a decoder computes what the architecture computes, and what its modules are
-called there. Where a field has no equal, the answer is a ConfigError that names it, never a model that is nearly right.
+called there ("theirs"). Where a field has no equal, the answer is a ConfigError that names it, never a model that is
+nearly right.
 """
 
 from collections.abc import Iterator
@@ -30,7 +31,8 @@ class Layout:
 
     model_type: str
     matrices: dict[str, str]
-    """What is inside the branches of a layer: ours to theirs. Several of ours are one matrix there, row after row."""
+    """Names of the matrices inside the branches of a layer, from ours to theirs. Several of ours, with blanks between,
+    are one matrix there, one below the other."""
     shape: dict[str, Any] = field(default_factory=dict)
     """Fields of DecoderConfig that the architecture fixes, beside those that it shares with a Llama."""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -38,11 +40,11 @@ class Layout:
     fields: dict[str, str | None] = field(default_factory=dict)
     """Fields of DecoderConfig that they call otherwise than most do, or do not have (None)."""
     scheme: str = "pre"
-    """What computes the same; the stream enters as the embedding itself."""
+    """The scheme that computes the same; the stream enters as the embedding itself."""
     base: str = "model"
-    """Where the model without its head is."""
+    """Path of the model without its head."""
     positions: str | None = None
-    """Their table of learned positions."""
+    """Name of their table of learned positions; None where there is none."""
     mlp: dict[str, str] = field(default_factory=lambda: {"swiglu": "silu"})
     """Our MLPs that it can have, with their activation."""
     grouped: bool = True
@@ -52,13 +54,13 @@ class Layout:
     rotary: bool = False
     """Whether a part of each head can be rotated."""
     windows: tuple[str, ...] = ()
-    """How they say that tokens see the nearest ones alone; nothing where they cannot."""
+    """Their settings of a sliding window; empty where they have none."""
     by_window: bool = False
-    """Whether they say apart how blocks with a window turn, and how those without."""
+    """Whether they have settings of RoPE for blocks with a window apart from those for blocks without."""
     bias: tuple[str, ...] = ()
     """Their switches for biases of linear layers."""
     dropout: tuple[str, ...] = ()
-    """Their rates of other dropout than attention's where those are not 0 of themselves: 0 in an export."""
+    """Their rates of dropout outside attention that are not 0 by default; an export sets them to 0."""
     scaled: bool = False
     """Whether they multiply the embedding by sqrt(width)."""
     transposed: bool = False
@@ -68,7 +70,7 @@ class Layout:
 
     @cached_property
     def stack(self) -> Stack:
-        """That of a small model of the architecture."""
+        """The stack of blocks, recognised in a small model of the architecture."""
         small = GeoNormConfig(
             hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, vocab_size=32,
             mlp=next(iter(self.mlp)),
@@ -82,7 +84,8 @@ class Layout:
 
     @cached_property
     def modules(self) -> dict[str, str]:
-        """Of a layer: ours, from `model.blocks.N`, to theirs. Several joined by blanks on their side hold the same."""
+        """Names of the modules of a layer, from ours, below `model.blocks.N`, to theirs. Several of theirs, with blanks
+        between, hold the same weights."""
         names = {}
         for part in self.stack.sublayers:
             site = "both" if part.kind == "parallel" else part.kind
@@ -112,12 +115,12 @@ class Layout:
             **self.shape,
         }
 
-    def called(self, name: str) -> str | None:
+    def their_name(self, name: str) -> str | None:
         """Their name of a field of DecoderConfig."""
         return {**NAMES, "eps": "rms_norm_eps", "mlp": "hidden_act", **self.fields}.get(name, name)
 
     def pairs(self, config: DecoderConfig) -> Iterator[tuple[list[str], list[str]]]:
-        """Every module with weights: ours, theirs."""
+        """The names of every module with weights: (ours, theirs)."""
         yield ["model.embed_tokens"], [f"{self.base}.{self.stack.embedding}"]
         yield ["lm_head"], ["lm_head"]
         yield ["model.exit.own.norm"], [f"{self.base}.{self.stack.exit}"]
@@ -129,8 +132,8 @@ class Layout:
                 ours, theirs = map(join_names, names, places)
                 yield ours.split(), theirs.split()
 
-    def unlike(self, config: DecoderConfig) -> list[str]:
-        """Fields of a decoder that have no equal."""
+    def differences(self, config: DecoderConfig) -> list[str]:
+        """Fields of a decoder that have no equal in the architecture, each in words: "qk_norm=head, not none"."""
         limits = {
             "kv_heads": (self.grouped, config.heads),
             "head_width": (self.head_width, config.width // config.heads),
@@ -146,12 +149,12 @@ class Layout:
     def configuration(self, config: GeoNormConfig) -> Any:
         """The configuration of the architecture for a decoder that equals it."""
         shape = config.shape()
-        settings = {called: getattr(shape, name) for name in SHARED if (called := self.called(name)) is not None}
-        if self.called("kv_heads") is not None:
+        settings = {theirs: getattr(shape, name) for name in SHARED if (theirs := self.their_name(name)) is not None}
+        if self.their_name("kv_heads") is not None:
             settings["num_key_value_heads"] = shape.groups
         settings.update({name: getattr(config, name) for name in TOKENS})
         settings.update(dict.fromkeys(self.bias, shape.bias), **dict.fromkeys(self.dropout, 0.0), **self.settings)
-        settings[self.called("mlp") or ""] = self.mlp[shape.mlp]
+        settings[self.their_name("mlp") or ""] = self.mlp[shape.mlp]
         if self.positions is None:
             turns = {"rope_type": "default", "rope_theta": shape.rope_theta}
             turns |= {"partial_rotary_factor": shape.rotary} if self.rotary else {}
@@ -241,7 +244,7 @@ LAYOUTS = (
         settings={"use_parallel_residual": False, "qk_layernorm": False},
     ),
 )  # fmt: skip
-"""In the order in which an export chooses among them where it is not told which."""
+"""All layouts. `--layout stock` takes the first that fits."""
 
 
 SHARED = ("vocab_size", "width", "hidden", "layers", "heads", "kv_heads", "context", "tied", "eps", "attn_dropout")
@@ -267,10 +270,10 @@ def layout_of(config: DecoderConfig, model_type: str = "stock") -> Layout:
         what = f"not {model_type}, which is {known}"
         what = f"no architecture of transformers (those are {known})" if model_type == "stock" else what
         raise ConfigError(f"{scheme} is {what}: use --layout geonorm")
-    wrong = [(layout.unlike(config), layout) for layout in by_scheme]
-    unlike, layout = min(wrong, key=lambda pair: len(pair[0]))
-    if unlike:
-        raise ConfigError(f"{layout.model_type} has no equal for model.{'; model.'.join(unlike)}: use --layout geonorm")
+    compared = [(layout.differences(config), layout) for layout in by_scheme]
+    wrong, layout = min(compared, key=lambda pair: len(pair[0]))
+    if wrong:
+        raise ConfigError(f"{layout.model_type} has no equal for model.{'; model.'.join(wrong)}: use --layout geonorm")
     if plain != str(scheme) and layout.positions is not None:
         raise ConfigError(
             f"{scheme} normalises the sum of embedding and position, and {layout.model_type} does not: use --layout "

@@ -29,13 +29,14 @@ from .loading import ReadsFolders, loaded_kept
 
 TYPE = "geonorm_applied"
 OURS = ("scheme", "scheme_source", "stock_type", "stock_stacks", "geonorm_version")
-"""What a configuration has beside the stock fields."""
+"""Fields that a configuration of an applied model has beside the stock ones."""
 GUARD = "num_hidden_layers"
-"""A field of every stock configuration, whose type transformers checks."""
+"""A field of every stock configuration. In config.json it holds a sentence in place of the number of layers, so that a
+stock class, which checks its type, refuses the folder."""
 
 
 class AppliedConfig(PreTrainedConfig):
-    """The door through which config.json comes in: the object made is of the family's own class."""
+    """What AutoConfig finds for the model type of an applied model. What it makes is of the family's own class."""
 
     model_type = TYPE
 
@@ -50,8 +51,8 @@ class AppliedConfig(PreTrainedConfig):
 
 
 PER_LAYER = {"layer_types": "stock_layer_types", "per_layer_config": "stock_per_layer_config"}
-"""Fields of a configuration that transformers holds against the number of layers, in whose place a line stands; and
-what they are called in config.json."""
+"""Fields that transformers compares with the number of layers, and the names that they have in config.json instead: the
+number of layers is a sentence there."""
 
 
 class AppliedFields:
@@ -190,8 +191,8 @@ def guard_saving() -> None:
 
 
 def stock_config(applied: Any, before: Any) -> Any:
-    """The stock configuration of one under a scheme, with what was set in it since; `before`, which it was made from,
-    where that is nothing."""
+    """The stock configuration of an applied one, with what was set in it since. `before`, from which that was made,
+    where nothing was set."""
     config = copy.deepcopy(applied)
     config.__class__ = type(before)
     for key in (*OURS, "model_type"):
@@ -201,9 +202,9 @@ def stock_config(applied: Any, before: Any) -> Any:
 
 
 def record_outputs(module: Any) -> None:
-    """Enters what transformers records of a model, where it is now: it looks this up by the class's name, and there is
-    no public way to enter a class of one's own. T5 finds attentions by layers that are gone, GPT-2 those
-    to an encoder by a path. A branch returns what its attention does."""
+    """Tells transformers where to record hidden states and attentions of a model now. It looks this up by the name of
+    the class, and there is no public way to add a class. T5 finds attentions by layers that are gone, GPT-2 those to an
+    encoder by a path. A branch returns what its attention does."""
     recorded = module._can_record_outputs
     for key, kind in (("attentions", "attn"), ("cross_attentions", "cross")):
         if recorded and isinstance(recorded.get(key), output_capturing.OutputRecorder):
@@ -213,7 +214,8 @@ def record_outputs(module: Any) -> None:
 
 
 def forget_hooks(model: nn.Module) -> None:
-    """transformers hangs its recorders on modules once and for all: with other modules it must do that anew."""
+    """Removes the hooks by which transformers records outputs. It registers them once; for other modules it must do so
+    again."""
     for module in model.modules():
         for key, hook in list(module._forward_hooks.items()):
             if getattr(hook, "__name__", "") == "output_capturing_hook":

@@ -40,7 +40,7 @@ Block = tuple[int, Mapping[str, Tensor]]
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 WIDTH = 64
 """At which a rule is followed without a checkpoint: at the start all channels are alike."""
-LONGEST = 10**8
+MOST_HEADER_BYTES = 10**8
 """Bytes of a header of a safetensors file; a vector has fewer."""
 
 
@@ -229,7 +229,7 @@ def read_json(place: str, start: int = 0, length: int | None = None) -> dict[str
 
 def read_part(place: str, start: int = 0, length: int | None = None) -> bytes:
     """A file or URL, or a part of it."""
-    if length is not None and not 0 < length <= LONGEST:
+    if length is not None and not 0 < length <= MOST_HEADER_BYTES:
         raise DataError(f"{place} names a part of {length:,} bytes: it is damaged")
     if "://" in place:
         request = Request(place, headers={} if length is None else {"Range": f"bytes={start}-{start + length - 1}"})

@@ -77,10 +77,10 @@ MIXED: dict[str, dict[str, Any]] = {
     "zaya": {"num_experts_per_tok": 1},
     "nemotron": {"num_key_value_heads": 2},
 }  # fmt: skip
-"""What small models of some families need beside: layers of each kind, numbers that fit one another."""
+"""What small models of some families need besides: layers of each kind, numbers that fit one another."""
 LARGER: dict[str, dict[str, Any]] = {"gemma4_text": {"hidden_size_per_layer_input": 0}}
 """What most sizes of a family have, where its default configuration is that of its smallest ones."""
-LIMIT = 10_000_000
+MOST_PARAMETERS = 10_000_000
 """Parameters: a family that is larger has sizes by names that are not in SMALL."""
 
 
@@ -130,7 +130,7 @@ def tiny(config: Any) -> nn.Module:
         kind = AutoModelForCausalLM if type(small) in AutoModelForCausalLM._model_mapping else AutoModel
         with torch.device("meta"):
             size = sum(p.numel() for p in kind.from_config(small).parameters())
-        if size > LIMIT:
+        if size > MOST_PARAMETERS:
             raise ValueError(f"it has {size:,} parameters")
         with torch.random.fork_rng(devices=()), torch.no_grad():
             torch.manual_seed(0)

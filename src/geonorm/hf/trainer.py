@@ -1,4 +1,4 @@
-"""Training with the tools of others: which parameters decay, and constraints after every step."""
+"""Training with transformers' Trainer: which parameters decay, and constraints after every step."""
 
 from typing import Any
 

@@ -114,7 +114,7 @@ def load_checkpoint(
     saved = {name for name in headers if kind_of(name) == "model"}
     for name in sorted(saved | weights.keys()):
         if name not in saved or name not in weights or headers[name].size != weights[name].shape:
-            raise CheckpointError(f"checkpoint {path} is of another model: {name[6:]} does not fit")
+            raise CheckpointError(f"checkpoint {path} is of another model: {without_kind(name)} does not fit")
     if optimizers is None:
         read_into(path, weights, world.size == 1)
         return state
@@ -133,9 +133,9 @@ def load_checkpoint(
 def load_matching(
     path: Path, model: nn.Module, world: World = ALONE
 ) -> tuple[dict[str, Any], list[str], list[str], list[str]]:
-    """Gives a model those weights of a checkpoint that it has by name. Returns the checkpoint's state and the names
-    that were loaded, that the checkpoint lacks, and that it has besides. CheckpointError, on every rank, if no name is
-    there or one has another shape; then nothing was changed."""
+    """Loads the weights that a model and a checkpoint have in common, by name. Returns the checkpoint's state, and
+    three lists of names: loaded, missing from the checkpoint, left over in it. CheckpointError, on every rank, if they
+    have no name in common or a weight has another shape; then nothing was changed."""
     state = world.on_all_ranks(lambda: read_and_verify(path, world, everything=False))
     weights = named_weights(model)
     saved = {name: about.size for name, about in read_headers(path).items() if kind_of(name) == "model"}
@@ -143,17 +143,18 @@ def load_matching(
     for name in loaded:
         if saved[name] != weights[name].shape:
             shapes = f"{list(saved[name])} there, {list(weights[name].shape)} here"
-            raise CheckpointError(f"checkpoint {path} is of a model of another size: {name[6:]} is {shapes}")
+            raise CheckpointError(f"checkpoint {path} is of a model of another size: {without_kind(name)} is {shapes}")
     require(loaded, f"checkpoint {path} is of another model: it has no weight of this one", CheckpointError)
     read_into(path, {name: weights[name] for name in loaded}, world.size == 1)
     missing = [name for name in weights if name not in saved]
     left = sorted(saved.keys() - weights.keys())
-    return state, without_kind(loaded), without_kind(missing), without_kind(left)
+    loaded, missing, left = (list(map(without_kind, names)) for names in (loaded, missing, left))
+    return state, loaded, missing, left
 
 
-def without_kind(names: list[str]) -> list[str]:
-    """Names of weights as a model has them, without the `model.` of a checkpoint."""
-    return [name.removeprefix("model.") for name in names]
+def without_kind(name: str) -> str:
+    """The name of a weight as a model has it, without the `model.` of a checkpoint."""
+    return name.removeprefix("model.")
 
 
 def load_newest(
@@ -166,9 +167,10 @@ def load_newest(
     last: float = inf,
     identity: Mapping[str, Any] = NOTHING,
 ) -> dict[str, Any] | None:
-    """The newest checkpoint that is whole, of steps up to `last`; each corrupt one is reported through `warn` and
-    passed over. None if there is no checkpoint at all; CheckpointError if there are some and none can be used."""
-    steps = world.share([step for step in saved_steps(folder) if step <= last])
+    """Restores the newest intact checkpoint of a step up to `last` and returns its state; each corrupt one is reported
+    through `warn` and skipped. None if there is no checkpoint at all; CheckpointError if there are some and none can be
+    used."""
+    steps = world.broadcast([step for step in saved_steps(folder) if step <= last])
     for step in reversed(steps):
         try:
             return load_checkpoint(folder / f"step-{step}", model, optimizers, world, more, identity)
@@ -184,7 +186,8 @@ def load_newest(
 
 
 def read_and_verify(path: Path, world: World, everything: bool) -> dict[str, Any]:
-    """The state of a checkpoint whose files this rank has checked, its share of them."""
+    """The state of a checkpoint, after this rank has verified its share of the files. everything: optimizer and random
+    states too, not the weights alone."""
     state = read_state(path)
     sums = [pair for pair in sorted(state["sha256"].items()) if everything or kind_of(pair[0]) == "model"]
     verify(path, sums[world.rank :: world.size])
@@ -192,8 +195,9 @@ def read_and_verify(path: Path, world: World, everything: bool) -> dict[str, Any
 
 
 def tensors_to_save(model: nn.Module, optimizers: Optimizers, world: World) -> tuple[dict[str, Tensor], Scalars]:
-    """Everything there is to save: tensors by name (they share memory with the model), and what is no tensor. Their
-    order decides which rank writes which: that of the names is the same after a resume."""
+    """Everything there is to save: tensors by name (they share memory with the model), and other values of the
+    optimizers' state. The order of tensors decides which rank writes which; sorted by name it is the same after a
+    resume."""
     tensors, scalars = named_weights(model) | random_states(world), Scalars()
     names = names_of(model)
     for optimizer in optimizers:
@@ -208,10 +212,10 @@ def tensors_to_save(model: nn.Module, optimizers: Optimizers, world: World) -> t
 
 
 def named_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers as model.NAME; of those with several names (tied weights) the first counts."""
-    every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    further = every - {name for name, _ in model.named_parameters()}
-    return {f"model.{name}": t.detach() for name, t in model.state_dict().items() if name not in further}
+    """Parameters and buffers as model.NAME; a weight with several names (a tied one) is there under the first alone."""
+    all_names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    other_names = all_names - {name for name, _ in model.named_parameters()}
+    return {f"model.{name}": t.detach() for name, t in model.state_dict().items() if name not in other_names}
 
 
 def random_states(world: World) -> dict[str, Tensor]:
@@ -228,7 +232,7 @@ def names_of(model: nn.Module) -> dict[int, str]:
 
 
 def make_moments(headers: Headers, model: nn.Module) -> dict[str, Tensor]:
-    """Room for the optimizer state that a checkpoint holds, sharded as the parameters it belongs to."""
+    """Empty tensors to read a checkpoint's optimizer state into, sharded as the parameters that it belongs to."""
     parameters = dict(model.named_parameters())
     moments: dict[str, Tensor] = {}
     for key, about in headers.items():
@@ -247,7 +251,7 @@ def make_moments(headers: Headers, model: nn.Module) -> dict[str, Tensor]:
 
 
 def restore_optimizers(model: nn.Module, optimizers: Optimizers, moments: dict[str, Tensor], scalars: Scalars) -> None:
-    """Hyperparameters come from the config, so that only the state is taken over."""
+    """Loads moments and other state into the optimizers; their hyperparameters stay those of the config."""
     names = names_of(model)
     entries = {name: dict(values) for name, values in scalars.items()}
     for key, tensor in moments.items():

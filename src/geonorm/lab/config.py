@@ -32,13 +32,14 @@ SEQUENCES = {
     "70b": 1024,
 }  # fmt: skip
 """Sequences of a step, by preset: of 125m and 350m 0.5M tokens, of 1.3b 1M, of 7b and 70b 4M; of small ones 4."""
-RATED = ("embed", "position", "head", "hidden", "q", "k", "v", "o", "up", "gate", "down", "gain")
+RATE_ROLES = ("embed", "position", "head", "hidden", "q", "k", "v", "o", "up", "gate", "down", "gain")
 """Roles that may have a learning rate of their own: those of models.init but for values (tables of token vectors),
 transform (the layer before a masked head) and what only models of images have."""
-WIDTHLESS = ("embed", "position", "gain")
+WIDTH_FREE_ROLES = ("embed", "position", "gain")
 """Roles whose best rate does not depend on the width: no sum over the width stands between them and the stream."""
-LARGE = 0.1
-"""A share of every matrix that no step should take: the default of a decay that the learning rate multiplies."""
+DECAY_LIMIT = 0.1
+"""Independent weight decay must take a smaller share than this off a matrix in one step. It is also the default of
+weight_decay, which is meant to be multiplied by the learning rate."""
 Memory = Annotated[float, Range(0, 0.999999)]
 """Share of an average that it keeps in a step."""
 
@@ -82,7 +83,7 @@ class Optim(Settings):
         super().__post_init__()
         require(len(self.multipliers) == len(self.rates), "optim.rates names a role twice")
         require(
-            not self.independent or self.weight_decay < LARGE,
+            not self.independent or self.weight_decay < DECAY_LIMIT,
             f"optim.independent takes weight_decay, {self.weight_decay:g}, off every matrix in a step, whatever "
             "the rate: give a share for one step, say --optim.weight_decay 1e-4",
         )
@@ -93,8 +94,8 @@ class Optim(Settings):
         multipliers: dict[str, float] = {}
         for word in self.rates:
             role, _, number = word.partition("=")
-            if role not in RATED:
-                raise ConfigError(unknown("role of optim.rates", role, RATED))
+            if role not in RATE_ROLES:
+                raise ConfigError(unknown("role of optim.rates", role, RATE_ROLES))
             name = f"optim.rates {role}"
             multipliers[role] = convert_value(name, convert_value(name, number, float, typed=True), Positive)
         return multipliers
@@ -102,8 +103,8 @@ class Optim(Settings):
     def at_width(self, ratio: float) -> Optim:
         """The same for a model `ratio` times as wide, whose learning rate is as many times lower: roles whose best rate
         does not depend on the width keep theirs."""
-        multipliers = {role: rate * (ratio if role in WIDTHLESS else 1) for role, rate in self.multipliers.items()}
-        return replace(self, rates=[f"{role}={rate:.6g}" for role, rate in multipliers.items()])
+        factors = {role: ratio if role in WIDTH_FREE_ROLES else 1 for role in self.multipliers}
+        return replace(self, rates=[f"{role}={rate * factors[role]:.6g}" for role, rate in self.multipliers.items()])
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from .runs.provenance import seen_data
 
 
 def export_run(options: ExportConfig) -> list[str]:
-    """Writes the folder; what to say of it, where it is first. GeonormError, before anything is written, for a run
-    that is not finished and a folder that is not empty."""
+    """Writes the folder and returns lines about it, of which the first is its path. GeonormError, before anything is
+    written, for a run that has not finished and a folder that is not empty."""
     to = Path(options.to)
     check_target(to)
     path = Path(run_of(options.run, options.scheme))

@@ -1,9 +1,9 @@
-"""The memory of one micro-batch, part by part of a model: its own code, run on tensors without storage.
+"""The memory of one micro-batch, for each part of a model, found by running the model on tensors without storage.
 
-Nothing is typed in about a scheme or a layer: forward and backward pass of the entry, of every different block and of
-the head run on PyTorch's fake tensors while the bytes of all live storages are counted. The sizes are those of
+No formula is written down for a scheme or a layer: forward and backward pass of the entry, of every different block and
+of the head run on PyTorch's fake tensors while the bytes of all live storages are counted. The sizes are those of
 PyTorch's CPU operators in eager mode. A GPU's fused RMSNorm keeps one copy of the stream less per norm; torch.compile
-keeps less again.
+keeps still less.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ..residual import Residual
 
 
 class Piece(NamedTuple):
-    """A part of the model at one size of batch."""
+    """Memory of a part of the model at one size of batch."""
 
     weights: int
     """Number of its parameters."""
     width: int
-    """Bytes of a parameter as its pass sees it."""
+    """Bytes of each parameter, in the dtype in which the pass uses it."""
     stream: int
     """Bytes of the residual stream that enters it."""
     saved: int
@@ -46,19 +46,20 @@ class Piece(NamedTuple):
     """1 for a block, of which recomputation keeps the input alone."""
 
     def with_recomputation(self) -> Piece:
-        """The same under activation checkpointing: of a block only the input is kept, the backward pass makes the rest
-        again."""
+        """The same under activation checkpointing: only the input of a block is kept, and the backward pass computes
+        the rest again."""
         again = self.saved - self.stream + self.backward
         return self._replace(saved=self.stream, backward=again) if self.block else self
 
     def at(self, batch: int, size: int, double: Piece) -> Piece:
-        """The same for any batch on the line through this, for `size` sequences, and `double`, for twice as many."""
+        """The same for any batch, on the line through this piece, for `size` sequences, and `double`, for twice as
+        many."""
         lines = zip(self, double, strict=True)
         return Piece(*(int(one + (batch - size) * (two - one) / size) for one, two in lines))
 
 
 class Live(TorchDispatchMode):
-    """Counts the bytes of the storages that operators make, from their making to their end; not those of `existing`."""
+    """Counts the bytes of the storages that operators make, as long as each lives; not those of `existing` tensors."""
 
     def __init__(self, existing: list[Tensor]) -> None:
         super().__init__()
@@ -81,8 +82,8 @@ class Live(TorchDispatchMode):
 
 
 class End(nn.Module):
-    """The part before the blocks, from ids to the stream, or after them: some of the modules of a model, shared, and
-    what they do."""
+    """The part of a model before its blocks, from ids to the stream, or the part after them. others: modules of the
+    model that it does without. work: what it computes."""
 
     def __init__(self, model: Decoder, others: tuple[str, ...], work: Callable[[Decoder, Tensor], Tensor]) -> None:
         super().__init__()
@@ -95,8 +96,8 @@ class End(nn.Module):
 
 @dataclass(frozen=True)
 class Conditions:
-    """How the passes run: the dtype in which blocks and head see their weights, autocast around the forward pass or
-    none, and whether gradients are added to buffers that exist already, as in accumulation."""
+    """How the passes run. weights: the dtype in which blocks and head use their weights. precision: the context of the
+    forward pass, autocast or none. adding: gradients are added to buffers that exist already, as in accumulation."""
 
     weights: torch.dtype
     precision: Callable[[], AbstractContextManager[object]]
@@ -104,8 +105,8 @@ class Conditions:
 
 
 def footprint(model: Decoder, batch: int, c: Conditions) -> list[Piece]:
-    """The pieces of a model on the meta device in order, entry, blocks, head, for a micro-batch of `batch` sequences,
-    under a FakeTensorMode. Embedding, entry and exit see their weights in fp32."""
+    """The pieces of a model on the meta device in order (entry, blocks, head), for a micro-batch of `batch` sequences.
+    To be called under a FakeTensorMode. Embedding, entry and exit use their weights in fp32."""
     ids = torch.zeros(batch, model.config.context, dtype=torch.long)
     start = End(
         model, ("blocks", "exit", "transform", "head", "logits_slot"), lambda part, ids: part.entry(part.begin(ids)[0])
@@ -137,8 +138,8 @@ def footprint(model: Decoder, batch: int, c: Conditions) -> list[Piece]:
 
 
 def stand_ins(module: nn.Module, conditions: Conditions, cast: set[str]) -> dict[str, Tensor]:
-    """Tensors without storage on the CPU for a module's own on the meta device, by name. `cast` are the parameters that
-    the pass sees in the dtype of the conditions."""
+    """By name, fake tensors on the CPU that replace a module's own on the meta device. `cast`: the parameters that the
+    pass uses in the dtype of the conditions."""
     tensors = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in module.named_buffers()}
     for name, parameter in module.named_parameters():
         dtype = conditions.weights if name in cast else parameter.dtype
@@ -156,7 +157,8 @@ def run_part(
     cast: set[str],
     values: tuple[int, ...] | None = None,
 ) -> Piece:
-    """Forward and backward pass of a part of the model, counted. values: the shape of those that it is handed."""
+    """The memory of forward and backward pass of a part of the model. values: the shape of the tensor for the values of
+    attention that the part gets beside the stream, if it gets one."""
     tensors = stand_ins(module, conditions, cast)
     existing = [*tensors.values(), *(t for t in tree_leaves(others) if isinstance(t, Tensor))]
     gradients = [tensor.grad for tensor in existing if tensor.grad is not None]

@@ -22,9 +22,9 @@ from .statistics.comparison import aggregate
 
 Row = TypeVar("Row", bound=Record)
 KINDS: dict[str, type[Record]] = {"metrics": MetricRow, "trace": TraceRow, "norms": TraceRow}
-"""By the name of a file of a run, its records."""
+"""The kind of record in each file of rows of a run."""
 LINES = {"sites": "trace", "norms": "norms", "ablation": "ablation"}
-"""By table of a probe, the name of its file."""
+"""The name of the file of each table of a probe."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -86,7 +86,8 @@ class Run(Saved):
 
     @cached_property
     def damaged(self) -> int:
-        """Files that cannot be read, and lines, but a last one that was cut short; or are not those of one run."""
+        """Number of unreadable files and lines (a last line that was cut short does not count), plus 1 if the files are
+        not all of one run."""
         no_summary = (self.path / "summary.json").is_file() and read_summary(self.path) is None
         damaged = sum((no_summary, bool(self.config_text and not self.config), self.mixed))
         for name, kind in KINDS.items():
@@ -97,7 +98,7 @@ class Run(Saved):
 
     @property
     def mixed(self) -> bool:
-        """True if settings, summary and rows are not all those of one run, as far as its record says which that is."""
+        """True if settings, summary and rows do not all belong to the run that its record describes."""
         identity = (self.environment or [{}])[-1].get("identity")
         if identity is None:
             return False
@@ -121,7 +122,7 @@ class Comparison(Saved):
     runs: list[Run]
     rows: list[ComparisonRow]
     command: list[str] | None = None
-    """What made it."""
+    """The command that made it, as a list of words."""
 
     def tables(self) -> dict[str, Rows]:
         tables: dict[str, Rows] = {"schemes": objects(self.rows), "runs": objects([run.summary for run in self.runs])}
@@ -317,7 +318,7 @@ def objects(rows: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def rename_columns(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of a run's file, where a column has the name of one of the run: the rate of a step, and the scheme of a
-    sub-layer, which of a combinator is a part."""
+    """A row of a run's file with two columns renamed, whose names are those of columns of the run: the learning rate of
+    the step, and the scheme of the sub-layer, which is a part where the run's scheme combines several."""
     names = {"lr": "step_lr", "scheme": "site_scheme"}
     return {names.get(name, name): value for name, value in row.items()}

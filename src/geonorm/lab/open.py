@@ -17,7 +17,7 @@ from ..settings import to_dict
 from . import checkpoint
 from .config import TrainConfig
 from .data import NO_TEXT, Tokenizer, load_tokenizer
-from .data.batches import NEXT, MaskedTokens, Objective, pick_objective
+from .data.batches import NEXT_TOKEN, MaskedTokens, Objective, pick_objective
 from .data.tokenizer import FileTokenizer
 from .distributed import parallel
 from .runs.folder import RunFolder, read_summary, rows_sha256_of
@@ -48,28 +48,28 @@ class Opened:
         return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     @property
-    def begin(self) -> int:
-        """The id that begins a text; that of the end of the text before where there is no other. ConfigError for a
-        tokenizer without one."""
+    def begin_id(self) -> int:
+        """The id that begins a text: the beginning-of-text token, or the end-of-text token where there is no other.
+        ConfigError for a tokenizer without either."""
         for kind in ("bos", "cls", "eos"):
             if (number := getattr(self.tokenizer, f"{kind}_token_id", None)) is not None:
                 return int(number)
         raise ConfigError(f"the tokenizer of {self.name} has no token that begins a text: give a --prompt, no --bos")
 
-    def check(self, largest: int) -> None:
-        """DataError for an id of its tokenizer that its model has no embedding for."""
+    def check_id(self, largest: int) -> None:
+        """DataError if the model has no embedding for the largest id that its tokenizer gave."""
         known = self.model.get_input_embeddings().weight.shape[0]
         if largest >= known:
             raise DataError(f"the tokenizer of {self.name} gives ids up to {largest}, its model knows {known}")
 
     @property
     def causal(self) -> bool:
-        """True for a model of the next token."""
+        """True for a model that predicts the next token."""
         return not load.predicts_masked(self.model.config)
 
     @property
-    def reader(self) -> Tokenizer:
-        """Its tokenizer, as that of a run. DataError where it is no fast one."""
+    def run_tokenizer(self) -> Tokenizer:
+        """Its tokenizer in the form that runs have. DataError if it is not a fast one."""
         t = self.tokenizer
         if not getattr(t, "is_fast", False):
             raise DataError(
@@ -81,11 +81,11 @@ class Opened:
         """The objective of its loss. ConfigError for a model of masked tokens without a mask token."""
         t = self.tokenizer
         if self.causal:
-            return NEXT
+            return NEXT_TOKEN
         if t.mask_token_id is None:
             raise ConfigError(f"the tokenizer of {self.name} has no mask token")
         # the end that text is stored with; slow tokenizers only read running text, without ends
-        end = self.reader.eos if getattr(t, "is_fast", False) else -1
+        end = self.run_tokenizer.eos if getattr(t, "is_fast", False) else -1
         return MaskedTokens(t.mask_token_id, end, len(t))
 
     def precision(self) -> AbstractContextManager[Any]:
@@ -101,24 +101,24 @@ class OpenedRun(Opened):
     tokenizer: Tokenizer
     config: TrainConfig
     step: int
-    """Of its weights."""
+    """Step after which its weights were saved."""
 
     def encode(self, text: str) -> list[int]:
         return [int(i) for i in self.tokenizer.encode([text])[0]]
 
     @property
-    def begin(self) -> int:
+    def begin_id(self) -> int:
         return self.tokenizer.eos
 
-    def check(self, largest: int) -> None:
-        """Its tokenizer is the one that it was trained with."""
+    def check_id(self, largest: int) -> None:
+        """Nothing to check: its tokenizer is the one that it was trained with."""
 
     @property
     def causal(self) -> bool:
         return self.config.objective == "causal"
 
     @property
-    def reader(self) -> Tokenizer:
+    def run_tokenizer(self) -> Tokenizer:
         return self.tokenizer
 
     def objective(self) -> Objective:
@@ -155,12 +155,12 @@ def open_model(
         return open_run(Path(name), device)
     if causal and settings.is_encoder_decoder:
         raise ConfigError(f"{name} is an encoder-decoder: this needs a model of the next token, or of masked tokens")
-    beside = load.load_model_tokenizer(tokenizer or name, **hub)
+    loaded_tokenizer = load.load_model_tokenizer(tokenizer or name, **hub)
     model = load.load_model(name, settings, device, dtype, causal=causal, **hub)
     context = load.context_of(settings)
     if context is None and settings.is_encoder_decoder:  # T5 has no end of positions, but was trained up to here
-        context = beside.model_max_length if beside.model_max_length < ENDLESS else None
-    return Opened(name, model, beside, context, device)
+        context = loaded_tokenizer.model_max_length if loaded_tokenizer.model_max_length < ENDLESS else None
+    return Opened(name, model, loaded_tokenizer, context, device)
 
 
 def read_settings(
@@ -186,8 +186,8 @@ def read_settings(
 
 def open_run(path: Path, device: torch.device = CPU) -> OpenedRun:
     """The model of a run at its newest whole checkpoint, or at the one that `path` names (RUN/checkpoints/step-N),
-    whatever number of ranks trained it. CheckpointError if there is none, or one that is not of this run, or that of a
-    finished run is not the one that its summary is about."""
+    whatever number of ranks trained it. CheckpointError if there is no checkpoint, if it belongs to another run, or if
+    the run has finished and its newest checkpoint is not the one that its summary describes."""
     folder = run_folder(path)
     run = RunFolder(folder)
     config = run.config()
@@ -218,8 +218,8 @@ def run_folder(path: Path) -> Path:
 
 
 def read_finished(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Summary and environment (of the part that reached the end) of the finished run in a folder. CheckpointError if
-    it has not come to its end, or has lost rows since."""
+    """Summary of the finished run in a folder, and environment of its last part. CheckpointError if the run has not
+    finished, or has lost rows since."""
     summary = read_summary(path)
     if summary is None or summary.status != "finished":
         status = summary.status if summary else "running or interrupted"
@@ -230,8 +230,9 @@ def read_finished(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def run_of(name: str, scheme: str | None) -> str:
-    """The name itself; of a comparison's folder that of the best finished run of a scheme, by validation loss.
-    ConfigError that names the runs where no scheme is given, and the schemes where none of its runs has finished."""
+    """The name itself; for a comparison's folder, the path of the best finished run of a scheme, by validation loss.
+    ConfigError, which lists the runs, where no scheme is given, and, which lists the schemes, where none of its runs
+    has finished."""
     path = Path(os.path.expanduser(name))
     folders = sorted(settings.parent for settings in path.glob("runs/*/config.yaml"))
     if not folders:

@@ -39,21 +39,19 @@ from .footprint import Conditions, Piece, footprint
 from .resolve import Resolved, resolve
 
 FP32, BF16 = 4, 2
-MANY = 16
-"""Sequences of a pass in which logits and activations outweigh what does not grow with them. With 64
-the plan of 1.3B took twice as long, and gave less at 16 sequences than is held."""
-
-
+MANY_SEQUENCES = 16
+"""Sequences of a pass in which logits and activations outweigh what does not grow with them. With 64 the plan of 1.3B
+took twice as long, and at 16 sequences its estimate was below what is really held."""
 MFU = 0.4
 """Share of the peak that the model's own operations reach, recomputation not counted."""
 
 
 def plan(config: TrainConfig, ranks: int = 1, machine: str = "") -> dict[str, Any]:
-    """The plan of a run on so many ranks of a machine, by default of the config's device; sizes in bytes, times in
-    seconds. ConfigError for settings that do not fit together."""
+    """The plan of a run on `ranks` devices of a kind of machine, by default that of the config; sizes in bytes, times
+    in seconds. ConfigError for settings that do not fit together."""
     name = machine or config.runtime.device
     place = machine_named(name, config.runtime.threads)
-    world = World(size=ranks, local=min(ranks, 8))
+    world = World(size=ranks, local_size=min(ranks, 8))
     open_setup = resolve(config.on_device("cpu" if name == "cpu" else "cuda"), world)
     room = place.memory * 2**30
     setup, memory = choose_passes(open_setup, world, room)
@@ -94,12 +92,12 @@ def plan(config: TrainConfig, ranks: int = 1, machine: str = "") -> dict[str, An
 
 
 def fit_to_device(setup: Resolved, world: World, device: torch.device) -> Resolved:
-    """A run whose passes, and whose layout where it is left open, fit the device of a rank. ConfigError, which says
-    what to change, where none does."""
+    """Choose the micro-batch of a run, and its layout where that is left open, so that it fits the device of a rank.
+    ConfigError, which says what to change, where none fits."""
     shape, rows = setup.shape, setup.text.batch_size // world.size
-    room = machine_here(device, world.local).memory * 2**30 or inf
-    rough = 4 * rows * shape.context * (shape.vocab_size + 40 * shape.layers * shape.width)
-    if device.type == "cpu" and not setup.micro_batch and 4 * rough < room:  # clearly
+    room = machine_here(device, world.local_size).memory * 2**30 or inf
+    rough = 4 * rows * shape.context * (shape.vocab_size + 40 * shape.layers * shape.width)  # logits, activations
+    if device.type == "cpu" and not setup.micro_batch and 4 * rough < room:  # clearly fits: no need to count exactly
         return replace(setup, micro_batch=rows)
     setup, memory = choose_passes(setup, world, room)
     if (peak := memory.peak(setup.micro_batch)) > room:
@@ -111,8 +109,8 @@ def fit_to_device(setup: Resolved, world: World, device: torch.device) -> Resolv
 
 
 def choose_passes(setup: Resolved, world: World, room: float) -> tuple[Resolved, Memory]:
-    """The most sequences of a pass that divide a rank's share of a step and fit into so many bytes, whole copies of the
-    model before shared ones, and what the run then takes; the least that there is where nothing fits."""
+    """The setup with the largest micro-batch that divides a rank's share of a step and fits into `room` bytes, and its
+    memory. ddp is tried before fsdp. Where nothing fits, the last choice that was tried."""
     rows = setup.text.batch_size // world.size
     with torch.device("meta"):
         model = Decoder(setup.shape)
@@ -133,14 +131,11 @@ def choose_passes(setup: Resolved, world: World, room: float) -> tuple[Resolved,
 
 
 def suggest_change(setup: Resolved, memory: Memory, room: float) -> str:
-    """What to change in a run that does not fit, or does not need what slows it down; an empty string for nothing."""
+    """What to change in a run that does not fit, or that recomputes without need; an empty string for nothing."""
     recompute = setup.runtime.recompute
     if memory.peak(setup.micro_batch) <= room:
-        return (
-            "leave out --runtime.recompute"
-            if recompute and memory.peak(setup.micro_batch, recompute=False) <= room
-            else ""
-        )
+        needless = recompute and memory.peak(setup.micro_batch, recompute=False) <= room
+        return "leave out --runtime.recompute" if needless else ""
     if largest := memory.largest(room):
         return f"choose --micro-batch {largest} or fewer"
     if not recompute and memory.peak(1, recompute=True) <= room:
@@ -149,48 +144,45 @@ def suggest_change(setup: Resolved, memory: Memory, room: float) -> str:
 
 
 def flops_per_token(model: Decoder) -> int:
-    """Forward and backward: 6 per parameter of a matrix and vector that it multiplies, those of schemes and norms among
-    them, and 12 (heads head_dim) per pair of a query and a key whose score is computed. Not counted: what works number
-    by number, several streams that are mixed among it."""
+    """FLOPs of forward and backward pass: 6 for each parameter of a matrix, those of schemes and norms among them, and
+    12 heads head_dim for each key whose score is computed. Not counted: elementwise work, and the mixing of several
+    streams."""
     shape = model.config
-    # twice the pairs of query and key: of causal attention half of them, else all, also in blocks with a window, which
-    # is a mask over all
+    # twice the keys whose score a query computes: of causal attention half of the context, else all of it, also in
+    # blocks with a window, which is a mask over all
     windows = [shape.window_of(layer) or shape.context for layer in range(shape.layers)]
-    pairs = sum(1 if shape.causal and window >= shape.context else 2 for window in windows) * shape.context**2
-    attention = pairs * shape.heads * shape.head_dim
-    other = rows_outside(shape)
-    matrices = sum(weight.numel() * other.get(role, shape.context) for role, weight, _, _ in model.weights())
-    matrices += sum(weight.numel() * shape.context for weight in matrices_without_role(model))
-    return 6 * (matrices + attention) // shape.context
+    keys = sum(1 if shape.causal and window >= shape.context else 2 for window in windows) * shape.context
+    tables = looked_up_roles(shape)
+    matrices = sum(weight.numel() for role, weight, _, _ in model.weights() if role not in tables)
+    matrices += sum(weight.numel() for weight in matrices_without_role(model))
+    return 6 * (matrices + keys * shape.heads * shape.head_dim)
 
 
 def matrices_without_role(model: Decoder) -> list[Tensor]:
-    """Those that a scheme or a norm owns, which multiply every vector of their stack; no scales, which may be laid out
-    by heads, nor mixtures of streams, neither of which multiplies vectors."""
+    """Matrices that a scheme or a norm owns, which multiply every vector of the stream. Not among them are scales,
+    which may be laid out by heads, and mixtures of streams: they multiply no vectors."""
     known = {id(weight) for _, weight, _, _ in model.weights()}
     known |= {id(weight) for part in model.modules() if isinstance(part, Scale) for weight in part.parameters()}
     known |= {id(part.mix) for part in model.modules() if isinstance(part, Connection)}
     return [weight for weight in model.parameters() if weight.dim() == 2 and id(weight) not in known]
 
 
-def rows_outside(shape: DecoderConfig) -> dict[str, int]:
-    """Of matrices outside the blocks by role: how many vectors of a sequence they multiply, where that is not each."""
-    return {"position": 0, "values": 0} | (
-        {} if shape.tied else {"embed": 0}
-    )  # a tied embedding multiplies as the head
+def looked_up_roles(shape: DecoderConfig) -> set[str]:
+    """Roles of tables that multiply nothing: rows of them are looked up, by token or by position."""
+    return {"position", "values"} | (set() if shape.tied else {"embed"})  # a tied embedding multiplies, as the head
 
 
 def count_looked_up(model: Decoder) -> int:
-    """Parameters of tables that multiply nothing: tokens and places look up rows in them."""
-    rows = rows_outside(model.config)
-    return sum(weight.numel() for role, weight, _, _ in model.weights() if rows.get(role) == 0)
+    """Parameters of the tables that are only looked up."""
+    tables = looked_up_roles(model.config)
+    return sum(weight.numel() for role, weight, _, _ in model.weights() if role in tables)
 
 
 class Memory:
     """Bytes that a rank holds in a step, for any number of sequences in a pass."""
 
     def __init__(self, model: Decoder, setup: Resolved, ranks: int, layout: str, several: bool) -> None:
-        """ranks: of one copy of the model under fsdp. several: there is more than one pass in a step."""
+        """ranks: those that share one copy of the model under fsdp. several: a step has more than one pass."""
         self.model, self.runtime, self.fsdp = model, setup.runtime, layout == "fsdp"
         self.shard = ranks if self.fsdp else 1
         self.adding = layout == "ddp" or (layout == "none" and several)
@@ -200,11 +192,13 @@ class Memory:
             (lambda: torch.autocast("cpu", torch.bfloat16)) if half else nullcontext,
             self.adding,
         )
-        # bytes at any moment are linear in the number of sequences, the most of a pass is a maximum of such lines: that
-        # of few sequences, where gradients of weights are most, and that of many
+        # bytes at any moment are linear in the number of sequences, so the peak of a pass is a maximum of such lines:
+        # of that for few sequences, where gradients of weights dominate, and that for many
         self.logits = model.config.context * model.config.vocab_size  # of a sequence
         with FakeTensorMode():
-            self.lines = {size: [footprint(model, n * size, conditions) for n in (1, 2)] for size in (1, MANY)}
+            self.lines = {
+                size: [footprint(model, n * size, conditions) for n in (1, 2)] for size in (1, MANY_SEQUENCES)
+            }
         count = model.parameter_count()
         orthogonal = sum(w.numel() for role, w, _, _ in model.weights() if not ROLES[role].end)
         momenta = 2 * count - (orthogonal if setup.schedule.optim.name == "muon" else 0)
@@ -245,7 +239,7 @@ class Memory:
         }
 
     def peak(self, batch: int, recompute: bool | None = None) -> int:
-        """The most that a step holds at any moment: through the forward pass and back, one piece after the other."""
+        """Most bytes that a step holds at any moment: through the forward pass and back, one piece after the other."""
         pieces = self.pieces(batch, recompute)
         held = self.parameters + self.optimizer + self.average + self.gathered_weights(pieces)
         # gradients that are added to are there all the time; others appear block by block

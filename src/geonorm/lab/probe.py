@@ -37,7 +37,7 @@ from .study_folder import check_directory, save
 
 Progress = Callable[[str, float], None]
 ABLATION_TOKENS = 4096
-"""Blocks are left out on the first batches with as many tokens."""
+"""Tokens of the first batches on which the loss without blocks is measured."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -222,8 +222,8 @@ def measure_model(
 
 
 def probed_scheme(probed: ProbedModel, sites: Sequence[Mapping[str, Any]]) -> str | None:
-    """The scheme in the model's configuration (of a combinator each sub-layer has only a part); else that of all
-    sub-layers; None where there is neither."""
+    """The scheme in the model's configuration, because under a combinator each sub-layer has only a part of it; else
+    the scheme that all sub-layers share; None where there is neither."""
     named = getattr(getattr(probed.model, "config", None), "scheme", None)
     if isinstance(named, str):
         return str(parse(named))

@@ -13,11 +13,11 @@ from ..measure.config import ProbeConfig
 from ..measure.probe import Inputs
 from ..models.decoder import IGNORED
 from .data import open_source
-from .data.batches import HELD_OUT
+from .data.batches import HELD_OUT_SEED
 from .open import Opened, OpenedRun, open_model
 
-WINDOWS = 8
-"""Of a forward pass by default."""
+WINDOWS_PER_PASS = 8
+"""Windows of text in one forward pass, unless --batch says otherwise."""
 
 
 def open_probed(name: str, config: ProbeConfig) -> Opened:
@@ -35,7 +35,7 @@ def read_data(
     losses = config.gradients or config.ablate_blocks
     if opened.tokenizer is None:
         raise ConfigError("a model in memory needs its tokenizer to read text: tokenizer=..., or give ids")
-    batches = text_windows(opened, data, config).split(config.batch or WINDOWS)
+    batches = text_windows(opened, data, config).split(config.batch or WINDOWS_PER_PASS)
     return batches, masked_batches(opened, batches, config.bos) if losses and not opened.causal else batches
 
 
@@ -54,7 +54,7 @@ def text_windows(opened: Opened, data: str, config: ProbeConfig) -> Tensor:
     context = min(config.context, opened.context or config.context, config.tokens) - config.bos
     rows = max(1, len(ids) // context)
     windows = torch.tensor(ids[: rows * context]).view(rows, -1)
-    return F.pad(windows, (1, 0), value=opened.begin) if config.bos else windows
+    return F.pad(windows, (1, 0), value=opened.begin_id) if config.bos else windows
 
 
 def masked_batches(opened: Opened, batches: Sequence[Tensor], bos: bool) -> list[Inputs]:
@@ -65,7 +65,7 @@ def masked_batches(opened: Opened, batches: Sequence[Tensor], bos: bool) -> list
     masked: list[Inputs] = []
     for ids in batches:
         windows = torch.cat((ids[:, front:], ids[:, :1]), 1).numpy()  # objectives read one token after a window
-        inputs, labels = objective.pairs(windows, [number + row for row in range(len(ids))], HELD_OUT)
+        inputs, labels = objective.pairs(windows, [number + row for row in range(len(ids))], HELD_OUT_SEED)
         inputs, labels = torch.cat((ids[:, :front], inputs), 1), F.pad(labels, (front, 0), value=IGNORED)
         masked.append({name: inputs, "labels": labels})
         number += len(ids)

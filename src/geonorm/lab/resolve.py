@@ -1,5 +1,5 @@
-"""The configuration of a run becomes the parts of the run, once, before anything opens. Each part of the program takes
-the part that it needs; none looks at the configuration again."""
+"""Turns the configuration of a run into the parts of the run, once, before any file is opened. Each part of the program
+takes the part that it needs; none looks at the configuration again."""
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from .schedule import Schedule
 
 @dataclass(frozen=True)
 class TextPart:
-    """What is read, and in which pieces."""
+    """Which text is read, and in which pieces."""
 
     source: str
     tokenizer: str
@@ -29,9 +29,9 @@ class TextPart:
     batch_size: int
     seed: int
     field: str | None = None
-    """Where records have their text."""
+    """The field of a record that holds its text."""
     limit: int | None = None
-    """Tokens of a split."""
+    """Most tokens of a split."""
     document_end: int | None = None
 
     @property
@@ -42,14 +42,14 @@ class TextPart:
 
 @dataclass(frozen=True)
 class FolderPart:
-    """Where a run lies, what its folder says that it is, and where it begins."""
+    """The folder of a run, its settings, and what the run begins from."""
 
     path: Path
     settings: dict[str, Any]
     """As config.yaml holds them."""
     resume: bool
     accepted: list[str]
-    """Names of what may have changed since the run was stopped."""
+    """Names of settings and hashes that may have changed since the run was stopped (--accept-changed)."""
     branch: str | None
     init_from: str | None
 
@@ -78,8 +78,9 @@ class Resolved:
 
 
 def resolve(config: TrainConfig, world: World | None = None, on_cpu: bool = False) -> Resolved:
-    """ConfigError for a scheme or model that does not exist, or does not fit the ranks of a world or the memory of a
-    machine that trains on its CPU, and for a warm-up that does not end in time."""
+    """The parts of a run. on_cpu: this machine trains it on its CPU. ConfigError for a scheme or model that does not
+    exist, or does not fit the ranks of a world or this machine's memory, and for a warm-up that does not end in
+    time."""
     scheme, shape, settings = parse(config.scheme), config.shape(config.scheme), to_dict(config)
     if on_cpu:
         check_memory(shape)
@@ -134,8 +135,8 @@ def resolve(config: TrainConfig, world: World | None = None, on_cpu: bool = Fals
 
 def check_memory(shape: DecoderConfig) -> None:
     """ConfigError for a model that this machine cannot hold while it trains on the CPU: building it would take hours,
-    and the system end the process without a word. By the matrices that every block has and the embedding, their
-    gradients included, in fp32: less than is needed."""
+    and then the system would kill the process without a message. Counted are the matrices that every block has and the
+    embedding, with gradients, in fp32: a lower bound."""
     block = 2 * shape.width * (shape.heads * shape.head_dim + shape.hidden)
     least = 8 * (shape.layers * block + shape.width * shape.vocab_size)
     there = memory_of_machine()

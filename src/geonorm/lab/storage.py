@@ -5,12 +5,12 @@
     step-N/  model-00001-of-00002.safetensors ...                           state.json              several
 
 Tensors are safetensors, everything else is JSON: nothing here reads or writes a pickle (docs/design/0003). A file holds
-whole tensors or shards, by KIND.NAME, in the format of DCP's HuggingFaceStorageReader. state.json is written last,
-names every file with its sha256, and itself. A folder is written aside under another name and renamed when all of it
-is on the disk.
+whole tensors or shards, by KIND.NAME, in the format of DCP's HuggingFaceStorageReader. state.json is written last; it
+has the sha256 of every file, and of its own content. A folder is written under a temporary name, and renamed when all
+of it is on the disk.
 
-DCP's HuggingFaceStorageWriter puts each file together in memory, a second copy of all that is saved, and orders its
-header at random, so that equal checkpoints differ in their bytes. So files are written here.
+DCP's HuggingFaceStorageWriter is not used: it puts each file together in memory, a second copy of all that is saved,
+and orders its header at random, so that equal checkpoints differ in their bytes.
 """
 
 import hashlib
@@ -42,8 +42,8 @@ from .runs.folder import digest_of
 
 MARKER = "state.json"
 FORMAT = 3
-"""Of the files of a checkpoint. A version of the program that writes others has another number, and reads or refuses
-this one."""
+"""Number of the checkpoint format. A version of the program that writes another format has another number, and reads or
+refuses this one."""
 UMASK = os.umask(0o022)
 os.umask(UMASK)
 Headers = dict[str, TensorStorageMetadata]
@@ -112,9 +112,7 @@ class Writer(FileSystemWriter):
         # later checkpoints go, too: they were passed over as corrupt, or belong to steps that were rewound
         steps = saved_steps(self.folder)
         current = [step for step in steps if step <= self.step]
-        for old in set(steps) - {*current[-self.keep :]}:
-            if old == self.protected and old in current:
-                continue
+        for old in set(steps) - {*current[-self.keep :], *({self.protected} & {*current})}:
             shutil.rmtree(self.folder / f"step-{old}", ignore_errors=True)
 
 
@@ -132,7 +130,8 @@ def read_headers(path: Path) -> Headers:
 
 
 def read_into(path: Path, tensors: dict[str, Tensor], alone: bool = True) -> None:
-    """Reads tensors of a checkpoint into these, whatever their sharding. CheckpointError if a file cannot be read."""
+    """Reads tensors of a checkpoint into those of the same names, whatever the sharding of either. alone: without a
+    process group. CheckpointError if a file cannot be read."""
     ignore_single_process()
     try:
         dcp_load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(path)), no_dist=alone)
@@ -157,7 +156,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def weights_sha256(state: dict[str, Any]) -> str:
-    """sha256 of the files of weights of a checkpoint, by its state."""
+    """sha256 of all weight files of a checkpoint, by the hashes in its state."""
     return digest_of({name: digest for name, digest in state["sha256"].items() if kind_of(name) == "model"})
 
 
@@ -176,7 +175,7 @@ def readable(path: Path) -> AbstractContextManager[None]:
 
 
 def ignore_single_process() -> None:
-    """DCP warns when there is no process group; one process is no mistake here."""
+    """Silences DCP's warning that there is no process group: a run may be a single process."""
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
 
@@ -187,7 +186,8 @@ def clear(folder: Path) -> None:
 
 
 def checksum(path: Path) -> str:
-    """sha256 of a file. DataError if it is none: a pipe may have taken its place since its folder was looked at."""
+    """sha256 of a file. DataError if it is not a regular file: a pipe may have taken its place since its folder was
+    listed."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

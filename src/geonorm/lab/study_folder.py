@@ -24,22 +24,23 @@ from .runs.folder import (
 )
 
 TRAJECTORIES = "trajectories.safetensors"
-VOLATILE = ("out", "device")
-SAME = ("geonorm", "commit", "python", "torch")
-"""What must not have changed for finished schemes to be taken over."""
+MAY_DIFFER = ("out", "device")
+"""Settings in which a study that goes on may differ."""
+MUST_MATCH = ("geonorm", "commit", "python", "torch")
+"""Entries of environment.json that must be the same for finished schemes to be taken over."""
 
 
 def check_directory(out: Path, settings: Mapping[str, Any], kind: str = "simulation", key: str = "beta") -> None:
-    """CheckpointError if `out` cannot be written or holds something else than this simulation, or than this study of
-    another kind, whose settings have that key. Leaves nothing."""
+    """CheckpointError if `out` cannot be written, or holds something else than this study. A study of the kind is known
+    by `key`, one of its settings. Leaves nothing."""
     before = stored_settings(out) if (out / "config.yaml").exists() else {}
     check_out_folder(out, kind, key in before)
-    if before and (differs := first_difference(before, dict(settings), but=VOLATILE)):
+    if before and (differs := first_difference(before, dict(settings), ignored=MAY_DIFFER)):
         raise CheckpointError(f"{out} holds a {kind} with {differs}; choose another --out")
 
 
 def describe_sources(schemes: Sequence[str]) -> dict[str, Any]:
-    """For environment.json: schemes from elsewhere in each scheme that has any, in the form of `sources_of`."""
+    """For environment.json: by scheme, the schemes from elsewhere in it, in the form of `sources_of`."""
     from ..schemes import parse, sources_of
 
     return {str(scheme): sources for scheme in map(parse, schemes) if (sources := sources_of(scheme))}
@@ -49,7 +50,7 @@ def read_interrupted(out: Path, environment: Mapping[str, Any]) -> dict[str, Any
     """Files of an interrupted simulation by their names without suffix, to go on with; None where there is none, or
     where another version of the program made it. CheckpointError where a scheme that is finished had another source."""
     summary, before = read_object(out / "summary.json"), read_object(out / "environment.json")
-    if summary.get("status") != "interrupted" or any(before.get(key) != environment[key] for key in SAME):
+    if summary.get("status") != "interrupted" or any(before.get(key) != environment[key] for key in MUST_MATCH):
         return None
     for name in [row["scheme"] for row in summary["schemes"]]:
         sources = ((record.get("schemes") or {}).get(name, {}) for record in (before, environment))

@@ -33,7 +33,7 @@ from .runs import environment
 from .runs.folder import check_out_folder, read_object
 from .statistics.comparison import paired_interval
 from .study_folder import describe_sources, save
-from .transfer_config import HEAD, TransferConfig
+from .transfer_config import HEAD_WIDTH, TransferConfig
 
 STEPS = (1, 4, 16)
 """Optimizer steps after which the turn is measured; predictions are from the first."""
@@ -68,7 +68,7 @@ def check_transfer(config: TransferConfig, progress: Progress = lambda scheme, s
 def measure_step_turns(scheme: str, depth: int, width: int, seed: int, lr: float) -> list[Row]:
     """A row for each of STEPS: turn, path (the sum of mean angles of sub-layers at initialization), coherence C."""
     torch.manual_seed(seed)
-    shape = {"layers": depth, "width": width, "heads": width // HEAD}
+    shape = {"layers": depth, "width": width, "heads": width // HEAD_WIDTH}
     model = Decoder(DecoderConfig(scheme=scheme, vocab_size=VOCABULARY, context=CONTEXT, **shape))  # type: ignore[arg-type]
     hidden = [weight for role, weight, _, _ in model.weights() if not ROLES[role].end]
     # eps far below any gradient: the first step is lr times a sign, at every depth
@@ -105,7 +105,7 @@ def final_state(model: Decoder, batch: Tensor) -> Tensor:
 
 
 def mean_angle(x: Tensor, y: Tensor) -> float:
-    """Between tokens (..., dim), in radians."""
+    """Mean angle between tokens x and y (..., dim), in radians."""
     along, across = sphere.frame(x.detach().double(), y.detach().double())
     return torch.atan2(sphere.radius(across), along * sphere.radius(x)).mean().item()
 
@@ -144,7 +144,7 @@ def summarize_turns(config: TransferConfig, scheme: str, rows: Sequence[Row]) ->
 
 
 def mean_interval(values: Sequence[float], scale: Callable[[float], float] = float) -> list[float | None]:
-    """[mean, low, high] on another scale."""
+    """[mean, low, high] of values with their 95 % interval, each number mapped by `scale`."""
     return [None if number is None else scale(number) for number in paired_interval(values)[:3]]
 
 

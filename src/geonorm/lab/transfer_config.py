@@ -6,7 +6,7 @@ from typing import Annotated
 from ..errors import require
 from ..settings import Count, Range, Settings, check_out
 
-HEAD = 16
+HEAD_WIDTH = 16
 """Width of an attention head, so that heads = width / 16."""
 
 
@@ -41,7 +41,10 @@ class TransferConfig(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         for width in (self.width, *self.widths):
-            require(width % HEAD == 0, f"a width must be a multiple of {HEAD}, the width of a head, got {width}")
+            require(
+                width % HEAD_WIDTH == 0,
+                f"a width must be a multiple of {HEAD_WIDTH}, the width of a head, got {width}",
+            )
         check_out(self.out)
 
     @property

@@ -23,17 +23,17 @@ from .metrics import (
 
 QUANTILES = {"p01": 0.01, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p99": 0.99}
 RELATIVE_ERROR = 0.01
-"""Of a quantile: it is within 1 % of the exact one (logarithmic bins: DDSketch, arXiv:1908.10693)."""
+"""Relative error of a quantile: at most 1 % (logarithmic bins: DDSketch, arXiv:1908.10693)."""
 SMALLEST, LARGEST = 1e-12, 1e12
 """Magnitudes that the bins tell apart; smaller ones count as 0, larger ones as the largest."""
 GAMMA = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
 BINS = ceil(log(LARGEST / SMALLEST) / log(GAMMA))
 SEED = 0
 CHUNK = 1 << 17
-"""Numbers of one tensor that are worked on at a time, so that they stay in a processor's cache."""
+"""Numbers of a tensor that are processed at a time, so that they stay in the processor's cache."""
 NULL_SHARE = 0.25
-"""A random quarter of the tokens: 64 dot products per token are expensive, and the mean over a quarter is accurate
-enough. A fixed stride would meet the same positions of every window, the first token among them."""
+"""Share of the tokens, drawn at random, whose cosines to random directions are taken: 64 dot products per token are
+expensive, and a quarter is enough for the mean. A fixed stride would meet the same positions of every window."""
 
 
 class Moments:
@@ -126,8 +126,8 @@ def flat(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def filled(x: Tensor, mask: Tensor | None) -> Tensor | None:
-    """Mask of the vectors of x (batch, tokens, slots, dim) that count: those of the given mask without slots that are
-    0, to which nothing is written yet. The given mask itself where no slot is."""
+    """The given mask without the slots of x (batch, tokens, slots, dim) that are 0, to which nothing has been written
+    yet. The mask itself where no slot is 0, or x has no slots."""
     if x.dim() != 4 or bool((some := x.detach().ne(0).any(-1)).all()):
         return mask
     return some if mask is None else some & mask.unsqueeze(-1)
@@ -148,7 +148,8 @@ class NullCosines:
         self.generator = torch.Generator().manual_seed(SEED)
 
     def update(self, x: Tensor, radius: Tensor) -> None:
-        """The draw depends on the number of the token alone; the very first is in it, so that there is one."""
+        """The draw depends on the number of the token alone. The very first token is always drawn, so that there is
+        one."""
         chosen = torch.rand(x.shape[0], generator=self.generator) < NULL_SHARE
         chosen[0] |= self.count == 0
         chosen = chosen.to(x.device)
@@ -158,7 +159,7 @@ class NullCosines:
         self.count += cosine.shape[0]
 
     def row(self, end: str = "") -> dict[str, float | None]:
-        """Mean over directions, and the 5th and 95th percentile of them: a direction without meaning lies between."""
+        """Mean over directions, and their 5th and 95th percentiles: a direction without meaning lies between these."""
         if not isinstance(self.sum, Tensor) or not bool(torch.isfinite(self.sum).all()):
             return {f"cos_null{end}": None, f"cos_null_low{end}": None, f"cos_null_high{end}": None}
         each = self.sum / self.count

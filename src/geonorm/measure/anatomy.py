@@ -5,10 +5,10 @@ A sub-layer of a block of transformers is
     x' = after(x + output(dropout(branch(norm(x))) + ... other branches side by side))
 
 with norm (read before the branch), output (on the update, inside the residual), after (on the stream) and dropout each
-there or not, or a module of the block adds with learned factors (`joined`). The probe measures by a stack and
-`hf.apply` replaces residuals by it. Causal models are recognised by numbers (`recognise`); the stacks of some encoders,
-vision transformers and encoder-decoders, whose blocks add to the stream inside modules of theirs, stand here by name,
-as of transformers 5.24. Nothing here imports torch.
+there or not; or a module of the block adds with learned factors (`joined`). The probe and `hf.apply` find the
+sub-layers of a model by its stack. Causal models are recognised by numbers (`recognise`). Some encoders, vision
+transformers and encoder-decoders, whose blocks add to the stream inside modules of theirs, are listed here by name, as
+of transformers 5.24. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 CACHES = {"cache": "cache", "past_key_values": "past_key_values"}
-"""What releases of transformers call the cache of keys and values."""
+"""Both names of the cache of keys and values in releases of transformers."""
 MASKED = {"attention_mask": "attention_mask", **CACHES}
 
 
@@ -31,8 +31,8 @@ class Branch:
     norm: read before the first module, or None.
     dropout: the path of a Dropout between u and the addition, or its probability, or None.
     scale: the block's own number that multiplies u before the addition (Granite), or None.
-    arguments: what its first module is handed of the block's arguments, {its name: the block's}. Where there are any,
-    it is handed those, too, that no parameter of the block takes.
+    arguments: those of the block's arguments that its first module gets, {its name: the block's name}. Where there are
+    any, it also gets those that the block takes by **kwargs.
     """
 
     modules: tuple[str, ...]
@@ -55,7 +55,7 @@ class Sublayer:
     output: str | None = None
     after: str | None = None
     joined: str | None = None
-    """The module that is handed stream and update and returns the stream after them (Muse's gate)."""
+    """The module that gets stream and update and returns the next stream (Muse's gate)."""
     carried: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """What the scheme learns beside gains of norms, by our name: the path of the block's tensor, and how that becomes
     ours (`rebuild.ARRANGED`)."""
@@ -75,7 +75,7 @@ class Sublayer:
 
     @property
     def text(self) -> str:
-        """In one line: attn:norm=ln_1,branch=attn. Modules one after the other with >, branches side by side with +."""
+        """The sub-layer in one line: attn:norm=ln_1,branch=attn. > joins modules in sequence, + parallel branches."""
         chains = "+".join(">".join(branch.modules) for branch in self.branches)
         norms = "+".join(dict.fromkeys(branch.norm for branch in self.branches if branch.norm))
         parts = {"norm": norms, "branch": chains, "output": self.output, "after": self.after, "joined": self.joined}
@@ -222,12 +222,12 @@ FAMILIES: dict[str, Callable[[Any], tuple[Stack, ...]]] = {
     "vit": lambda config: (VIT,),
     "t5": t5,
 }
-"""What gives the stacks of a family, by `config.model_type`."""
+"""By `config.model_type`, the function that makes the stacks of a family from a configuration."""
 
 
 def stacks_by_name(config: Any) -> tuple[Stack, ...]:
-    """The stacks of a model from its Hugging Face configuration: those that it holds, since a scheme was applied, or
-    those of its family. Empty where the model is to be recognised."""
+    """The stacks of a model from its Hugging Face configuration: those stored there when a scheme was applied, or those
+    of its family. Empty where the model must be recognised instead."""
     if saved := getattr(config, "stock_stacks", None):
         return tuple(map(Stack.from_dict, saved))
     family = FAMILIES.get(getattr(config, "model_type", ""))
@@ -235,8 +235,8 @@ def stacks_by_name(config: Any) -> tuple[Stack, ...]:
 
 
 def root_stacks(model: Any, stacks: Iterable[Stack]) -> Iterator[tuple[Stack, str]]:
-    """Those of the stacks that a model (an nn.Module, with a head or without) has, each with the path of the base model
-    that its paths start from: the shortest that ends in the stack's blocks; the empty string is the model itself."""
+    """The stacks that a model (an nn.Module, with or without a head) has, each with the path of the base model, from
+    which its own paths start: the shortest below which its blocks lie. The empty string is the model itself."""
     names = [name for name, _ in model.named_modules()]
     for stack in stacks:
         matching = [name for name in names if f".{name}".endswith(f".{stack.blocks}")]

@@ -1,4 +1,4 @@
-"""Measures of every sub-layer and every norm of a model while it runs: `observe` watches, the records here add up."""
+"""Measures every sub-layer and every norm of a model while it runs: `observe` watches, the records here add up."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -55,7 +55,7 @@ class Capture:
         require(sites or self.norms, f"no LayerNorm or RMSNorm in {type(model).__name__}")
         self.masks: Mapping[str, Tensor | None] = {}
         self.at_clamp = False
-        """True while norms run for the question which tokens are clamped: those calls are not the model's."""
+        """True while `clamped` runs norms to find out which tokens are clamped: those calls are not the model's."""
 
     def norm_places(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """The name of every norm and the first columns of its row: those of ends and sub-layers, then all others."""
@@ -107,8 +107,8 @@ class Capture:
             record.measure.update(x, y, filled(x, mask) if record.of_scheme else mask)
 
     def tokens(self) -> int:
-        """Tokens measured so far: those of the first sub-layer of each stack; of a model without any, those of the norm
-        that read most."""
+        """Tokens measured so far: those of the first sub-layer of each stack; in a model without sub-layers those of
+        the norm that read most."""
         first = {place.stack: measure for place, measure in reversed(self.records.items())}
         counts = [measure.moments.count for measure in first.values() if measure.moments]
         norms = [norm.measure.moments.count for norm in self.norms.values() if norm.measure.moments]

@@ -11,7 +11,7 @@ from .norms import weights_in_memory
 from .record import ModuleCall
 
 EPS = (1e-5, 1e-6, 1e-8, 1e-12, 0.0)
-"""What norms may add to the mean square, tried after a number that the module itself calls eps."""
+"""What norms may add to the mean square; tried after the numbers that the module itself calls eps."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ def same_size(a: Any, b: Tensor) -> bool:
 
 
 def close(a: Tensor, b: Tensor) -> bool:
-    """True if rounding explains the difference of many numbers together."""
+    """True if rounding explains the difference of two tensors, taken as one vector each."""
     tolerance = torch.finfo(b.dtype).eps if b.dtype in (torch.float16, torch.bfloat16) else 2e-5
     wide = b.cpu().double().flatten()  # Apple's GPU has no fp64
     return float((a.cpu().double().flatten() - wide).norm()) <= tolerance * float(wide.norm())
 
 
 def sum_factors(target: Tensor, atoms: Sequence[Tensor]) -> list[float] | None:
-    """The factors with which tensors add up to the target; None if they do not."""
+    """The factors with which tensors sum up to the target; None if no factors do. As many of them as can be are 0."""
     for number, atom in enumerate(atoms):
         if torch.equal(atom.reshape(target.shape), target):
             return [float(number == place) for place in range(len(atoms))]
@@ -47,7 +47,7 @@ def sum_factors(target: Tensor, atoms: Sequence[Tensor]) -> list[float] | None:
     matrix = torch.stack([atom.cpu().double().flatten() for atom in apart], -1)
     used, lengths = matrix.norm(dim=0) > 0, matrix.norm(dim=0)
     best, left = fit_columns(matrix, wide, used)
-    while used.sum() > 1:  # as few as explain it: beside x its norm is nearly x, and rounding gives both a factor
+    while used.sum() > 1:  # use as few as can be: the norm of x is nearly x, and rounding would give both a factor
         fewer = used.clone()
         fewer[(best.abs() * lengths).masked_fill(~used, torch.inf).argmin()] = False
         factors, more = fit_columns(matrix, wide, fewer)

@@ -25,7 +25,7 @@ MASSIVE_SIZE, MASSIVE_RATIO = 100.0, 1000.0
 """A massive activation is larger than 100 and than 1000 times the median magnitude (arXiv:2402.17762)."""
 
 
-def wide(x: Tensor) -> Tensor:
+def as_fp64(x: Tensor) -> Tensor:
     """x in fp64, without a graph."""
     return x.detach().to(torch.float64)
 
@@ -46,7 +46,8 @@ def length(x: Tensor) -> Tensor:
 
 
 def remove(y: Tensor, x: Tensor, along: Tensor, radius: Tensor) -> Tensor:
-    """y − its part along x, of length `along` = <x, y>/|x|: an explicit vector, whose length keeps small angles."""
+    """y without its part along x, which has the length `along` = <x, y>/|x|. As an explicit vector, so that small
+    angles keep their digits."""
     return torch.addcmul(y, safe_divide(along, radius)[..., None], x, value=-1)
 
 

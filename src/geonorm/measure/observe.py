@@ -1,8 +1,8 @@
-"""The one observer of sub-layers: the stream before and after each of them while a model runs, for every placement.
+"""Watches the stream before and after every sub-layer while a model runs, for every placement of norms.
 
 The x of a `Residual` is its argument, and x' its result. In a stock block, whose modules `anatomy` knows, x is the
 argument of the sub-layer's first module; x' is the x of the next sub-layer, and after the last one the block's result.
-Whatever stands between (norms on the update or on the stream, dropout, scales) is inside, and a module's output is
+So whatever stands between (norms on the update or on the stream, dropout, scales) is included, and a module's output is
 never taken for the change of the stream. Only the stream of the running sub-layer is in memory.
 """
 
@@ -38,9 +38,9 @@ class ModelSite:
     reader: nn.Module
     """The module whose argument is the stream."""
     chains: tuple[tuple[nn.Module, ...], ...]
-    """Of each branch side by side: its modules in the order in which they run. The last returns the update."""
+    """For each parallel branch, its modules in the order in which they run. The last returns the update."""
     rule: Scheme | None = None
-    """That of a stock block of several streams."""
+    """The scheme of a stock block with several streams."""
 
     @property
     def key(self) -> tuple[str, Site]:
@@ -122,7 +122,7 @@ def watch(
     """Calls look(place, x, u, x') after every sub-layer of every forward pass inside, or those at `places` alone."""
     with ExitStack() as hooks:
         for home, inside in groupby(sites_of(model) if places is None else places, lambda place: place.home):
-            running = Running(look)
+            running = RunningSublayer(look)
             hooks.callback(home.register_forward_pre_hook(running.enter, with_kwargs=True).remove)
             for place in inside:
                 hooks.callback(place.reader.register_forward_pre_hook(running.begin(place), with_kwargs=True).remove)
@@ -147,7 +147,7 @@ def watch_calls(modules: Mapping[Key, nn.Module], look: Callable[[Key, Tensor, T
         yield
 
 
-class Running:
+class RunningSublayer:
     """The sub-layer that runs inside a home: begun by its reader, ended by the next one or by the end of the home."""
 
     def __init__(self, look: Look) -> None:
@@ -191,23 +191,23 @@ class Running:
             self.look(self.place, self.x, self.u, after)
 
     def shaped(self, x: Tensor) -> Tensor:
-        """In the shape of the home's argument: OPT's MLP sees (batch x tokens, dim)."""
+        """x in the shape of the home's argument: OPT's MLP sees (batch x tokens, dim)."""
         return x if x.shape == self.shape or x.numel() != self.shape.numel() else x.reshape(self.shape)
 
 
 def length_of(gradients: Iterable[Tensor | None]) -> float:
-    """Of those that are there, as one vector."""
+    """Length of the gradients that are not None, as one vector."""
     squares = [gradient.double().square().sum() for gradient in gradients if gradient is not None]
     return torch.stack(squares).sum().sqrt().item() if squares else 0.0
 
 
 def gradient_norms(places: Iterable[ModelSite], length: Callable[[Iterable[nn.Parameter]], float]) -> Gradients:
-    """Of the gradients that are there: grad_norm of all weights of a branch, and of an MLP grad_w1 and grad_w2.
+    """Norms of gradients by sub-layer: grad_norm of all weights of its branches, and in an MLP grad_w1 and grad_w2.
 
     W2 is the last matrix of the branch, which writes to the stream; W1 are those before it (up and gate), together
     (Xiong et al., arXiv:2002.04745), in a mixture of experts those of all experts without the router. A scheme's own
     modules inside the branch are neither.
-    length: another way to compute it, where the weights lie on several machines.
+    length: the norm of the gradients of some parameters; it knows where these gradients are.
     """
     rows: dict[tuple[str, Site], Mapping[str, float]] = {}
     for place in places:
@@ -232,8 +232,8 @@ def end_kind(module: Any) -> str | None:
 
 
 def stream_past(block: nn.Module, x: Tensor) -> Tensor:
-    """The stream after a block that leaves it alone: through the ends of it that `apply` puts into first and last
-    blocks."""
+    """The stream after a block that is left out. Entry and exit, which `hf.apply` puts into the first and the last
+    block, act all the same."""
     for end in (getattr(block, "entry", None), getattr(block, "exit", None)):
         if end is not None and end_kind(end):
             x = end(upcast(x))

@@ -33,7 +33,7 @@ class ProbedModel:
 
     @property
     def device(self) -> torch.device:
-        """Of the parameters in memory."""
+        """The device of the parameters in memory."""
         return next((p.device for p in self.model.parameters() if not p.is_meta), torch.device("cpu"))
 
     @property
@@ -94,7 +94,7 @@ class ProbedModel:
         return tokens
 
     def masks(self, inputs: Inputs) -> dict[str, Tensor | None]:
-        """By stack the mask of its tokens, 0 for padding; "" for a model without stacks."""
+        """The mask of tokens, 0 for padding, by stack; under "" for a model without stacks."""
         mask = inputs.get("attention_mask")
         if "decoder_input_ids" in inputs:
             return {"encoder": mask, "decoder": inputs.get("decoder_attention_mask")}

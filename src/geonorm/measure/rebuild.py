@@ -1,4 +1,5 @@
-"""A sub-layer of a stock block as a `Residual` around the same branch: its norms are ours, with the stock gains."""
+"""Rebuilds a sub-layer of a stock block as a `Residual` around the same branch: its norms are ours, with the stock
+gains."""
 
 from collections.abc import Callable, Iterable
 from operator import attrgetter
@@ -13,11 +14,11 @@ from .anatomy import Stack, Sublayer
 from .norms import weights_in_memory
 
 CARRIED = "_geonorm_carried"
-"""How a parameter is marked that took over the gains of a stock norm."""
+"""Attribute that marks a parameter whose values were copied from a stock block."""
 
 
 def transpose_mixing(rows: Tensor) -> Tensor:
-    """Rows for n reading weights, n writing weights and an n x n mixing matrix, with the transpose of that."""
+    """Rows of n reading weights, n writing weights and an n x n mixing matrix, with that matrix transposed."""
     n = int((len(rows) + 1) ** 0.5) - 1
     mixing = rows[2 * n :].unflatten(0, (n, n)).transpose(0, 1).flatten(0, 1)
     return torch.cat((rows[: 2 * n], mixing))
@@ -28,7 +29,7 @@ ARRANGED: dict[str, Callable[[Tensor], Tensor]] = {
     "plus 1": lambda rows: rows + 1,
     "transposed": transpose_mixing,
 }
-"""How a tensor of a stock block becomes ours."""
+"""By name, the ways in which a tensor of a stock block becomes one of ours."""
 
 
 @torch.no_grad()
@@ -45,7 +46,7 @@ def copy_gains(norm: nn.Module, target: nn.Module, offset: float) -> None:
 
 
 def norm_spec(stack: Stack, dim: int, stock: Iterable[nn.Module]) -> NormSpec:
-    """What N is at a site, after the stock norms there."""
+    """The NormSpec of a site that equals the stock norms there."""
     norm = next((norm for norm in stock if not isinstance(norm, nn.Identity)), None)
     gains = norm is None or getattr(norm, "weight", None) is not None
     bias = getattr(norm, "bias", None) is not None

@@ -1,6 +1,6 @@
-"""The residual rule of a causal model of transformers, recognised by the structure of its layers, trusted by number.
+"""Recognises the residual rule of a causal model of transformers by the structure of its layers, and verifies it.
 
-One forward pass on random ids records what every block and every module inside it is handed and returns. From these
+One forward pass on random ids records the inputs and outputs of every block and every module inside it. From these
 tensors alone each block is taken apart: which modules are norms, which of them read the stream, what is added to it and
 with which factors. Every relation is a least-squares fit on the recorded numbers, and what does not fit is refused in
 one line that says what was seen. No name of a family and no source text is read.
@@ -37,11 +37,11 @@ SCHEMES = {
 HEADS = ("mean", "sum", "learned")
 """The ways in which several streams may leave."""
 STACKS: WeakKeyDictionary[nn.Module, tuple[tuple[float, ...], Stack]] = WeakKeyDictionary()
-"""What was recognised, with the modules of the model that it was recognised of, and their numbers."""
+"""Recognised stacks by model, each with what the model was then: the ids of its modules and their numbers."""
 
 
 def stack_of(model: nn.Module) -> Stack:
-    """As `recognise`, once for as long as the model has the same modules, with the same numbers."""
+    """The result of `recognise`, from STACKS while the model has the same modules with the same numbers."""
     modules = (
         *map(id, model.modules()),
         *(value for part in model.modules() for value in vars(part).values() if type(value) in (int, float)),
@@ -146,14 +146,14 @@ def returned(runs: Sequence[BlockCall], readers: Sequence[LayerReader]) -> tuple
 
 
 class Replay(nn.Module):
-    """In the place of a branch: returns what it returned in the pass, and holds what it is handed."""
+    """Takes the place of a branch: returns what that returned in the recorded pass, and stores its own input."""
 
     def __init__(self, update: Tensor) -> None:
         super().__init__()
         self.update = update
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Several inputs are held one after the other."""
+        """Several inputs are stored as one, side by side."""
         self.reading = torch.cat(inputs, -1)
         return self.update
 

@@ -1,4 +1,4 @@
-"""The calls of the blocks of a model, and of the modules inside them, in one pass over random ids."""
+"""Records the calls of the blocks of a model, and of the modules inside them, in one pass over random ids."""
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ TOKENS = (2, 12)
 
 
 class Refused(ConfigError):
-    """A model whose rule is none that is known, with what was seen."""
+    """The residual rule of a model is not one that is known; the message says what was seen."""
 
 
 @dataclass(eq=False)

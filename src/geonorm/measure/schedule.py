@@ -8,8 +8,9 @@ squares about the mean, both of logarithms: the constant has 0, and a law that i
 spread: root mean square of the logarithm of value / law. Beside them power: alpha t^-exponent, both numbers fitted,
 with the 95 % interval low to high of the exponent (Student's t of the residuals).
 
-best: the law with the least spread, where it stays within LEAST_SPREAD, or explains LEAST_R2 of the variance and leaves
-no course over the later depths (`left_course`: steps whose power of t is another one, or drifts); else none.
+best: the law with the least spread, where that is at most LEAST_SPREAD, or where the law explains LEAST_R2 of the
+variance and its residuals show no trend over the later depths (`trend_p`: such a trend means another power of t, or one
+that drifts); else none.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,13 +24,13 @@ from ..decay import LAWS, schedule
 LEAST_R2 = 0.9
 """Among powers, harmonic then covers exponents from 0.76 to 1.46 and sqrt those from 0.38 to 0.73."""
 LEAST_SPREAD = 0.1
-"""10 %: the bar for steps that hardly change, of which no law explains much."""
-SEEN = 0.05
-"""How rarely scatter alone has such a course for one to count as seen."""
+"""10 %: the bar for steps that hardly change, so that no law explains much of their variance."""
+TREND_LEVEL = 0.05
+"""p below which residuals count as having a trend."""
 LEAST_FREE = 3
-"""Degrees of freedom of the scatter about such a course."""
+"""Fewest degrees of freedom of the scatter about a trend; with fewer it is not tested."""
 LEAST_SCATTER = 0.02
-"""What steps are taken to scatter by at least, relative: a sine for its angle is no course."""
+"""Relative scatter that steps are taken to have at least: to take a sine for its angle is no trend."""
 
 
 def fit(points: Iterable[tuple[float, float]], depth: int) -> dict[str, Any] | None:
@@ -47,7 +48,7 @@ def fit(points: Iterable[tuple[float, float]], depth: int) -> dict[str, Any] | N
     best = min(LAWS, key=lambda name: float(laws[name]["spread"]))
     logs = [log(t) for t, _ in known]
     later = [(log(t), log(value / schedule(best, 1.0, t, depth))) for t, value in known if t > min(known)[0]]
-    explained = (laws[best]["r2"] or 0.0) >= LEAST_R2 and left_course(later) >= SEEN
+    explained = (laws[best]["r2"] or 0.0) >= LEAST_R2 and trend_p(later) >= TREND_LEVEL
     fits = laws[best]["spread"] <= LEAST_SPREAD or explained
     return {"best": best if fits else "none", **laws, "power": power(logs, values, total)}
 
@@ -63,23 +64,22 @@ def power(logs: list[float], values: list[float], total: float) -> dict[str, Any
     return describe_fit(rest, total) | {"exponent": -slope, "low": -slope - half, "high": -slope + half}
 
 
-def left_course(points: list[tuple[float, float]]) -> float:
-    """How often independent scatter has as much of a slope and a bend over depth as what a law leaves has, (log t, log
-    of value / law, or value over mean): the tail of F with 2 and n - 3 degrees of freedom. 1 with fewer than six
-    points, which say little.
-    """
+def trend_p(points: list[tuple[float, float]]) -> float:
+    """p of an F test that the residuals of a law have no trend, a slope and a bend, over depth: how often independent
+    scatter has as much of one. points: (log t, log of value / law). F has 2 and n - 3 degrees of freedom; 1 with fewer
+    than six points, which say little."""
     logs, rest = [a for a, _ in points], [b for _, b in points]
     free = len(points) - 3
     if free < LEAST_FREE:
         return 1.0
     basis, _ = np.linalg.qr(np.vander(logs, 3, increasing=True))  # the mean, a slope, a bend
-    course = float(((basis[:, 1:].T @ rest) ** 2).sum())
-    scatter = max(squares(rest) - course, free * LEAST_SCATTER**2)
-    return float((1 + course / scatter) ** (-free / 2))
+    trend = float(((basis[:, 1:].T @ rest) ** 2).sum())
+    scatter = max(squares(rest) - trend, free * LEAST_SCATTER**2)
+    return float((1 + trend / scatter) ** (-free / 2))
 
 
 def describe_fit(rest: list[float], total: float) -> dict[str, float | None]:
-    """Of a law, from the logarithms of value / law; r2 is None where all values are the same."""
+    """alpha, r2 and spread of a law, from the logarithms of value / law; r2 is None where all values are the same."""
     left = squares(rest)
     return {
         "alpha": exp(sum(rest) / len(rest)),

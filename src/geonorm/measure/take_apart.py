@@ -1,4 +1,4 @@
-"""A block of a recorded pass, taken apart into its sub-layers: which modules are norms, which of them read the stream,
+"""Takes a block of a recorded pass apart into its sub-layers: which modules are norms, which of them read the stream,
 what is added to it and with which factors."""
 
 from collections.abc import Sequence
@@ -44,7 +44,8 @@ def name_call(call: ModuleCall | None) -> str:
 
 @dataclass(eq=False)
 class LayerReader:
-    """Takes one block apart. `sublayers` are what it is; `steps` the streams before and after each with its update."""
+    """Takes one block apart: `sublayers` are the result; `steps` has the stream before and after each, and its
+    update."""
 
     run: BlockCall
     norms: dict[str, Gains] = field(default_factory=dict)
@@ -86,21 +87,21 @@ class LayerReader:
             self.refuse("its code has dropout elsewhere than on one update (set that rate to 0)")
 
     def joined(self, call: ModuleCall, stream: Tensor) -> BranchCalls | None:
-        """The chain whose end a call is handed beside the stream, of which it makes a stream."""
+        """The chain whose output a call gets together with the stream, if it returns the next stream."""
         tensors = [x for x in (call.x, *call.arguments.values()) if same_size(x, stream)]
         if len(tensors) != 2 or not any(same_tensor(x, stream) for x in tensors):
             return None
         return next((chain for chain in self.chains if any(same_tensor(x, chain.end) for x in tensors)), None)
 
     def continued(self, call: ModuleCall) -> BranchCalls | None:
-        """The chain whose end is what a call is handed."""
+        """The chain whose output is the input of a call."""
         chain = next((chain for chain in self.chains if same_tensor(call.x, chain.end)), None)
         if chain is not None and any(isinstance(value, Tensor) for value in call.arguments.values()):
             self.refuse(f"{name_call(call)} is handed more than what runs before it")
         return chain
 
     def follow(self, call: ModuleCall | None, target: Tensor, stream: Tensor) -> Tensor:
-        """Says what a call is handed, or the block returns, and gives the stream as it is then."""
+        """Explains the input of a call, or the result of the block, and returns the stream at that moment."""
         if not target.isfinite().all():
             self.refuse(f"what {name_call(call)} is handed holds NaN or infinity")
         norms = [norm for norm in self.readings if not isinstance(norm.module, nn.Identity)]
@@ -137,7 +138,7 @@ class LayerReader:
         return stream
 
     def normalised(self, norm: ModuleCall) -> Tensor:
-        """The stream goes on as a norm of it: Post-Norm, of the sub-layer before."""
+        """The stream goes on as a norm of itself: this is Post-Norm, and belongs to the sub-layer before."""
         if not self.sublayers or self.sublayers[-1].after is not None:
             self.refuse(f"the stream begins again as {name_call(norm)} of it")
         self.sublayers[-1] = replace(self.sublayers[-1], after=norm.path)
@@ -197,7 +198,7 @@ class LayerReader:
         self.readings = []
 
     def arguments_of(self, call: ModuleCall) -> dict[str, str]:
-        """Which arguments of the block a module is handed: the module's name of each, and the block's."""
+        """The arguments of the block that a module gets: {the module's name: the block's name}."""
         names: dict[str, str] = {}
         block = self.run.arguments
         for name, value in call.arguments.items():
@@ -214,7 +215,7 @@ class LayerReader:
         return names
 
     def call_of(self, sublayer: Sublayer) -> ModuleCall:
-        """Of the module with which a sub-layer's first branch begins."""
+        """The call of the module with which a sub-layer's first branch begins."""
         return next(call for call in self.run.calls if call.path == sublayer.branches[0].modules[0])
 
     def refuse(self, what: str) -> NoReturn:
@@ -254,8 +255,8 @@ class StreamsReader(LayerReader):
         arguments = self.arguments_of(first)
         kind = "attn" if arguments and not self.sublayers else "mlp"
         self.sublayers.append(Sublayer(kind, (Branch(tuple(call.path for call in calls), arguments=arguments),)))
-        before, behind = (x.unflatten(-1, (self.streams, -1)) if x.dim() < 4 else x for x in (calls[0].x, after))
-        self.steps.append((before, first.x, calls[-1].y.reshape(first.x.shape), behind))
+        before, after = (x.unflatten(-1, (self.streams, -1)) if x.dim() < 4 else x for x in (calls[0].x, after))
+        self.steps.append((before, first.x, calls[-1].y.reshape(first.x.shape), after))
         n, width = before.shape[-2:]
         sizes = {len(p) for p in calls[0].module.parameters() if p.shape[1:] == (n * width,)}
         ranks = ["width" if size == 5 * width // 32 else size for size in sizes]
@@ -275,12 +276,12 @@ class HistoryReader(LayerReader):
             self.refuse(f"after its first sub-layer {len(reading)} modules read the sums of earlier blocks, not one")
         mlp = self.run.calls[reading[0]]
         partial = next(x for x in mlp.arguments.values() if same_size(x, self.run.x))
-        before, between, behind = (
+        before, between, after = (
             torch.cat((sums_handed(call, self.run.x), x.unsqueeze(-2)), -2)  # type: ignore[arg-type]
             for call, x in ((self.run, self.run.x), (mlp, partial), (mlp, self.run.y))
         )
         self.end("attn", self.run.calls[: reading[0]], before, between)
-        self.end("mlp", self.run.calls[reading[0] :], between, behind)
+        self.end("mlp", self.run.calls[reading[0] :], between, after)
 
     def end(self, kind: str, calls: list[ModuleCall], before: Tensor, after: Tensor) -> None:
         """A sub-layer ends."""

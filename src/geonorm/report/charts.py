@@ -19,7 +19,7 @@ from .tables import cut_apart
 Spec = dict[str, Any]
 PAPER, TEXT, SOFT, GRID = (light for light, _ in GREYS)
 BETWEEN = "\u2063"
-"""Stands between series and label in the description of a mark: an invisible separator, which no name has."""
+"""Separates series and label in the description of a mark: an invisible character, which no name has."""
 NUMBER, TOKENS, RATE = (
     "format(datum.value, '~g')", "replace(format(datum.value, '~s'), 'G', 'B')", "format(datum.value, '~e')",
 )  # fmt: skip
@@ -40,7 +40,7 @@ MARKS: dict[str, Spec] = {
     "fail": {"type": "point", "filled": False, "opacity": 1, "size": 90, "strokeWidth": 2,
              "shape": "M-.5,-.5L.5,.5M-.5,.5L.5,-.5"},
 }  # fmt: skip
-"""How each kind of layer looks, in the order in which layers lie above one another."""
+"""The look of each kind of layer; later kinds are drawn above earlier ones."""
 LEVEL = {"type": "rule", "color": SOFT, "strokeDash": [4, 3], "strokeWidth": 1.2}
 ZERO = {"type": "tick", "color": SOFT, "thickness": 1.2, "height": 32, "yOffset": 6}
 """Reference lines; that of a row leaves the text above free."""
@@ -52,7 +52,7 @@ FIELDS: dict[str, tuple[str, Spec]] = {
     "x2": ("x2", {"field": "x2"}),
     "y2": ("y2", {"field": "y2"}),
 }
-"""By what the rows of a layer may hold beside x and y, its channel."""
+"""The channel of each column that the rows of a layer may have beside x and y."""
 CONFIG: Spec = {
     "font": "Arial, Helvetica, sans-serif",
     "padding": {"left": 5, "top": 5, "right": 20, "bottom": 5},  # on the right for wider fonts
@@ -126,9 +126,9 @@ class Axis:
 
 
 ROW = 48
-"""Letters of a row's name and text together, at the usual width of a chart."""
+"""Most letters of a row's name and text together, at the usual width of a chart."""
 NAME = 14
-"""Letters of the label beside a line."""
+"""Most letters in a line of the label beside a curve."""
 LINE = 15
 """Pixels from one label to the next."""
 
@@ -170,11 +170,11 @@ class Chart:
     name: str = ""
     """The name of its panel, in files, anchors and options."""
     meaning: str = ""
-    """What follows from it for a reader."""
+    """What a reader may conclude from it."""
     view: str = ""
-    """Its name among the views of the same thing."""
+    """Its name among the views of the same data."""
     views: list[Chart] = field(default_factory=list)
-    """The same on other axes, or closer."""
+    """The same data on other axes, or in a smaller part of them."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """By series, the name to write where it is not its own."""
     rows: dict[str, list[Spec]] = field(default_factory=dict)
@@ -254,7 +254,7 @@ class Chart:
         return {"width": self.width, "height": height, "layer": layers}
 
     def _layer(self, kind: str, rows: list[Spec], look: Look, place: Spec) -> Spec:
-        """What one series has of a kind."""
+        """The layer of one kind of mark of one series."""
         mark = {**MARKS["hollow" if kind == "mark" and look.hollow else kind], "color": look.light}
         if kind in ("line", "thin", "path"):
             mark["strokeDash"] = dash_lengths(look)
@@ -277,7 +277,7 @@ class Chart:
 
     @property
     def _letters(self) -> int:
-        """The most that a line of a row holds."""
+        """Most letters in a line of a row."""
         return ROW * self.width // Chart.width
 
     def _line_labels(self) -> list[Spec]:
@@ -318,8 +318,8 @@ def label(series: str, mark: Spec, **channels: Spec) -> Spec:
 
 
 def spread_apart(places: Mapping[str, tuple[float, int]], room: float) -> dict[str, float]:
-    """Places of labels along an axis of so many pixels, moved so that each has its lines. places: by name, where its
-    first line belongs, and their number.
+    """Places of labels along an axis of `room` pixels, moved so that no two overlap. places: by name, where its first
+    line belongs, and its number of lines.
 
     >>> spread_apart({"a": (100.0, 1), "b": (98.0, 2)}, 100.0)
     {'b': 70.0, 'a': 100.0}

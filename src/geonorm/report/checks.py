@@ -1,11 +1,11 @@
-"""What limits a comparison: each way in which it falls short of the protocol, as one sentence."""
+"""The limits of a comparison: each way in which it falls short of the protocol, as one sentence."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..lab.load import Run
-from ..lab.runs.folder import VOLATILE, flatten
+from ..lab.runs.folder import RESUME_MAY_DIFFER, flatten
 from ..lab.runs.records import Summary
 from ..lab.statistics.comparison import ending, find_scattered, usable
 from .page import plain_text
@@ -20,13 +20,13 @@ PARAMETER_TOLERANCE = 0.002
 PER_RUN = ("scheme", "seed", "lr", "optim.rates", "out")
 """Settings that differ between runs by design."""
 WITHOUT_EFFECT = {
-    *VOLATILE, *PER_RUN, "checkpoint.every", "evaluation.every", "evaluation.trace_tokens",
+    *RESUME_MAY_DIFFER, *PER_RUN, "checkpoint.every", "evaluation.every", "evaluation.trace_tokens",
     "runtime.device", "runtime.threads",
     "runtime.compile", "runtime.recompute", "runtime.tensorboard",
 }  # fmt: skip
-"""Those, and settings under which a run ends with the same loss but for the order of sums."""
-NAMED = 3
-"""Settings that a sentence names."""
+"""Settings that differ by design, and settings that change a run's loss by the order of sums at most."""
+MOST_NAMED = 3
+"""Most settings or runs that one sentence names."""
 
 
 def _seeds(comparison: ComparedRuns) -> list[str]:
@@ -51,7 +51,8 @@ def describe_scatter(times: float, others: str) -> str:
 
 
 def _unfinished(comparison: ComparedRuns) -> list[str]:
-    """Lost runs beside the counted ones flatter a mean; at another learning rate they only end the grid."""
+    """Runs that did not finish: at the learning rate that counts they flatter the mean, at another they only limit the
+    grid."""
     sentences = []
     for row in comparison.judged:
         lost = [run for run in comparison.runs_of(row.scheme) if row.n and not usable(run.summary)]
@@ -125,8 +126,8 @@ def _settings(comparison: ComparedRuns) -> list[str]:
 
 
 def _differing(configs: Sequence[dict[str, Any]]) -> str:
-    """Settings in which configurations differ, with their values, in words. What an older version did not have is
-    unknown."""
+    """Settings in which configurations differ, with their values, in words. A setting that one of them lacks, as those
+    of older versions do, is left out."""
     keys = [key for key in configs[0] if key not in WITHOUT_EFFECT] if configs else []
     known = [key for key in keys if all(key in config for config in configs)]
     values = {key: dict.fromkeys(plain_text(config[key]) for config in configs) for key in known}
@@ -135,8 +136,8 @@ def _differing(configs: Sequence[dict[str, Any]]) -> str:
 
 def name_some(names: Sequence[str]) -> str:
     """The first names, and how many more there are."""
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
 
 
 def _parameters(comparison: ComparedRuns) -> list[str]:
@@ -161,7 +162,7 @@ def _data(comparison: ComparedRuns) -> list[str]:
 
 
 def _rewound(comparison: ComparedRuns) -> list[str]:
-    """A finished run that passed over batches, so that it saw other data than its pair."""
+    """Finished runs that skipped batches when they were rewound, so that they saw other data than their pairs."""
     finished = [run for run in comparison.runs if run.summary.status == "finished"]
     return [
         f"{run.label}: {count(len(events), 'step')} rewound, so it saw other data than its pair."
@@ -170,7 +171,7 @@ def _rewound(comparison: ComparedRuns) -> list[str]:
 
 
 def list_rewound_runs(runs: Sequence[Summary]) -> list[str]:
-    """The same of the runs of a ladder, as far as their summaries say it."""
+    """The same for the runs of a ladder, in one sentence, by their summaries."""
     rewound = [str(run.run) for run in runs if run.status == "finished" and run.events]
     what = "with steps rewound, so that other data were seen than by the pair"
     return [f"{count(len(rewound), 'run')} {what}: {name_some(rewound)}."] if rewound else []

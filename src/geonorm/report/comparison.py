@@ -120,7 +120,7 @@ class SavedComparison(ComparedRuns):
             Section("Table", [tables["Table"]]),
             Section("Training", [training or f"<p>{NO_METRICS}</p>"]),
             Section("Geometry of the stream", [charts["geometry"] or "<p>No trace was recorded in these runs.</p>"]),
-            Section("Stability", [draw.gradient_course(self) or f"<p>{NO_METRICS}</p>"]),
+            Section("Stability", [draw.gradient_curves(self) or f"<p>{NO_METRICS}</p>"]),
             Section("Repeat it", [self._repeat()]),
         ]
 

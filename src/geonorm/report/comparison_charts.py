@@ -15,13 +15,13 @@ from .style import figures, rate, si, signed
 from .tables import count, paired_difference, spread, unfinished, verdict
 
 EARLY = 0.15
-"""Share of training that may leave the frame."""
-Courses = Mapping[str, Sequence[curves.Curve]]
-"""By scheme, its curves: one, or one a seed."""
+"""Share of training, at its start, that a chart need not show."""
+Curves = Mapping[str, Sequence[curves.Curve]]
+"""By scheme, its curves: a single one, or one for each seed."""
 
 
 class View(NamedTuple):
-    """A way to draw a course: its name, the share of training before its frame, and what x is."""
+    """A way to draw curves over training: its name, the share of training that the frame leaves out, and what x is."""
 
     name: str
     early: float = EARLY
@@ -163,7 +163,7 @@ def gaps(comparison: ComparedRuns) -> list[Chart]:
     )  # fmt: skip
 
 
-def gradient_course(comparison: ComparedRuns) -> list[Chart]:
+def gradient_curves(comparison: ComparedRuns) -> list[Chart]:
     """Gradient norm during training, with the spikes of the gradient."""
     known = {scheme: curve.thinned(120) for scheme, curve in metric_curves(comparison, "grad_norm").items()}
     views = tuple(view._replace(early=0.0) for view in TIMES[:2])
@@ -180,12 +180,12 @@ def gradient_course(comparison: ComparedRuns) -> list[Chart]:
 
 
 def over_tokens(
-    comparison: ComparedRuns, name: str, title: str, unit: str, known: Courses, note: str, meaning: str,
+    comparison: ComparedRuns, name: str, title: str, unit: str, known: Curves, note: str, meaning: str,
     framed: Sequence[tuple[str, curves.Curve]], views: Sequence[View], *, band: str = "seeds",
-    rules: Sequence[float] = (), thin: Mapping[str, curves.Curve] | None = None, seeds: Courses | None = None,
+    rules: Sequence[float] = (), thin: Mapping[str, curves.Curve] | None = None, seeds: Curves | None = None,
 ) -> list[Chart]:  # fmt: skip
-    """Curves with markers over the course of training, thin ones, and level lines, in several views; nothing without a
-    curve. The axis holds the curves of `framed` from where the view begins. band: its name in the labels of points."""
+    """Curves with markers over training, thin ones, and level lines, in several views; nothing without a curve. The
+    axis holds the curves of `framed` from where the view begins. band: its name in the labels of points."""
     if not framed:
         return []
     charts: list[Chart] = []
@@ -232,7 +232,7 @@ def learning_rates(comparison: ComparedRuns) -> list[Chart]:
 
 
 def rate_chart(comparison: ComparedRuns, rows: Sequence[ComparisonRow], what: str) -> list[Chart]:
-    """These schemes; much higher losses leave the frame."""
+    """Loss against learning rate for the schemes of some rows; losses that are much higher are left out."""
     tried = sorted({lr for row in rows for lr in row.lrs if lr})
     known = [loss for row in rows for lr, loss in row.lrs.items() if lr and loss is not None]
     if len(tried) < 2 or not known:
@@ -267,7 +267,7 @@ def rate_chart(comparison: ComparedRuns, rows: Sequence[ComparisonRow], what: st
 
 
 SECOND = 0.5
-"""Radians up to which an angle is its first order within 8 %: arctan 0.5 = 0.46."""
+"""Radians up to which the first-order prediction of an angle is right within 8 %: arctan 0.5 = 0.46."""
 TURNS = "Where the angle falls with depth, late blocks change tokens little; where it stays, each block still counts."
 PROFILES = {
     "radius": Measure("Length of the stream", "|x|", "Mean |x| of the tokens before each sub-layer.", GROWS),
@@ -294,13 +294,13 @@ def geometry(comparison: ComparedRuns) -> list[Chart]:
     }
     charts = []
     for key, measure in PROFILES.items():
-        courses = {scheme: curves.profile(comparison.drawn(scheme), key) for scheme in comparison.names}
+        profiles = {scheme: curves.profile(comparison.drawn(scheme), key) for scheme in comparison.names}
         second = laws if key == "angle" else {}
         if any(second.values()):
             dotted = f" Dotted: the scheme's definition to first order, up to {SECOND:g} rad."
             measure = measure._replace(note=measure.note + dotted)
         unit, labels = "layer (attention, then MLP)", comparison.keys
-        charts += over_depth(key, measure, comparison.looks, courses, unit, second, "dotted", labels)
+        charts += over_depth(key, measure, comparison.looks, profiles, unit, second, "dotted", labels)
     return charts
 
 

@@ -23,17 +23,17 @@ class Measure(NamedTuple):
     """What a high or low value means for a reader."""
 
 
-Courses = Mapping[str, Sequence[Place]]
-"""By series, its values in the order of depth."""
+Profiles = Mapping[str, Sequence[Place]]
+"""By series, its values over depth."""
 
 
 def over_depth(
-    name: str, measure: Measure, looks: Mapping[str, Look], courses: Courses, unit: str, second: Courses, kind: str,
+    name: str, measure: Measure, looks: Mapping[str, Look], profiles: Profiles, unit: str, second: Profiles, kind: str,
     labels: Mapping[str, str],
 ) -> list[Chart]:  # fmt: skip
     """The chart of a measure, on the scale that shows most, with the other as a view; none without a value. second:
     lines of another kind beside them. labels: the name to write of each series."""
-    drawn = {series: places for series, places in courses.items() if places}
+    drawn = {series: places for series, places in profiles.items() if places}
     values = [value for place in chain(*drawn.values(), *second.values()) for value in place[2:] if value is not None]
     if not drawn:
         return []
@@ -45,7 +45,7 @@ def over_depth(
     for log in scales:
         x = Axis(layers[0] - 0.25, layers[-1] + 1, title=unit, labels=layers[:: math.ceil(len(layers) / 12)])
         y = Axis.around(values, log=log, margin=0.08, title=f"{measure.unit}, logarithmic" if log else measure.unit)
-        title = describe_course(measure.title, {labels[s]: (p[0].value, p[-1].value) for s, p in drawn.items()})
+        title = describe_ends(measure.title, {labels[s]: (p[0].value, p[-1].value) for s, p in drawn.items()})
         view = "log scale" if log else "linear scale"
         chart = Chart(title, x, y, looks, measure.note, name=name, meaning=measure.meaning, view=view, labels=labels)
         for series, places in second.items():
@@ -64,13 +64,13 @@ def over_depth(
     return charts[:1]
 
 
-def describe_course(what: str, ends: Mapping[str, tuple[float, float]]) -> str:
+def describe_ends(what: str, ends: Mapping[str, tuple[float, float]]) -> str:
     """First and last value of the series that ends highest and of the one that ends lowest.
 
-    >>> describe_course("Radius", {"pre": (11.3, 67.21), "geonorm": (8.0, 8.0)})
+    >>> describe_ends("Radius", {"pre": (11.3, 67.21), "geonorm": (8.0, 8.0)})
     'Radius goes from 11.3 to 67.2 in pre, stays at 8 in geonorm'
     """
     order = sorted(ends, key=lambda series: ends[series][1], reverse=True)
     chosen = {series: [figures(float(f"{end:.3g}")) for end in ends[series]] for series in (*order[:1], *order[-1:])}
-    courses = [f"{f'stays at {a}' if a == b else f'goes from {a} to {b}'} in {s}" for s, (a, b) in chosen.items()]
-    return f"{what} {', '.join(courses)}"
+    parts = [f"{f'stays at {a}' if a == b else f'goes from {a} to {b}'} in {s}" for s, (a, b) in chosen.items()]
+    return f"{what} {', '.join(parts)}"

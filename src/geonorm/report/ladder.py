@@ -21,7 +21,7 @@ from .checks import (
     list_other_sizes,
     list_rewound_runs,
 )
-from .depth import describe_course
+from .depth import describe_ends
 from .page import details, html_table, pairs
 from .study import Record, Section, Study, read_object_strictly
 from .style import figures, rate, si, signed
@@ -297,7 +297,7 @@ def draw_lines(
             points.append(Point(getattr(row, key), getattr(row, column), low, high, label))
         chart.curve(scheme, points)
         ends |= {scheme: (points[0].y, points[-1].y)} if points else {}
-    chart.title = describe_course(chart.title, ends)
+    chart.title = describe_ends(chart.title, ends)
     return chart
 
 

@@ -13,17 +13,17 @@ from urllib.parse import quote
 from .charts import BETWEEN, CONFIG, Chart
 from .formats import write_csv
 from .render import svg
-from .study import Study
+from .study import Section, Study
 from .style import Look, dark_rules
 from .terms import anchor, glossary, linked
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-"""What a browser is told about the page: it may fetch nothing."""
+"""The page's Content-Security-Policy: a browser may fetch nothing for it."""
 WIDTH, HEIGHT = 218, 165
 """Pixels inside the axes: with its labels a chart is as wide as a phone, and three stand in a row of a large screen."""
 
 FOLDERS = re.compile(r"(?<![\w.:/<~-])/(?:[^\s/<>\"'&;,]+/)+")
-"""The folders of an absolute path: the page does not say where its files lay."""
+"""Matches the folders of an absolute path, which are cut: the page does not say where its files were."""
 
 
 def page(studies: Sequence[Study], styles: Mapping[str, Look]) -> str:
@@ -46,19 +46,8 @@ def page(studies: Sequence[Study], styles: Mapping[str, Look]) -> str:
             body += f"{_setting(study)}{_limits(study)}</section>"
             links.append(f'<a href="#study-{number}"><strong>{escape(study.title)}</strong></a>')
         for section in study.sections(place):
-            name = prefix + anchor(section.title)
-            links.append(f'<a href="#{name}">{escape(section.title)}</a>')
-            body += f'<section id="{name}"><{level}>{escape(section.title)}<a class="anchor" href="#{name}"'
-            body += f' aria-label="Link to {escape(section.title)}">#</a></{level}>'
-            for item in section.content:
-                body += (
-                    item
-                    if isinstance(item, str)
-                    else f'<div class="charts {section.css}">'
-                    + "".join(_figure(chart, place, prefix) for chart in item)
-                    + "</div>"
-                )
-            body += "</section>"
+            links.append(f'<a href="#{prefix}{anchor(section.title)}">{escape(section.title)}</a>')
+            body += _section(section, place, prefix, level)
         contents += f"<li>{' '.join(links)}</li>"
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -72,6 +61,19 @@ def page(studies: Sequence[Study], styles: Mapping[str, Look]) -> str:
         '<div id="tip" role="status" aria-live="polite" hidden></div>'
         f"<script>{script}</script></body></html>\n"
     )
+
+
+def _section(section: Section, place: Mapping[str, int], prefix: str, level: str) -> str:
+    """A section of a study: a heading, which links to itself, and its HTML and charts."""
+    name, title = prefix + anchor(section.title), escape(section.title)
+    link = f'<a class="anchor" href="#{name}" aria-label="Link to {title}">#</a>'
+    body = "".join(
+        item
+        if isinstance(item, str)
+        else f'<div class="charts {section.css}">{"".join(_figure(chart, place, prefix) for chart in item)}</div>'
+        for item in section.content
+    )
+    return f'<section id="{name}"><{level}>{title}{link}</{level}>{body}</section>'
 
 
 def _setting(study: Study) -> str:
@@ -114,7 +116,7 @@ def _figure(chart: Chart, place: Mapping[str, int], prefix: str) -> str:
 
 
 def picture(chart: Chart, place: Mapping[str, int]) -> str:
-    """A chart with its numbers and itself as files."""
+    """A chart, with links that save its numbers as CSV and itself as SVG."""
     file = anchor(chart.name)
     data = quote(FOLDERS.sub("", write_csv(chart.table())), safe=",.-")
     return (

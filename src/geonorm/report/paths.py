@@ -13,7 +13,7 @@ START, CIRCLE, UPDATE = "x", "|x'| = |x|", "towards x + u"
 BAR, DOTS = "M-1.6,-.35H1.6V.35H-1.6Z", "M-1.6,-.35h.7v.7h-.7ZM-.35,-.35h.7v.7h-.7ZM.9,-.35h.7v.7h-.7Z"
 """A line and a dotted one, as shapes of a legend."""
 FIXED = {START: "circle", CIRCLE: BAR, UPDATE: DOTS}
-"""What every chart has beside its paths, with its shape in the legend."""
+"""Series that every chart has beside its paths, with their shapes in the legend."""
 MARGIN = 0.15
 
 

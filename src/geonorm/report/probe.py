@@ -101,7 +101,7 @@ class SavedProbe(Study):
         return [(name, self._headline(name)) for name in self.names]
 
     def _headline(self, name: str) -> str:
-        law, step = self.schedule(name), column_mean(self.trace.get(name, []), "ratio")
+        law, step = self.schedule(name), column_mean(self.sites(name), "ratio")
         if step is None:
             return f"{name}: no step of a sub-layer was measured, so only its norms are shown"
         sentence = f"{name}: a sub-layer moves a token by {figures(step)} of its length on average"
@@ -142,19 +142,19 @@ class SavedProbe(Study):
 
     def _over_depth(self, panel: Panel) -> list[Chart]:
         """A column over the block that its rows stand in, with the thin line of another, or dotted the law of steps."""
-        courses: dict[str, list[Place]] = {}
+        profiles: dict[str, list[Place]] = {}
         second: dict[str, list[Place]] = {}
         for name in self.names:
             rows, law = getattr(self, panel.rows)(name), self.schedule(name) if panel.key == "ratio" else None
             ends = [(row["t"], str(row.get("kind") or ""), row) for row in rows]
-            courses[name] = [Place(t, kind, row[panel.key], row.get(panel.low), row.get(panel.high))
+            profiles[name] = [Place(t, kind, row[panel.key], row.get(panel.low), row.get(panel.high))
                              for t, kind, row in ends if row.get(panel.key) is not None]  # fmt: skip
             second[name] = [Place(t, kind, row[panel.thin]) for t, kind, row in ends if row.get(panel.thin) is not None]
             if law:
                 depth = max(row["t"] for row in rows)
                 second[name] = [Place(t, "", evaluate_law(law, t, depth)) for t in range(1, depth + 1)]
         name, kind = panel.key.replace("_", "-"), "thin" if panel.thin else "dotted"
-        return over_depth(name, panel.measure, self.looks, courses, "block t", second, kind, self.keys)
+        return over_depth(name, panel.measure, self.looks, profiles, "block t", second, kind, self.keys)
 
     def sites(self, name: str) -> list[Record]:
         """The sub-layers of a series."""

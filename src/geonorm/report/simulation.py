@@ -14,7 +14,7 @@ from typing import Any
 
 from .charts import Axis, Chart
 from .curves import spans_decades
-from .depth import describe_course
+from .depth import describe_ends
 from .page import details, html_table, pairs, picture
 from .study import Record, Section, Study, read_object_strictly, read_rows_strictly
 from .style import COLOURS, Look, figures
@@ -43,16 +43,17 @@ MEANINGS = {
 SLOWEST_TURN = 1e-4
 """Radians in a unit of depth below which a turn is not drawn: exponentials would leave no room for the beginning."""
 SPARSE = 9
-"""Markers along a measured curve; theory is the line."""
+"""Number of markers along a measured curve, at which the line of theory stays visible."""
 FLOORS = {"float64": 1e-20, "float32": 1e-12}
 """Lowest 1 - cos to draw: below it positions are rounding error."""
 SIZE, REACH, SCALE = 300, 1.1, 32767
-"""Pixels of a sphere, what it shows of an axis where the sphere has radius 1, and units of a coordinate in a frame."""
+"""Pixels of a picture, the largest coordinate that it shows of a sphere of radius 1, and the integer that stands for 1
+in the coordinates of a frame."""
 TILT = math.radians(35)
-"""Of the axis that tokens have in common, their first coordinate: half-way up."""
+"""Tilt of the axis of the tokens' first coordinate, which they have in common: half-way up."""
 Points = list[tuple[float, float]]
 RIM: Points = [(math.cos(math.pi * i / 30), math.sin(math.pi * i / 30)) for i in range(61)]
-"""Of a sphere of radius 1."""
+"""The outline of a sphere of radius 1."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,7 @@ def in_depth(study: SavedSimulation, key: str, unit: str, log: bool, *views: str
     without = [scheme for scheme in measured if scheme not in lines]
     rest = f"; of {', '.join(without)} the lines are the simulation" if without else ""
     ends = {scheme: (curve[0][1], curve[-1][1]) for scheme, curve in curves.items() if curve}
-    title = describe_course(COLUMNS[key], ends) if key in COLUMNS else describe_laws(study)
+    title = describe_ends(COLUMNS[key], ends) if key in COLUMNS else describe_laws(study)
     note = f"Markers: simulation, lines: theory{rest}." if lines else "Simulation, mean over seeds."
     charts = []
     for place, view in enumerate(views or ("",)):
@@ -305,7 +306,7 @@ def spheres_over_time(study: SavedSimulation) -> list[Chart]:
 
 
 def describe_pictures(study: SavedSimulation) -> str:
-    """The run of the pictures, which need not be that of the curves."""
+    """The caption of the pictures: their run need not be that of the curves."""
     run = study.particles.get("run", {}) | {"time": study.summary["time"]}
     return f"{study.caption(**run)}. A dot is a token; the axes are the same for all schemes, the far side is paler."
 

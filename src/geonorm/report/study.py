@@ -1,5 +1,5 @@
-"""What all kinds of study have in common: a folder becomes records, and these become a caption, findings, limits,
-tables, figures and the sections of a page."""
+"""The base of all kinds of study: a folder becomes records, and these become a caption, findings, limits, tables,
+figures and the sections of a page."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,7 @@ from .style import Look, looks
 from .tables import WIDTH, Table, align, fit_width
 
 Record = dict[str, Any]
-PIXELS = 96 / 25.4
-"""In a mm."""
+PIXELS_PER_MM = 96 / 25.4
 
 
 @dataclass
@@ -67,7 +66,7 @@ class Study(ABC):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The study in a folder, here of its summary alone, with whatever error a damaged file raises."""
+        """The study in a folder, unchecked: a damaged file raises any error. Here by its summary.json alone."""
         return cls(path, read_object_strictly(path / "summary.json"))  # type: ignore[call-arg, arg-type]
 
     @property
@@ -157,11 +156,11 @@ class Study(ABC):
 
     @property
     def bare(self) -> bool:
-        """True for figures of a paper, without title and text: a caption says it."""
+        """True for figures of a paper: without title and text, which its caption has."""
         return bool(self.labels or self.size)
 
     def _bare(self, chart: Chart) -> Chart:
-        width, height = [round(mm * PIXELS) for mm in self.size] or (chart.width, chart.height)
+        width, height = [round(mm * PIXELS_PER_MM) for mm in self.size] or (chart.width, chart.height)
         return replace(chart, title="", note="", labels={**chart.labels, **self.labels}, width=width, height=height)
 
     def panels(self) -> dict[str, list[Chart]]:

@@ -1,4 +1,4 @@
-"""Words that a page explains: each links to its explanation at the foot of the page."""
+"""The glossary of a page: its terms link to their explanations at the foot of the page."""
 
 import re
 from html import escape
@@ -50,7 +50,7 @@ TERMS = {
 }  # fmt: skip
 """By term, its explanation, as a reader needs it beside the table."""
 IN_PROSE = ("not resolved", "resolved", "not after Holm", "moderated", "clamped", "effective rank")
-"""Terms that are links wherever they stand; the others are where they are a heading."""
+"""Terms that are links wherever they stand; the others are links only as a whole cell or heading."""
 PATTERN = re.compile("|".join(rf"(?<![\w(=]){term}(?![\w=])" for term in IN_PROSE))
 
 

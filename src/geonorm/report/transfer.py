@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from .charts import Axis, Chart, Point
-from .depth import describe_course
+from .depth import describe_ends
 from .page import html_table
 from .study import Record, Section, Study
 from .tables import Table, count, ratio_text
@@ -81,7 +81,7 @@ class SavedTransfer(Study):
             [v for p in points for v in (p.y, p.low, p.high) if v], log=True, title="turn, to the base model"
         )
         ends = {name: (curve[0].y, curve[-1].y) for name, curve in curves.items()}
-        title = describe_course(f"Turn of one step over {AXES[axis]}, to the base model's", ends)
+        title = describe_ends(f"Turn of one step over {AXES[axis]}, to the base model's", ends)
         meaning = "A level course lets one learning rate serve all sizes."
         chart = Chart(title, x, y, self.looks, name=f"turn-{axis}", meaning=meaning)
         chart.rule(y=1.0)

@@ -30,8 +30,8 @@ WSD = ["--optim.schedule", "wsd"]
 
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rule, "LEAST", 32)
-    monkeypatch.setattr(rule, "BATCH", 1e-6)
+    monkeypatch.setattr(rule, "LEAST_STEP_TOKENS", 32)
+    monkeypatch.setattr(rule, "STEP_TOKENS_RATIO", 1e-6)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from geonorm.lab.runs.records import Summary
-from geonorm.lab.statistics.speedup import Course, estimate, judge_ladder, read_speedup
+from geonorm.lab.statistics.speedup import LossCurve, estimate, judge_ladder, read_speedup
 
 from ...rows import each
 
@@ -168,8 +168,8 @@ def test_a_seed_with_fewer_sizes_has_no_slope_of_its_own() -> None:
 
 @each("loss, place", [(4.0, 0.0), (3.0, 1.0), (4.1, -math.inf), (2.9, math.inf)])
 def test_a_loss_is_found_on_the_curve_or_outside(loss: float, place: float) -> None:
-    curve = Course(np.array([0.0, 1.0]), np.array([4.0, 3.0]))
+    curve = LossCurve(np.array([0.0, 1.0]), np.array([4.0, 3.0]))
     assert curve.find(loss) == place
     assert read_speedup(curve, curve, 0.5) is None
-    curve = Course(np.array([0.0, 1.0, 2.0, 3.0]), np.array([4.0, 3.0, 3.5, 2.5]))
+    curve = LossCurve(np.array([0.0, 1.0, 2.0, 3.0]), np.array([4.0, 3.0, 3.5, 2.5]))
     assert 2.0 < curve.find(3.2) < 3.0

@@ -104,7 +104,7 @@ def test_compiled_equals_eager(scheme: str, whole: bool) -> None:
     for block in compiled.blocks if not whole else ():
         block.compile()
     eager = plain.loss(ids(), ids(1))
-    fast = parallel.loss_of(compiled, Runtime(compile=whole), CPU, parallel.FEWEST_STEPS)(ids(), ids(1))
+    fast = parallel.trained_loss(compiled, Runtime(compile=whole), CPU, parallel.FEWEST_STEPS)(ids(), ids(1))
     eager.backward()
     fast.backward()
     torch.testing.assert_close(fast, eager, rtol=1e-5, atol=1e-5)

@@ -48,7 +48,7 @@ def test_the_end_that_is_not_masked_is_the_one_that_text_is_stored_with(names: s
     own = transformers.PreTrainedTokenizerFast(tokenizer_object=made, mask_token="[MASK]", sep_token=ends[-1])
     model: Any = SimpleNamespace(config=transformers.BertConfig(architectures=["BertForMaskedLM"]))
     opened = Opened("m", model, own, 16, torch.device("cpu"))
-    assert opened.objective().end == opened.reader.eos == vocabulary[ends[0]]
+    assert opened.objective().end == opened.run_tokenizer.eos == vocabulary[ends[0]]
 
 
 def test_measures_are_those_of_masked_tokens_by_hand(models: Path) -> None:

@@ -1,7 +1,7 @@
 """Executors beyond one machine: tasks of a Ray cluster, and jobs of SLURM through submitit.
 
-Nothing but texts travels: where the settings of a run stand, and where its output goes. Where there is no SLURM,
-submitit starts processes on this machine.
+A worker gets only strings: the paths of a run's settings and of its log, and environment variables. Where there is no
+SLURM, submitit starts processes on this machine.
 """
 
 import logging
@@ -22,10 +22,10 @@ from .config import Ray, Slurm
 from .executors import Executor, Job, Say, done, last_line, steps_made, train_and_tell
 
 CARRIED = ("GEONORM_DATA", "GEONORM_CACHE", "GEONORM_BACKEND", "HOME", "XDG_CACHE_HOME")
-"""Variables that a worker takes over: where text and caches are, and which kernels run."""
+"""Environment variables that a worker gets from here: they say where text and caches are, and which kernels run."""
 RETRIES = 3
-"""Times that Ray starts a run again after it failed; it goes on from its newest checkpoint."""
-MANY = 1000
+"""Most times that Ray restarts a run that failed; it goes on from its newest checkpoint."""
+MOST_JOBS = 1000
 """Most jobs of SLURM at a time, when not given."""
 GRACE = 120
 """Seconds before SLURM's time limit at which a run is told to save and end."""
@@ -98,7 +98,7 @@ class SubmititExecutor(Executor):
         submitit = import_extra("submitit", "--launcher submitit", "cluster")
         self.failed_job = submitit.core.utils.FailedJobError
         self.executor = submitit.AutoExecutor(out / "jobs" / os.urandom(8).hex())  # new: it unpickles what lies there
-        self.jobs = jobs or (1 if self.executor.cluster == "local" else MANY)
+        self.jobs = jobs or (1 if self.executor.cluster == "local" else MOST_JOBS)
         gpus = slurm.gpus if slurm.gpus is not None else int(runtime.device.startswith("cuda"))
         before = [shlex.join(["export", *(f"{name}={value}" for name, value in self.variables().items())])]
         before += [slurm.setup] if slurm.setup else []
@@ -126,7 +126,7 @@ class SubmititExecutor(Executor):
         return True
 
     def goes_on(self, job: Job) -> bool:
-        """True for a run that was saved at its time limit, or lost its node, and has got further."""
+        """True for a run that was saved at its time limit, or lost its node, if it has made steps since its start."""
         return not done(job.config) and steps_made(job.config) > job.step
 
     def cancel(self, job: Job, kill: bool) -> None:
@@ -141,7 +141,7 @@ def arguments(executor: Executor, config: TrainConfig) -> tuple[Any, ...]:
 
 
 def train_one(folder: str, settings: str, log: str, environment: dict[str, str]) -> None:
-    """Do what `geonorm train --config` does in `folder`, its output in `log`. RunFailed if it left no result."""
+    """Do what `geonorm train --config` does in `folder`, with output to `log`. RunFailed if it left no result."""
     os.environ.update(environment)
     os.chdir(folder)
     config: TrainConfig = from_dict(TrainConfig, from_yaml(Path(settings).read_text(encoding="utf-8")))

@@ -47,11 +47,12 @@ from .config import CompareConfig, Grid, Ray, Slurm
 from .executors import Executor, LocalExecutor, Say, StackedExecutor, outcome
 from .tune import Rates, run_config, tune
 
-GRID = {
+MAY_DIFFER = {
     "schemes", "seeds", "lrs", "tune", "jobs", "launcher", "out", "depth", "rates", "log.to",
     *(f"{group}.{f.name}" for group, kind in (("ray", Ray), ("slurm", Slurm)) for f in fields(kind)),
 }  # fmt: skip
-"""Settings that may differ when a comparison or a ladder is extended: which runs there are, not what a run is."""
+"""Settings that may differ when a comparison or a ladder is extended: they say which runs there are, not what a run
+is."""
 
 
 def compare(schemes: Sequence[str | Scheme] | str | Scheme = ("pre", "geonorm"), **settings: Any) -> Comparison:
@@ -91,8 +92,8 @@ def compare(schemes: Sequence[str | Scheme] | str | Scheme = ("pre", "geonorm"),
 
 
 def read_schemes(schemes: Sequence[str | Scheme] | str | Scheme) -> list[Scheme]:
-    """Schemes as Python hands them over, with sources as they are now. ConfigError for a class of a notebook or a
-    script that another process could not run: every run is one."""
+    """Schemes that were given in Python, with their sources as they are now. ConfigError for a class of a notebook or a
+    script that another process could not import: every run is a process of its own."""
     forget_changed()
     rules = [parse(scheme) for scheme in ([schemes] if isinstance(schemes, (str, Scheme)) else schemes)]
     for kind in (kind for rule in rules for kind in schemes_in(rule) if kind.__module__ == "__main__"):
@@ -141,8 +142,8 @@ class StudyFolder:
     """All schemes of the folder, the baseline first."""
 
     def read_runs(self) -> list[tuple[TrainConfig, Summary]]:
-        """Every run in the folder, and requested ones that left nothing: settings, and summary with the name of the
-        run and whether it was requested this time. Runs of schemes that are not come last."""
+        """Every run in the folder, and requested ones that left nothing: settings, and a summary with the run's name
+        and whether it was requested this time. In the order of schemes; runs of schemes outside of it come last."""
         configs = {Path(config.out).name: config for config in self.executor.requested}
         requested = set(configs)
         for folder in sorted(path.parent for path in self.out.glob("runs/*/config.yaml")):
@@ -168,8 +169,8 @@ class StudyFolder:
 
 @contextmanager
 def begin_study(config: Grid, samples: list[TrainConfig], say: Say, live: bool) -> Iterator[StudyFolder]:
-    """Check all that can be known before anything is written, then lock the folder. `samples`: a run of each scheme,
-    for each size there is."""
+    """Check all that can be checked before anything is written, then lock the folder. `samples`: one run of each scheme
+    at each size."""
     out, settings = Path(config.out), to_dict(config)
     setups = resolve_samples(samples, config)
     schemes = [str(parse(scheme)) for scheme in settings["schemes"]]
@@ -200,7 +201,7 @@ def resolve_samples(samples: Sequence[TrainConfig], config: Grid) -> list[Resolv
     # elsewhere there may be GPUs
     kind = "cuda" if device.startswith("cuda") and not here else pick_device(device).type
     ranks = config.slurm.gpus or 1 if launcher == "submitit" else 1
-    world = None if config.slurm.options else World(size=ranks, local=ranks)  # options may ask for nodes and tasks
+    world = None if config.slurm.options else World(size=ranks, local_size=ranks)  # options may ask for nodes and tasks
     setups = [resolve(sample, world, on_cpu=here and kind == "cpu") for sample in samples]
     for setup in setups if launcher == "stacked" else ():
         shape = setup.shape
@@ -215,8 +216,8 @@ def resolve_samples(samples: Sequence[TrainConfig], config: Grid) -> list[Resolv
 
 
 def device_of_runs(config: Grid) -> str:
-    """cpu or cuda, whichever the runs of a study compute on: its setting, GPUs that are asked for, those that are
-    here."""
+    """The kind of device, cpu or cuda, of a study's runs: by its setting, else by the GPUs that it requests, else by
+    those of this machine."""
     kind = config.runtime.device.partition(":")[0]
     on_request = config.launcher != "local" and (config.slurm.gpus or config.ray.gpus)
     if kind in ("cpu", "cuda"):
@@ -237,8 +238,8 @@ def make_executor(config: Grid, say: Say, live: bool) -> Executor:
 
 
 def order_schemes(out: Path, schemes: Sequence[str]) -> list[str]:
-    """The order of tables, the baseline first. Those of this command lead, and what the folder holds besides follows.
-    But a command without the baseline only extends the folder: its schemes stand after."""
+    """The order of schemes in tables, the baseline first: the schemes of this command, then the others in the folder.
+    But a command without the folder's baseline only extends the folder, so that its schemes come last."""
     listed = read_object(out / "results.json").get("order")
     before = listed if isinstance(listed, list) else []
     return list(dict.fromkeys([*before, *schemes] if before and before[0] not in schemes else [*schemes, *before]))
@@ -254,5 +255,5 @@ def check_study_folder(out: Path, settings: dict[str, Any], kind: type[Grid]) ->
         before = to_dict(from_dict(kind, before))
     except (ConfigError, TypeError) as error:
         raise CheckpointError(f"{out / 'config.yaml'} does not hold the settings of a {kind.noun}: {error}") from None
-    if differs := first_difference(before, settings, but=GRID):
+    if differs := first_difference(before, settings, ignored=MAY_DIFFER):
         raise CheckpointError(f"{out} holds a {kind.noun} with {differs}; choose another --out")

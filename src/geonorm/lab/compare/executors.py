@@ -1,7 +1,7 @@
-"""Where the runs of a comparison are executed.
+"""Executors: they run the configs of a comparison and return the summaries.
 
-An executor runs configs and hands back their summaries; all leave the same folder, and none repeats what is finished.
-What differs is how a run is started, seen to have ended, and stopped:
+All leave the same files, and none repeats a finished run. They differ in how they start a run, see that it has ended,
+and stop it:
 
     DIR/configs/NAME.yaml  DIR/configs/NAME.log  DIR/runs/NAME/
 """
@@ -36,17 +36,18 @@ from ..train.signals import PARENT, handle_signals, stop_unheard
 from ..train.stack import StackedModels, split_scheme
 
 Say = Callable[[str], None]
-LONGEST = 1000
-"""Characters of a line where nobody watches: names of runs are whole."""
-STACKED = 64
-"""Runs of a stack, when not given."""
+LINE_LENGTH = 1000
+"""Characters of a line in a file or pipe: long enough for whole names of runs."""
+STACKED_JOBS = 64
+"""Runs that are trained at a time as stacked models, unless --jobs says otherwise."""
 QUIET = 60.0
 """Seconds after which a line says how far the runs are, where nobody watches bars."""
 
 
 @dataclass
 class Job:
-    """A run in progress: the executor's handle of it, its place among the jobs at a time, its steps at the start."""
+    """A run in progress: the executor's handle of it, its slot among the jobs at a time, its steps when it was
+    started."""
 
     config: TrainConfig
     handle: Any
@@ -55,7 +56,7 @@ class Job:
 
 
 class Phase:
-    """Runs that are made together, and how far they are."""
+    """The tuning runs or the final runs of a study, and how far they are."""
 
     def __init__(self, configs: list[TrainConfig]) -> None:
         self.configs, self.waiting = configs, list(configs)
@@ -77,7 +78,7 @@ class Phase:
         return [job.config for job in self.jobs] + self.waiting
 
     def progress(self) -> str:
-        """How far all are, behind a line on one."""
+        """How far all are, as the end of a line about one."""
         return f" ({len(self.configs) - len(self.unfinished())} of {len(self.configs)}{self.left(self.steps())})"
 
     def left(self, steps: int) -> str:
@@ -107,18 +108,19 @@ class Executor(ABC):
 
     def __init__(self, out: Path, runtime: Runtime, jobs: int | None, say: Say, live: bool) -> None:
         self.out, self.runtime, self.live = out, runtime, live
-        self.unheard: list[float] = []  # times at which nobody could hear what was said
+        self.unheard: list[float] = []  # times at which a line could not be written: its pipe is closed
         self.say = stop_unheard(say, self.unheard)
         self.requested: list[TrainConfig] = []
         self.stopped = False
 
     @abstractmethod
     def start(self, config: TrainConfig, place: int) -> Any:
-        """Start a run and return its handle; `place` is a number below `jobs` that no other run in progress has."""
+        """Start a run and return its handle. `place`: its slot, a number below `jobs` that no other run in progress
+        has."""
 
     @abstractmethod
     def ended(self, job: Job) -> bool:
-        """True if the process of a run has ended. What it could not say itself is now in its log."""
+        """True if the process of a run has ended. Then its log has its last words, even if it could not write them."""
 
     def goes_on(self, job: Job) -> bool:
         """True if a run that has ended is started again."""
@@ -129,7 +131,7 @@ class Executor(ABC):
         """Make a run save and end, or end at once."""
 
     def close(self) -> None:  # noqa: B027
-        """Give back what the executor holds."""
+        """Release what the executor holds."""
 
     def run(self, configs: list[TrainConfig]) -> list[Summary]:
         """Run what is not finished yet and return the summaries in order. A run that died has status failed."""
@@ -212,7 +214,7 @@ class Executor(ABC):
         return self.out / "configs" / f"{Path(config.out).name}.log"
 
     def add_to_log(self, config: TrainConfig, line: str) -> None:
-        """For a worker that died and could not say it."""
+        """Add a line to the log of a run whose worker died before it could."""
         with open(self.log_file(config), "a") as file:
             file.write(f"{line}\n")
 
@@ -221,7 +223,7 @@ class Executor(ABC):
         summary, name = outcome(config), Path(config.out).name
         if summary.status == "finished":
             text = f": val_loss {summary.val_loss:.4f}, {summary.wall_seconds:.0f} s{place}"
-            self.say(shorten(name, max(NAME, columns(LONGEST) - len(text))) + text)
+            self.say(shorten(name, max(NAME, columns(LINE_LENGTH) - len(text))) + text)
         else:
             self.say(f"{name}: {summary.status}: {last_line(self.log_file(config))}")
 
@@ -268,7 +270,7 @@ class StackedExecutor(Executor):
 
     def __init__(self, out: Path, runtime: Runtime, jobs: int | None, say: Say, live: bool) -> None:
         super().__init__(out, runtime, jobs, say, live)
-        self.jobs = jobs or STACKED
+        self.jobs = jobs or STACKED_JOBS
         self.turn = Condition()
         self.stacks: dict[str, StackedModels] = {}
 
@@ -301,7 +303,7 @@ class StackedExecutor(Executor):
 
 
 def train_and_tell(config: TrainConfig, say: Say, stack: StackedModels | None = None) -> None:
-    """A run whose end, whichever it is, is the last line of its log."""
+    """Train, and say how it ended, so that this is the last line of the run's log."""
     try:
         train(config, say, stack=stack)
     except (GeonormError, Interrupted) as end:

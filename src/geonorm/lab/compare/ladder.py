@@ -2,8 +2,8 @@
 
     DIR/config.yaml  DIR/configs/NAME.yaml  DIR/runs/NAME/  DIR/results.json
 
-Each budget beyond the first branches from the one before it, where that begins to cool down: all budgets of one size,
-scheme, rate and seed share a prefix of training.
+The run of each budget branches from that of the next smaller one, at the step where this begins to cool down: all
+budgets of one size, scheme, rate and seed share a prefix of training.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from ..load import Ladder
 from ..plan import count_looked_up
 from ..runs.folder import slug
 from ..statistics.speedup import judge_ladder
-from ..train.validation import PART
+from ..train.validation import FINAL_TOKENS
 from .compare import begin_study, device_of_runs, order_schemes, read_schemes
 from .executors import Say
 from .ladder_config import LadderConfig, Size
@@ -88,7 +88,7 @@ def ladder_run(config: LadderConfig, size: Size, scheme: str, rate: float, seed:
     shape = {"layers": size.depth, "width": size.width, "heads": size.heads, "hidden": size.hidden}
     shared["model"] = replace(config.model, **shape)
     if config.evaluation.whole is None:  # of all runs the same text, however long they are
-        shared["evaluation"] = replace(config.evaluation, whole=False, tokens=config.evaluation.tokens or PART)
+        shared["evaluation"] = replace(config.evaluation, whole=False, tokens=config.evaluation.tokens or FINAL_TOKENS)
     if len(size.steps) > 1 and config.optim.warmup_steps is None:
         shared["optim"] = replace(config.optim, warmup_steps=round(config.optim.warmup * size.steps[0]))
     if config.optim.rates:
@@ -105,21 +105,21 @@ def ladder_run(config: LadderConfig, size: Size, scheme: str, rate: float, seed:
 
 
 def find_baseline(out: Path, schemes: Sequence[str]) -> str:
-    """The scheme whose parameters say how many tokens a size gets: that of the folder, which keeps it where it is
-    extended, by code only where that is allowed."""
+    """The baseline: its parameters decide how many tokens a size gets. A folder that is extended keeps its own, whose
+    code runs only where that is allowed."""
     first = order_schemes(out, schemes)[0]
     return first if first in schemes else str(parse(stored(first, None, str(out))))
 
 
 def outline(shape: DecoderConfig) -> Any:
-    """The model of a shape, without storage."""
+    """The model of a shape on the meta device."""
     with torch.device("meta"):
         return Decoder(shape)
 
 
 def about(config: TrainConfig, parameters: int | None = None) -> dict[str, Any]:
-    """Where a run stands on the ladder, by its settings. Its scheme, which owns no table, is not built: a folder may
-    name any. parameters: as the run counted them; of one that never did, those of its shape under Pre-Norm."""
+    """Where a run stands on the ladder, by its settings. Its scheme is not built, because the folder may name one of
+    which the code is not here. parameters: as the run counted them; if it never did, those under Pre-Norm."""
     shape = config.shape("pre")
     model = outline(shape)
     return {

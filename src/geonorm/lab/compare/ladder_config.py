@@ -12,31 +12,31 @@ from ...settings import Positive, Range, to_dict
 from .config import Grid
 
 UNITS = {"k": 1e3, "M": 1e6, "B": 1e9}
-MOST = 2000
-"""Tokens for each parameter: beyond it a number without a unit is taken for a slip."""
+MOST_TOKENS_PER_PARAMETER = 2000
+"""A budget without a unit is in tokens for each parameter; a larger one is taken for a slip."""
 DEEPEST = 1000
 """The most blocks: as many as DeepNet has layers (arXiv:2203.00555)."""
 
 
 # The rule: what the depth sets. --model.width and others hold for all sizes.
-WIDTH = 16
+WIDTH_PER_BLOCK = 16
 """Width of the stream, per block; hidden units in the proportion of the preset."""
-HEAD = 16
+HEAD_WIDTH = 16
 """Width of a head, so that heads = width / head."""
-BATCH = 0.2
+STEP_TOKENS_RATIO = 0.2
 """Tokens of a step, over the square root of all tokens, as critical batches grow (arXiv:2410.21676): 514 at 6.6M."""
-LEAST = 512
+LEAST_STEP_TOKENS = 512
 """No step has fewer tokens: below, a CPU is idle for most of it."""
-RATE = 19.0
+LR_RATIO = 19.0
 """Learning rate times width (as in arXiv:2203.03466) times the square root of the steps: 6.7e-3 at width 128 and 490
 steps, where a fit for pre had its minimum."""
-HIGHEST = 0.012
+HIGHEST_LR = 0.012
 """No rate is above this, however short the runs."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """One rung: the shape of the model, and how long, in what batches and at which rate it is trained."""
+    """One size of the ladder: the shape of the model, and how long, in what batches and at which rate it is trained."""
 
     depth: int
     width: int
@@ -44,7 +44,7 @@ class Size:
     hidden: int
     batch_size: int
     steps: tuple[int, ...]
-    """One a budget, ascending."""
+    """Steps of each budget, ascending."""
     lr: float
 
     @property
@@ -93,37 +93,37 @@ class LadderConfig(Grid):
         )
 
     def size(self, depth: int, count: Callable[[dict[str, Any]], int]) -> Size:
-        """What the rule makes of a depth. count: parameters of a model whose shape has these fields. ConfigError where
-        a budget is less than a step."""
+        """The size that the rule gives for a depth. count: the number of parameters of a model with these fields.
+        ConfigError if a budget is less than a step."""
         like, model = preset(self.preset), to_dict(self.model)
-        width = model["width"] or WIDTH * depth
-        heads = model["heads"] or max(1, width // HEAD)
+        width = model["width"] or WIDTH_PER_BLOCK * depth
+        heads = model["heads"] or max(1, width // HEAD_WIDTH)
         hidden = model["hidden"] or round(width * like.hidden / like.width)
         context = model["context"] or like.context
         parameters = count({"layers": depth, "width": width, "heads": heads, "hidden": hidden})
         tokens = sorted(read_budget(budget, parameters) for budget in self.budgets)
-        batch = max(1, round(max(LEAST, BATCH * sqrt(tokens[-1])) / context))
+        batch = max(1, round(max(LEAST_STEP_TOKENS, STEP_TOKENS_RATIO * sqrt(tokens[-1])) / context))
         steps = [round(each / (batch * context)) for each in tokens]
         require(
             steps[0] >= 1 and len(set(steps)) == len(steps),
             f"--depth {depth}: batches of {batch} x {context} tokens make {steps} steps of the budgets: "
             "each budget needs a step, and no two the same number; give larger budgets",
         )
-        lr = min(HIGHEST, RATE / (width * sqrt(steps[-1])))
+        lr = min(HIGHEST_LR, LR_RATIO / (width * sqrt(steps[-1])))
         return Size(depth, width, heads, hidden, batch, tuple(steps), lr)
 
 
 def read_budget(text: str, parameters: int) -> float:
-    """Tokens: so many for each parameter, or with a unit in all."""
+    """The tokens of a budget: a number without a unit is tokens for each parameter, one with a unit is the total."""
     unit = UNITS.get(text[-1:])
     try:
         tokens = float(text[:-1]) * unit if unit else float(text) * parameters
     except ValueError:
         tokens = 0.0
-    if not unit and tokens > MOST * parameters:
+    if not unit and tokens > MOST_TOKENS_PER_PARAMETER * parameters:
         raise ConfigError(
-            f"--budgets {text} would be so many tokens for each parameter, {MOST} at most; for that many in all write "
-            f"{float(text) / 1e3:g}k"
+            f"--budgets {text} would be so many tokens for each parameter, {MOST_TOKENS_PER_PARAMETER} at most; for "
+            f"that many in all write {float(text) / 1e3:g}k"
         )
     require(0 < tokens < 1e18, f"--budgets takes tokens for each parameter (20) or in all (500k, 4M), got {text!r}")
     return tokens

@@ -18,12 +18,14 @@ from ..statistics.comparison import usable
 from .config import CompareConfig
 from .executors import Executor
 
-HALF_OCTAVES = [sqrt(2) ** k for k in (-2, -1, 1, 2)]
-NEAR = log(1.1)
-"""Rates closer than that count as one."""
+RATE_FACTORS = [sqrt(2) ** k for k in (-2, -1, 1, 2)]
+"""The best learning rate is to have neighbours at these factors."""
+SAME_RATE = log(1.1)
+"""Rates whose logarithms are closer than this count as one."""
 EMBED_FACTOR = 4.0
+"""Factor between neighbouring multipliers of the embedding's rate."""
 MOST_RATES, MOST_MULTIPLIERS = 16, 6
-"""With as many tuning ends, though its best is not interior."""
+"""Tuning ends at as many, even if its best is not interior."""
 
 
 class Rates(NamedTuple):
@@ -45,9 +47,9 @@ def tune(
     embed: float | None = None,
     extend: bool = True,
 ) -> dict[str, Rates]:
-    """Run what the tuning asks for and return the best rates of each scheme. Schemes that never finish a run are left
-    out, and a line says so. make_run: the run of a scheme at these rates, of a seed. embed: as of `missing_trials`.
-    extend: false where no rates are tried but `lrs`."""
+    """Run the tuning runs and return the best rates of each scheme. Schemes that never finish a run are left out, and a
+    line says so. make_run: the run of a scheme at some rates, with some seed. embed: as in `missing_trials`. extend:
+    False where only `lrs` are tried."""
     losses: dict[str, dict[Rates, float]] = {scheme: {} for scheme in schemes}
     while trials := [
         (scheme, rates) for scheme in schemes for rates in missing_trials(losses[scheme], lrs, embed, extend)
@@ -69,7 +71,7 @@ def tune(
 
 
 def missing_trials(losses: Losses, lrs: Sequence[float], embed: float | None, extend: bool) -> list[Rates]:
-    """The trials that the tuning of a scheme wants next; none when it is tuned. embed: the first multiplier of the
+    """The rates to try next for a scheme; an empty list when it is tuned. embed: the first multiplier of the
     embedding's rate, None where that is not tuned."""
     starts: dict[float | None, Sequence[float]] = {rates.embed: () for rates in losses} | {embed: lrs}
     while True:
@@ -86,8 +88,8 @@ def missing_trials(losses: Losses, lrs: Sequence[float], embed: float | None, ex
 
 
 def missing_rates(losses: Mapping[float, float], start: Sequence[float], extend: bool = True) -> list[float]:
-    """The learning rates that tuning wants next: those of `start`, then factors of sqrt 2 around the best. Above a rate
-    that diverged none is tried; where all have diverged, the lowest counts as the best.
+    """The learning rates to try next: those of `start`, then factors of sqrt 2 around the best. None is tried above a
+    rate that diverged; where all have diverged, the lowest counts as the best.
 
     >>> missing_rates({1e-3: 3.2, 2e-3: 3.0, 4e-3: 3.1}, [1e-3, 2e-3, 4e-3])
     [0.00141, 0.00283]
@@ -100,12 +102,12 @@ def missing_rates(losses: Mapping[float, float], start: Sequence[float], extend:
         return []
     best = min(losses, key=lambda lr: (losses[lr], lr))
     diverged = min((lr for lr, loss in losses.items() if loss == inf and lr >= best), default=inf)
-    wanted = [round_rate(best * factor) for factor in HALF_OCTAVES]
-    return [lr for lr in wanted if lr < diverged and all(abs(log(lr / other)) > NEAR for other in losses)]
+    wanted = [round_rate(best * factor) for factor in RATE_FACTORS]
+    return [lr for lr in wanted if lr < diverged and all(abs(log(lr / other)) > SAME_RATE for other in losses)]
 
 
 def best_rates(losses: Losses) -> Rates:
-    """The rates of the lowest loss, of several the lowest."""
+    """The rates of the lowest loss; where several have it, the lowest learning rate."""
     return min(losses, key=lambda rates: (losses[rates], rates.lr))
 
 

@@ -17,14 +17,14 @@ from .tokens import TokenFile, TokenFiles
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 Ids = NDArray[Any] | TokenFile
-SHARE = 0.15
-"""Of the tokens of a window, those that are to be predicted."""
+MASKED_SHARE = 0.15
+"""Share of the tokens of a window that are to be predicted."""
 TURN = 1 << 16
-"""Windows of a mixture after which the share of every text is as its weight says."""
-TURNS = 2**63
-"""Stream of random bits for the order in a turn. Streams with lower numbers belong to the texts."""
-HELD_OUT = 2**63
-"""Seed of the masks of held-out text: none that a run can have."""
+"""Windows of a mixture in a turn: over each turn the share of every text is what its weight says."""
+TURN_STREAM = 2**63
+"""Number of the random stream for the order within turns. Streams with lower numbers belong to the texts."""
+HELD_OUT_SEED = 2**63
+"""Seed of the masks of held-out text: no run can have it."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class NextToken:
     """Every token is predicted from those before it."""
 
     accuracy: ClassVar[bool] = False
-    """True if the share of targets that are the likeliest is measured."""
+    """True if accuracy is measured: the share of targets to which the model gives the highest probability."""
 
     def pairs(self, windows: NDArray[np.int64], numbers: list[int], seed: int) -> Pair:
-        """(inputs, targets) of windows (rows, context + 1): int64 (rows, context). What is drawn follows from (seed,
-        number of the window)."""
+        """(inputs, targets) of windows (rows, context + 1), each int64 (rows, context). Random choices depend on (seed,
+        number of the window) alone."""
         data = torch.from_numpy(windows)
         return data[:, :-1].contiguous(), data[:, 1:].contiguous()
 
@@ -68,10 +68,10 @@ class MaskedTokens:
         return torch.from_numpy(ids), torch.from_numpy(targets)
 
     def mask_row(self, ids: NDArray[np.int64], targets: NDArray[np.int64], bits: NDArray[np.uint64]) -> None:
-        """Masks ids (context,) and fills in targets (context,), in place. bits: random ones (3, context): which tokens,
-        what becomes of them, what replaces them."""
+        """Masks ids (context,) and fills in targets (context,), in place. bits: random, (3, context): they choose the
+        tokens, what is done with each, and what replaces it."""
         order = np.lexsort((bits[0], ids == self.end))  # ends of documents last
-        chosen = order[: max(1, round(SHARE * len(ids)))]
+        chosen = order[: max(1, round(MASKED_SHARE * len(ids)))]
         targets[chosen] = ids[chosen]
         fate = bits[1, chosen] % np.uint64(10)
         ids[chosen[fate < 8]] = self.mask
@@ -91,7 +91,7 @@ def pick_objective(name: str, tokenizer: Tokenizer) -> Objective:
     return MaskedTokens(tokenizer.mask, tokenizer.eos, tokenizer.vocab_size)
 
 
-NEXT = NextToken()
+NEXT_TOKEN = NextToken()
 
 
 class Batches:
@@ -100,10 +100,12 @@ class Batches:
     an endless list: one seeded permutation of all blocks per epoch. Ranks ask for their rows of the one global batch,
     so neither resuming nor another world size reorders data.
 
-    Of a mixture TURN windows are dealt out to the texts by their weights, in an order that the seed gives; the window
-    that a text gets is the next of an endless list of its own."""
+    In a mixture every TURN windows are dealt out to the texts by their weights, in an order that the seed gives; each
+    text has an endless list of its own, and takes its next window from it."""
 
-    def __init__(self, tokens: Ids, batch_size: int, context: int, seed: int, objective: Objective = NEXT) -> None:
+    def __init__(
+        self, tokens: Ids, batch_size: int, context: int, seed: int, objective: Objective = NEXT_TOKEN
+    ) -> None:
         """tokens: 1-d, of any integer type. Raises `DataError` where they do not fill one batch."""
         self.texts: list[Ids] = [*tokens.files] if isinstance(tokens, TokenFiles) else [tokens]
         self.blocks = [count_blocks(text, context) for text in self.texts]
@@ -144,7 +146,7 @@ class Batches:
 
     def _deal(self, turn: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """The text of each sample of a turn, and how many samples of that text stand before it in the turn."""
-        texts = np.searchsorted(self.borders, self._permute(turn, TURN, TURNS), side="right") - 1
+        texts = np.searchsorted(self.borders, self._permute(turn, TURN, TURN_STREAM), side="right") - 1
         by_text = np.argsort(texts, kind="stable")
         return texts, np.argsort(by_text) - self.borders[texts]
 
@@ -159,7 +161,7 @@ def validation_batches(
     batch_size: int,
     context: int,
     max_tokens: int | None = None,
-    objective: Objective = NEXT,
+    objective: Objective = NEXT_TOKEN,
 ) -> Iterator[Pair]:
     """(inputs, targets), int64, shape (<= batch_size, context): windows that do not overlap, in order.
 
@@ -172,7 +174,7 @@ def validation_batches(
     count = blocks if max_tokens is None else min(blocks, max(1, max_tokens // context))
     for start in range(0, count, batch_size):
         numbers = [place * blocks // count for place in range(start, min(start + batch_size, count))]
-        yield objective.pairs(cut_windows([(tokens, number) for number in numbers], context), numbers, HELD_OUT)
+        yield objective.pairs(cut_windows([(tokens, number) for number in numbers], context), numbers, HELD_OUT_SEED)
 
 
 def count_blocks(tokens: Ids, context: int) -> int:
@@ -180,5 +182,5 @@ def count_blocks(tokens: Ids, context: int) -> int:
 
 
 def cut_windows(blocks: Iterable[tuple[Ids, int]], context: int) -> NDArray[np.int64]:
-    """Blocks of texts, by their numbers, each with the token after it: (rows, context + 1)."""
+    """The tokens of blocks, given as (text, number of the block), each with the token after it: (rows, context + 1)."""
     return np.array([text[block * context : block * context + context + 1] for text, block in blocks], np.int64)

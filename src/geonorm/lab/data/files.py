@@ -68,8 +68,8 @@ def format_of(path: Path) -> str:
 
 
 def is_in_folder(path: Path, suffixes: Container[str]) -> bool:
-    """True for a file with one of these suffixes that is read when it is in a folder: no .json file of one object, the
-    settings of something, the index or the description of a dataset."""
+    """True for a file with one of these suffixes that is read as part of a folder. A .json file with a single object is
+    not: that is the settings of something, or the index or description of a dataset."""
     if suffix_of(path) not in suffixes or path.suffix.lower() != ".json":
         return suffix_of(path) in suffixes
     with one_line_errors(path), open_regular(path) as file:
@@ -83,15 +83,15 @@ def suffix_of(path: Path) -> str:
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of the file as it lies on disk (compressed, if it is); of a large one from the cache, unless anything has
-    touched it since. By the time of change, which no program can set back, as it can that of modification."""
+    """SHA-256 of the file as it is on disk, without decompression. That of a large file comes from the cache unless the
+    file was touched since: by its ctime, which no program can set back, as it can the mtime."""
     with one_line_errors(path), open_regular(path) as file:
         about = os.fstat(file.fileno())
         record = cache_folder() / "hashes" / f"{about.st_ino}-{about.st_size}-{about.st_mtime_ns}-{about.st_ctime_ns}"
         if record.is_dir():
             return (record / "sha256").read_text()
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        # a change that follows another at once may have its time
+        # a second change soon after the first may leave the same ctime
         if about.st_size >= LARGE and time.time() - about.st_ctime > 60:
             with suppress(OSError), new_folder(record) as temporary:
                 (temporary / "sha256").write_text(sha256)
@@ -149,7 +149,7 @@ def open_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 class Decompressed(io.RawIOBase):
-    """Pieces of bytes as a file."""
+    """A binary file whose content is an iterator of bytes."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self.pieces, self.ready = pieces, memoryview(b"")
@@ -167,8 +167,9 @@ class Decompressed(io.RawIOBase):
 
 
 def decompress(path: Path, file: IO[bytes], size: int, new_stream: Callable[[], Any]) -> Iterator[bytes]:
-    """The content of every stream of a file, to its end. The readers of the libraries take damage at the beginning of
-    a later stream for the end of the file (bz2, lzma), or do not see that it was cut short (zstandard)."""
+    """The decompressed content of all streams of a file. The readers of the libraries are not used: they take damage at
+    the beginning of a later stream for the end of the file (bz2, lzma), or do not see that it was cut short
+    (zstandard)."""
     stream: Any = None
     data = b""
     while data := data or file.read(size):
@@ -216,8 +217,8 @@ def not_utf8(path: Path, offset: int) -> DataError:
 
 
 def read_json_records(path: Path) -> Iterator[tuple[str, Any]]:
-    """Place and value of each line of JSON, or of each entry of a file that is one array. pyarrow's reader takes a type
-    for each column from a block of lines, and does not name the line that is wrong."""
+    """(place, value) of each line of JSON, or of each entry of a file that is one array. pyarrow's reader is not used:
+    it infers a type for each column from a block of lines, and does not name the line that is wrong."""
     offset = 0
     with one_line_errors(path), open_file(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(WHOLE_BYTES + 1), b""), start=1):
@@ -250,7 +251,7 @@ def read_csv(path: Path, field: str | None = None) -> Iterator[str]:
 
 
 def read_texts(records: Iterable[tuple[str, Any]], field: str | None = None) -> Iterator[str]:
-    """The text of each record, of which the place is known."""
+    """The text of each record. records: (place, record)."""
     for place, record in records:
         if not isinstance(record, dict):
             raise DataError(f"{place}: a JSON {type(record).__name__}, where an object with a text field is needed")
@@ -266,7 +267,8 @@ def read_texts(records: Iterable[tuple[str, Any]], field: str | None = None) -> 
 
 
 def text_field(place: str, strings: list[str], fields: list[str], named: str | None = None) -> str:
-    """The field that holds the text, of the string fields `strings`: the one that is named, else ``text``."""
+    """The field that holds the text: the one that is named, else ``text``. DataError if it is not among `strings`, the
+    fields that hold strings."""
     field = named or "text"
     if field not in strings:  # no other field takes its place: an only string may be a name
         raise DataError(

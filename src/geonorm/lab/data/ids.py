@@ -50,9 +50,9 @@ class Span:
 
 
 def token_span(path: Path) -> Span:
-    """All ids of a file, by how it begins; without a beginning that is known they are uint32 where all upper halves are
-    small, else uint16. DataError, one line, for what holds no ids: an array of another kind, a file that was cut
-    short."""
+    """All ids of a file, whose format is known by its first bytes. In a file without a header ids are uint32 if all
+    their upper halves are small, else uint16. DataError, one line, for a file that holds no ids: an array of another
+    kind, or a file that was cut short."""
     if path.suffix.lower() not in TOKEN_SUFFIXES:
         raise DataError(f"{path}: text beside token ids: one source holds one of the two")
     if path.suffix == ".bin" and path.with_suffix(".idx").exists():

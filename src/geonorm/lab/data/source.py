@@ -37,11 +37,11 @@ Split = Literal["train", "validation"]
 SPLITS: tuple[Split, Split] = ("train", "validation")
 TRAIN_NAMES = ("train", "training")
 HELD_OUT_NAMES = ("validation", "valid", "val", "dev", "test")
-"""What a part to validate on may be called: of several in one folder, the first of these is meant."""
+"""Names of validation parts: of several in one folder, the first of this list is used."""
 HELD_OUT_SHARE = 0.05
-"""Of a source without a part to validate on."""
+"""Share of a source that is held out where it has no validation part."""
 MOST_HELD_OUT = 0.2
-"""Where whole documents would be more than that, or none, the end of each is held out."""
+"""Where holding out whole documents would take a larger share than this, or none, the end of each is held out."""
 HASH_RANGE = 1 << 64
 Documents = Callable[[], Iterator[str]]
 FORMAT = 1  # of the fingerprint: raise it whenever the same files would give other documents or splits
@@ -62,11 +62,11 @@ class Source:
     files: tuple[Path, ...]
     splits: Mapping[Split, Documents] = field(repr=False, compare=False)
     own_split: bool = True
-    """True if it came with text to validate on; else that was held out of its own."""
+    """True if it came with validation text; else validation text was held out of its own text."""
     sums: tuple[str, ...] = ()
     """SHA-256 of each file when it was opened."""
     spans: Mapping[Split, tuple[Span, ...]] = field(default_factory=dict, repr=False, compare=False)
-    """Of token ids in the place of text: where those of a split lie."""
+    """Where the ids of a split lie, for a source of token ids in place of text."""
     parts: tuple[Source, ...] = ()
     """The sources of a mixture."""
     weights: tuple[float, ...] = ()
@@ -86,7 +86,7 @@ class Source:
 
 
 NO_TEXT = Source("no text", "", (), {})
-"""In the place of a source for a tokenizer that is read from a file: a run needs nothing but its directory."""
+"""Stands for a source where a tokenizer is read from a run's own file, which needs no text."""
 
 
 class LocalFiles(NamedTuple):
@@ -182,7 +182,7 @@ def mix_sources(spec: str, field: str | None) -> Source:
 
 
 def check_shared_files(parts: Sequence[Source]) -> None:
-    """DataError where two sources of a mixture share a file: one might train on what the other holds out."""
+    """DataError if two sources of a mixture share a file: one might train on what the other holds out."""
     sources = Counter(chain.from_iterable(set(part.sums) for part in parts))
     for part in parts:
         for file, sha256 in zip(part.files, part.sums, strict=False):
@@ -233,15 +233,15 @@ def find_local(spec: str) -> LocalFiles | None:
 
 
 def split_folder(folder: Path) -> dict[Split, list[Path]]:
-    """What a folder holds to train and to validate on, or its folder ``data`` if it has one: there datasets of the Hub
-    have their shards. Else nothing."""
+    """The training and validation parts of a folder, or of its subfolder ``data``, where datasets of the Hub have their
+    shards. Empty where there are none."""
     below = folder / "data"
     return split_by_name(folder) or (split_by_name(below) if below.is_dir() else {})
 
 
 def split_by_name(folder: Path) -> dict[Split, list[Path]]:
     """The parts of a folder: the entries with one of `TRAIN_NAMES` and with one of `HELD_OUT_NAMES` as a word of their
-    names, as in ``train-00000-of-00002.parquet`` and ``TinyStories_valid.txt``. Else nothing."""
+    names, as in ``train-00000-of-00002.parquet`` and ``TinyStories_valid.txt``. Empty unless it has both."""
     named: dict[str, list[Path]] = {}
     for path in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
         # a program's train.py and test.py are no parts

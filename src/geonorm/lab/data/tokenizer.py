@@ -32,13 +32,13 @@ TokenIds = NDArray[np.unsignedinteger[Any]]
 
 
 class Tokenizer:
-    """What geonorm needs of a tokenizer; by itself that of the token ids of another program: nothing is known of
-    the text that they stand for.
+    """What geonorm needs of a tokenizer. This base class itself stands for token ids that another program made, of
+    whose text nothing is known.
 
-    `eos` is the id put after each document; text that spells its name stays text where it is a special token. `mask`
-    is the id that hides a token, where there is one; `unknown` that of text without a token of its own, else -1.
-    `fingerprint` is the SHA-256 (hex) of the tokenizer's canonical JSON. `own_end`: the token of `eos` where that does
-    not follow from it.
+    `eos` is the id put after each document; text that spells the name of this token stays text, if the tokenizer has it
+    as a special token. `mask` is the id of the mask token, where there is one; `unknown` that of text without a token
+    of its own, else -1. `fingerprint` is the SHA-256 (hex) of the tokenizer's canonical JSON. `own_end`: the token of
+    `eos`, where tokenizer.json does not say which it is.
     """
 
     name: str = "none"
@@ -224,8 +224,8 @@ def add_mask(tokenizer: Tokenizer) -> FileTokenizer:
 
 
 def train_bpe(source: Source, vocab_size: int, special: list[str]) -> str:
-    """Train a byte-level BPE with GPT-2's pre-tokenizer; return its JSON, a function of the text. special: tokens that
-    are no text, the first ids."""
+    """Train a byte-level BPE with GPT-2's pre-tokenizer and return its JSON, which depends on the text alone. special:
+    special tokens, which get the first ids."""
     library = import_extra("tokenizers", "tokenizer 'bpe'", "train")
     level = library.pre_tokenizers.ByteLevel
     tokenizer = library.Tokenizer(library.models.BPE())

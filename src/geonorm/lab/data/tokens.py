@@ -53,9 +53,9 @@ class TokenData:
 
 
 class TokenFile:
-    """Token ids in a file of the cache, which `len`, slices and `numpy.asarray` read. Each block that is read is
-    compared with its checksum: DataError for damage, also where the file has become shorter, by which a memory map
-    would end the process."""
+    """Token ids in a file of the cache, read by `len`, slices and `numpy.asarray`. Each block that is read is compared
+    with its checksum. DataError for damage, also for a file that has become shorter, where a memory map would crash the
+    process."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
         self.path, self.dtype = path, dtype
@@ -108,7 +108,7 @@ def tokenize(
 ) -> TokenData:
     """The tokens of `source`, from the cache or written to it.
 
-    limit: of each split, the piece of text that reaches so many tokens is the last.
+    limit: tokens of each split; the piece of text that reaches them is the last.
     `cache` defaults to ``$GEONORM_CACHE`` or ``~/.cache/geonorm``. Processes that tokenize the same data at
     the same time all succeed. Raises `DataError` where the source cannot be read, a split holds no text, or the
     cache cannot be written.
@@ -209,8 +209,7 @@ def write_tokens(folder: Path, source: Source, tokenizer: Tokenizer, limit: floa
 def read_ids(
     source: Source, tokenizer: Tokenizer, split: Split, shards: Path
 ) -> Iterator[tuple[NDArray[Any], bool, int]]:
-    """The ids of a split piece by piece, an end after each document; with them, whether a document ends and how many
-    bytes of text they stand for."""
+    """(ids, whether a document ends, bytes of text) of a split, piece by piece; the ids of a document end in eos."""
     for ids in (ids for span in source.spans.get(split, ()) for ids in span.read()):
         check_ids(source, ids, tokenizer)
         yield ids, False, 0
@@ -220,8 +219,8 @@ def read_ids(
 
 
 def encode(texts: list[str], tokenizer: Tokenizer, shards: Path) -> list[NDArray[Any]]:
-    """The ids of each text. Those of a full batch are kept until all is done, so that a preparation that was killed
-    does not encode them again; the name of a shard is a hash of its text."""
+    """The ids of each text. Those of a full batch are also saved as a shard until the whole source is done, so that a
+    preparation that was killed does not encode them again; a shard's name is a hash of its text."""
     content = "\0".join([str([*map(len, texts)]), *texts])
     file = shards / f"{hashlib.sha256(content.encode()).hexdigest()}.npz"
     with suppress(OSError, ValueError, EOFError, BadZipFile), file.open("rb") as opened, np.load(opened) as saved:
@@ -230,7 +229,7 @@ def encode(texts: list[str], tokenizer: Tokenizer, shards: Path) -> list[NDArray
     if sum(map(len, texts)) >= BATCH:
         with suppress(OSError):
             shards.mkdir(parents=True, exist_ok=True)
-            # what is cut short has no directory at its end, and is not read
+            # a file that is cut short lacks the directory at the end of a zip, and is not read
             np.savez(file, ids=np.concatenate(pieces), ends=np.cumsum([*map(len, pieces)])[:-1])
     return pieces
 

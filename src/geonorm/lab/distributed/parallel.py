@@ -25,8 +25,8 @@ from .ranks import KEPT_GROUPS, World
 Loss = Callable[[Tensor, Tensor], Tensor]
 M = TypeVar("M", bound=Transformer)
 MOST_BLOCKS, FEWEST_STEPS = 6, 10_000
-"""Most blocks of a model that is compiled as one graph with its loss, and fewest steps. That compiling takes longer the
-deeper the model is, for four blocks 26 s of a CPU in place of 8, and saves some 7 ms a step."""
+"""A model of at most so many blocks, trained for at least so many steps, is compiled as one graph with its loss. This
+takes longer the deeper the model is (four blocks: 26 s on a CPU in place of 8), and saves some 7 ms a step."""
 
 
 def distribute(model: M, runtime: Runtime, device: torch.device) -> M:
@@ -40,16 +40,16 @@ def distribute(model: M, runtime: Runtime, device: torch.device) -> M:
         if runtime.compile:
             block.compile()
     if runtime.compile:
-        # graphs of one function in a process: models share their functions, and beyond PyTorch's 8 the next model would
-        # run eagerly, with no more than a warning
+        # the limit counts graphs of one function in a process, and models share their functions: beyond PyTorch's
+        # default of 8 the next model would run eagerly, with no more than a warning
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
         model.cross_entropy = torch.compile(Transformer.cross_entropy)  # type: ignore[method-assign]
     return model
 
 
 def recompute(forward_pass: Callable[..., Any]) -> Callable[..., Any]:
-    """A forward pass that keeps its input alone and is made again for the backward pass. A function of Python's: the
-    compiler passes over a partial of `checkpoint`, and the block would run eagerly."""
+    """A forward pass that keeps its input alone and runs once more for the backward pass. A plain function: the
+    compiler skips a functools.partial of `checkpoint`, and the block would run eagerly."""
 
     def forward(*args: Any, **context: Any) -> Any:
         return checkpoint(forward_pass, *args, use_reentrant=False, **context)
@@ -57,9 +57,9 @@ def recompute(forward_pass: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-def loss_of(model: Transformer, runtime: Runtime, device: torch.device, steps: int) -> Loss:
-    """The loss that is trained for some steps, of a model that lies whole on one rank. In a long run on one CPU thread
-    a small model, whose graphs cost as much to call as to work, is compiled whole; with several threads the gradient of
+def trained_loss(model: Transformer, runtime: Runtime, device: torch.device, steps: int) -> Loss:
+    """The loss to train, of a model that lies whole on one rank. In a long run on one CPU thread a small model, in
+    which it takes as long to call a graph as to run it, is compiled as one graph; with several threads the gradient of
     the embedding would be summed in an order that changes. Whatever observes the model calls it block by block."""
     small = device.type == "cpu" and runtime.threads == 1 and len(model.blocks) <= MOST_BLOCKS and steps >= FEWEST_STEPS
     return torch.compile(model.loss) if runtime.compile and small and not runtime.recompute else model.loss
@@ -79,7 +79,7 @@ def layout(runtime: Runtime, world: World, batch_size: int) -> str:
 
 def ranks_of_a_copy(runtime: Runtime, world: World) -> int:
     """Ranks that share one copy of the model under fsdp or hsdp."""
-    return world.local if runtime.parallel == "hsdp" else world.size
+    return world.local_size if runtime.parallel == "hsdp" else world.size
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -88,16 +88,16 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def sum_over_ranks(value: Tensor, like: Tensor) -> Tensor:
-    """A number that was computed from this rank's parts of tensors that lie on the ranks as `like` does, summed over
-    the ranks that hold the other parts."""
+    """Sum a number over the ranks that hold the other shards. It was computed from this rank's shards of tensors that
+    are sharded as `like` is."""
     if not isinstance(like, DTensor):
         return value
     parts = [Replicate() if placement.is_replicate() else Partial() for placement in like.placements]
     return DTensor.from_local(value, like.device_mesh, parts, run_check=False).full_tensor()
 
 
-class Losses(nn.Module):
-    """The loss as a forward pass, which is what DDP can wrap."""
+class LossModule(nn.Module):
+    """A model's loss as a module's forward pass, which is what DDP and functional_call can take."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -110,10 +110,9 @@ class Losses(nn.Module):
 class ParallelModel:
     """One model over the ranks of a world: every rank sees its rows of the batch, gradients are means over ranks.
 
-    ddp: every rank holds everything. fsdp: every block's parameters, gradients and optimizer state are cut along
-    dimension 0, put together for the block's turn, and given up again.
-
-    A model on the meta device gets its weights here.
+    ddp: every rank holds everything. fsdp: the parameters, gradients and optimizer state of every block are sharded
+    along dimension 0; its weights are gathered when the block runs, and freed after it. Then the model comes on the
+    meta device, and gets its weights here.
     """
 
     def __init__(
@@ -131,13 +130,13 @@ class ParallelModel:
         self.parameters = list(model.parameters())  # once: the walk through a small model costs as much as the clipping
         self.loss: Loss = model.loss
         if kind == "none":
-            self.loss = loss_of(model, runtime, device, steps)
+            self.loss = trained_loss(model, runtime, device, steps)
         if kind == "ddp":
             ids = [device] if device.type == "cuda" else None
             with warnings.catch_warnings():  # torch 2.13 has a new name for broadcast_buffers, which 2.11 does not know
                 warnings.simplefilter("ignore", FutureWarning)
                 self.loss = DistributedDataParallel(
-                    Losses(model), ids, broadcast_buffers=False, gradient_as_bucket_view=True
+                    LossModule(model), ids, broadcast_buffers=False, gradient_as_bucket_view=True
                 )
 
     def precision(self) -> AbstractContextManager[object]:
@@ -162,16 +161,16 @@ class ParallelModel:
         return total
 
     def reshard(self) -> None:
-        """Gives up what a forward pass without a backward pass has put together."""
+        """Frees the weights that a forward pass has gathered where no backward pass follows it."""
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
 
 
 def draw_weights(model: Transformer, device: torch.device) -> None:
-    """Gives a model that was cut on the meta device its initial weights, those that one rank would draw: every rank
-    draws all of them, in the same order, but holds one whole matrix at a time and keeps its own part. Vectors and
-    scalars are made whole, all at once, because schemes start them as they like."""
+    """Gives a model that was sharded on the meta device the initial weights that a single rank would draw: every rank
+    draws all of them, in the same order, but holds one whole matrix at a time and keeps its own shard. Vectors and
+    scalars are made whole, all at once, because each scheme has its own way to start them."""
     model.to_empty(device=device)
     model.share_weights()
     matrices = {id(weight) for _, weight, _, _ in model.weights()}
@@ -201,19 +200,16 @@ def shard(model: Transformer, runtime: Runtime, mesh: DeviceMesh) -> None:
     half = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     policy = half if runtime.dtype == "bf16" else plain
 
-    def cut(module: nn.Module, policy: MixedPrecisionPolicy) -> None:
-        fully_shard(module, mesh=mesh, mp_policy=policy)
-
     for block in model.blocks:
-        cut(block, policy)
+        fully_shard(block, mesh=mesh, mp_policy=policy)
     for end in model.ends():  # one matrix in two places belongs to the group that holds both
-        cut(end, policy if end is model.head else plain)
-    cut(model, plain)
+        fully_shard(end, mesh=mesh, mp_policy=policy if end is model.head else plain)
+    fully_shard(model, mesh=mesh, mp_policy=plain)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of this process's memory on the device; a GPU fetches it without this process waiting for the GPU's
-    earlier work."""
+    """A CPU tensor on the device. The copy to a GPU is asynchronous: this process does not wait for the GPU's earlier
+    work."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
@@ -223,5 +219,6 @@ def precision(runtime: Runtime, device: torch.device) -> AbstractContextManager[
 
 
 def rank_seed(seed: int, world: World) -> int:
-    """Of what a rank draws by itself (dropout): that of the run on the first, and on no rank that of another run."""
+    """Seed of what a rank draws by itself (dropout): the first rank has that of the run, and no other rank has one that
+    another run may use."""
     return int.from_bytes(sha256(f"{seed} {world.rank}".encode()).digest()[:7]) if world.rank else seed

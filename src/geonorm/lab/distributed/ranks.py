@@ -33,8 +33,8 @@ class World:
 
     rank: int = 0
     size: int = 1
-    local: int = 1
-    """Ranks of a machine."""
+    local_size: int = 1
+    """Ranks on this machine."""
     saving: Any = None
     """A gloo group of its own for checkpoints: they are written by a second thread beside the training."""
 
@@ -55,20 +55,19 @@ class World:
         return [sum(each) for each in zip(*self.gather(values), strict=True)]
 
     def highest(self, value: int) -> int:
-        """The largest of the ranks' numbers: how ranks agree that one of them wants to stop."""
+        """The largest of the ranks' numbers. In this way one rank that wants to stop stops all."""
         if self.size == 1:
             return value
         largest = torch.tensor(value)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         return int(largest)
 
-    def share(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         """The first rank's value, on every rank."""
         return self.gather(value)[0]
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value, on every rank: anything that JSON can carry, for what comes from outside is not
-        unpickled."""
+        """Every rank's value, on every rank. It travels as JSON: nothing that comes from outside is unpickled."""
         if self.size == 1:
             return [value]
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
@@ -80,8 +79,8 @@ class World:
         return [json.loads(bytes(padded[: int(size)].tolist())) for padded, size in zip(texts, sizes, strict=True)]
 
     def on_all_ranks(self, work: Callable[[], T]) -> T:
-        """Runs `work` on every rank; if it fails on one, all raise that error, which says the rank if it is not the
-        first. Without this the others would wait for ever."""
+        """Runs `work` on every rank; if it fails on one, all raise that error, which names the rank unless it is the
+        first. Otherwise the others would wait for ever."""
         if self.size == 1:
             return work()
         own_failure: tuple[str, str] | None = None
@@ -106,7 +105,7 @@ ever."""
 
 
 def raised_by_all_ranks(error: GeonormError) -> GeonormError:
-    """Marks an error that all ranks raise alike: the first one says it."""
+    """Marks an error that all ranks raise alike, so that only the first one prints it."""
     error.agreed = True
     return error
 
@@ -120,10 +119,10 @@ def rank_device(device: torch.device) -> torch.device:
 
 @contextmanager
 def join_world(device: torch.device, prepare: Callable[[World], object] = lambda world: None) -> Iterator[World]:
-    """The world that torchrun describes, or a world of one. `prepare` is the first rank's work before the ranks wait
-    for each other in time, as long as it takes; what fails there is for all ranks to see later. gloo carries numbers of
-    the CPU and checkpoints, NCCL those of GPUs. A rank that waits for another longer than TIMEOUT, or sees it end,
-    raises."""
+    """The world that torchrun describes, or a world of one. The first rank does `prepare` while the others wait for it,
+    however long that takes: TIMEOUT begins after it. What fails there fails again later, on all ranks. gloo carries
+    tensors on the CPU and checkpoints, NCCL tensors on GPUs. A rank that waits longer than TIMEOUT for another, or sees
+    it end, raises."""
     if not placed():
         yield ALONE
         return
@@ -133,13 +132,13 @@ def join_world(device: torch.device, prepare: Callable[[World], object] = lambda
         valid, f"$RANK, $WORLD_SIZE, $LOCAL_RANK, $MASTER_PORT {' '.join(numbers)}: start with torchrun, or unset them"
     )
     rank, size = int(numbers[0]), int(numbers[1])
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
     try:
         # torchrun started its ranks again: the store still holds keys of their earlier life
         store = PrefixStore(f"life {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", open_store())
         if rank == 0:
             with suppress(GeonormError, OSError, MemoryError):
-                prepare(World(rank, size, local))
+                prepare(World(rank, size, local_size))
             store.set("prepared", "")
         store.wait(["prepared"], timedelta(days=7))
         options: dict[str, Any] = {"store": store, "rank": rank, "world_size": size, "timeout": TIMEOUT}
@@ -150,7 +149,7 @@ def join_world(device: torch.device, prepare: Callable[[World], object] = lambda
         try:
             saving = dist.new_group(backend="gloo", timeout=TIMEOUT)
             KEPT_GROUPS.extend((dist.group.WORLD, saving))
-            yield World(rank, size, local, saving)
+            yield World(rank, size, local_size, saving)
         finally:
             dist.destroy_process_group()
     except Exception as error:

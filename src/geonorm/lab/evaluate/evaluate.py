@@ -89,12 +89,12 @@ def evaluate_text(
     """Loss, perplexity and bits per byte in windows of the model's context, of masked tokens accuracy too: on the
     held-out part where the text comes with one or is the run's training text, else on all of it."""
     source = open_source(data, field)
-    text = tokenize(source, opened.reader)
+    text = tokenize(source, opened.run_tokenizer)
     limit = opened.config.tokens.limit if isinstance(opened, OpenedRun) else None
-    as_read = text if limit is None else tokenize(source, opened.reader, limit=limit)  # by the run
+    as_read = text if limit is None else tokenize(source, opened.run_tokenizer, limit=limit)  # by the run
     whole = not source.own_split and trained_on(opened).isdisjoint(as_read.sha256.split())
     ids = np.concatenate([text.train, text.validation] if whole else [text.validation])
-    opened.check(int(ids.max()))
+    opened.check_id(int(ids.max()))
     objective = opened.objective()
     if tokens is not None and tokens < (least := min(context, len(ids))):
         raise ConfigError(f"--tokens {tokens} is less than a window of this model: give {least} or more")

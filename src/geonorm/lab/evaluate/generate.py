@@ -21,14 +21,14 @@ def generate_text(c: GenerateConfig) -> Iterator[str]:
     require(opened.causal, NOT_CAUSAL)
     model, tokenizer = opened.model, opened.tokenizer
     if isinstance(opened, OpenedRun):
-        ids = opened.encode(c.prompt) if c.prompt else [opened.begin]
-        ends, new_ids, decode = [opened.begin], partial(generate, model), tokenizer.decode
+        ids = opened.encode(c.prompt) if c.prompt else [opened.begin_id]
+        ends, new_ids, decode = [opened.begin_id], partial(generate, model), tokenizer.decode
     else:
-        ids = list(tokenizer(c.prompt).input_ids) if c.prompt else [opened.begin]
+        ids = list(tokenizer(c.prompt).input_ids) if c.prompt else [opened.begin_id]
         ends = model.generation_config.eos_token_id
         ends = ends if isinstance(ends, list) else [ends]
         new_ids, decode = partial(generate_cached, model), partial(tokenizer.decode, skip_special_tokens=True)
-    opened.check(max(ids))
+    opened.check_id(max(ids))
     yield (written := decode(ids))
     prompt, generator = torch.tensor([ids], device=device), torch.Generator(device).manual_seed(c.seed)
     for token in new_ids(prompt, c.tokens, c.temperature, c.top_k, generator):

@@ -22,13 +22,13 @@ from .records import Summary
 with explained("runs and studies need Linux or macOS; on Windows use WSL", ConfigError, ModuleNotFoundError):
     import fcntl
 
-VOLATILE = (
+RESUME_MAY_DIFFER = (
     "out", "resume", "accept_changed", "branch", "checkpoint.keep", "log.to", "micro_batch", "runtime.parallel",
 )  # fmt: skip
-"""What a resumed run may say differently: nothing here changes the numbers by more than the order of a sum."""
-APART = (*VOLATILE, "steps", "evaluation.every", "evaluation.whole", "checkpoint.every")
+"""Settings in which a resumed run may differ: none changes the numbers by more than the order of a sum does."""
+BRANCH_MAY_DIFFER = (*RESUME_MAY_DIFFER, "steps", "evaluation.every", "evaluation.whole", "checkpoint.every")
 """Settings in which a run and its branch may differ."""
-LONGER = (*APART, "optim.warmup", "optim.warmup_steps")
+EXTENSION_MAY_DIFFER = (*BRANCH_MAY_DIFFER, "optim.warmup", "optim.warmup_steps")
 """Settings that may change when a run is extended, if no learning rate so far was another."""
 LOCK = ".lock"
 ROW_FILES = ("metrics.jsonl", "trace.jsonl", "norms.jsonl")
@@ -51,8 +51,8 @@ def check_writable(out: Path) -> None:
 
 
 def is_unused(folder: Path) -> bool:
-    """True if a folder is not there, or holds nothing but what a run writes before its settings. CheckpointError if it
-    is a file."""
+    """True if a folder does not exist, or holds nothing but what a run writes before its settings. CheckpointError if
+    it is a file."""
     require(folder.is_dir() or not folder.exists(), f"{folder} is a file; choose another --out", CheckpointError)
     return not folder.exists() or all(
         entry.name.startswith((LOCK, ".config.yaml.", ".DS_Store")) for entry in folder.iterdir()
@@ -67,8 +67,8 @@ def check_out_folder(out: Path, noun: str, holds_one: bool) -> None:
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Writes beside the file, flushes to disk, renames: a reader sees the old content or the new, never half. Nobody
-    can guess the name beside it, and lay a link there."""
+    """Writes to a temporary file beside the target, flushes it to disk, renames it: a reader sees the old content or
+    the new, never half. Its name is random, so that nobody can put a link there before."""
     aside = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     try:
         with open(aside, "wb") as file:
@@ -131,7 +131,7 @@ def read_summary(folder: Path) -> Summary | None:
 
 
 def digest_of(row: Mapping[str, Any]) -> str:
-    """The sha256 of an object of JSON, which stands in its file beside the rest."""
+    """The sha256 of a JSON object."""
     return hashlib.sha256(json.dumps(dict(row), sort_keys=True).encode()).hexdigest()
 
 
@@ -147,9 +147,9 @@ def read_objects(path: Path) -> list[dict[str, Any]]:
 
 @contextmanager
 def lock_folder(folder: Path, remedy: str = "wait for it or choose another --out") -> Iterator[int]:
-    """Creates a folder and keeps other processes out of it; the number of this one stands in the lock, whose own number
-    in the file system is what it yields. CheckpointError if it cannot be written or, with what to do about it, is in
-    use."""
+    """Creates a folder and locks it against other processes. The lock file holds the id of this process; its own inode
+    number is what this yields. CheckpointError if the folder cannot be written, or if it is in use, then with a remedy:
+    what to do about it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
@@ -190,17 +190,18 @@ def stored_settings(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{stored} is not readable YAML: {error}") from None
 
 
-def first_difference(old: Mapping[str, Any], new: Mapping[str, Any], but: Container[str] = ()) -> str | None:
-    """The first setting in which two trees of settings differ, in words; None if they agree."""
+def first_difference(old: Mapping[str, Any], new: Mapping[str, Any], ignored: Container[str] = ()) -> str | None:
+    """The first setting of the new tree in which the old one differs, in words ("lr 0.1, not 0.2"); None if they agree.
+    ignored: settings, by dotted name, that may differ."""
     before, after = flatten(old), flatten(new)
     for key in after:
-        if key not in but and before.get(key) != after[key]:
+        if key not in ignored and before.get(key) != after[key]:
             return f"{key} {short(before.get(key))}, not {short(after[key])}"
     return None
 
 
 def short(value: object) -> str:
-    """A value as a message shows it: of a long hash the beginning, and nothing that moves a terminal's cursor."""
+    """A value as a message shows it: a long hash is cut, and control characters are escaped."""
     text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
     return f"{text[:12]}..." if len(text) >= 40 and text[:40].isalnum() else text
 
@@ -220,7 +221,7 @@ class RunFolder:
     writes; on the others writing does nothing."""
 
     lock: int | None = None
-    """The number of the file that keeps others out, where this process has locked the folder."""
+    """Inode number of the lock file, where this process has locked the folder."""
 
     def __init__(self, path: Path, writes: bool = True) -> None:
         self.path, self.writes = path, writes
@@ -231,16 +232,16 @@ class RunFolder:
     @staticmethod
     @contextmanager
     def open(
-        path: Path, settings: Mapping[str, Any], resume: bool = True, but: Container[str] = VOLATILE
+        path: Path, settings: Mapping[str, Any], resume: bool = True, ignored: Container[str] = RESUME_MAY_DIFFER
     ) -> Iterator[RunFolder]:
-        """Creates or re-enters the folder of a run with these settings. CheckpointError if another process works in it,
-        if it holds a run that differs in more than `but`, or if it holds this run and is not to be resumed; nothing is
-        written in any of these cases."""
+        """Creates or re-enters the folder of a run with these settings. CheckpointError, before anything is written, if
+        another process works in it, if it holds a run whose settings differ in more than `ignored`, or if it holds this
+        run and is not to be resumed."""
         run = RunFolder(path)
         stored = run.path / "config.yaml"
         if stored.exists():
             require(resume, f"{run.path} already holds a run; choose another --out or --resume auto", CheckpointError)
-            run.check_same(settings, but)
+            run.check_same(settings, ignored)
         elif not is_unused(run.path):
             raise CheckpointError(f"{run.path} is not empty and holds no run; choose another --out")
         with lock_folder(run.path) as run.lock:
@@ -249,7 +250,7 @@ class RunFolder:
             yield run
 
     def check_lock(self) -> None:
-        """CheckpointError if another process has taken the folder: somebody has removed the lock of this one."""
+        """CheckpointError if another process has taken the folder, which is possible when somebody removed the lock."""
         lock = self.path / LOCK
         if self.lock is not None and lock.exists() and lock.stat().st_ino != self.lock:
             raise in_use_error(self.path, read_text(lock)[:20], "its lock was removed: this run ends, that one goes on")
@@ -262,9 +263,9 @@ class RunFolder:
             raise CheckpointError(f"{self.path / 'config.yaml'} does not hold the settings of a run: {error}") from None
         return config
 
-    def check_same(self, settings: Mapping[str, Any], but: Container[str] = VOLATILE) -> None:
+    def check_same(self, settings: Mapping[str, Any], ignored: Container[str] = RESUME_MAY_DIFFER) -> None:
         """CheckpointError that names the first setting in which the directory's run differs."""
-        if differs := first_difference(to_dict(self.config()), settings, but=but):
+        if differs := first_difference(to_dict(self.config()), settings, ignored=ignored):
             raise CheckpointError(
                 f"{self.path} holds a run with {differs}; choose another --out, or --accept-changed NAME"
             )
@@ -286,11 +287,11 @@ class RunFolder:
 
     @property
     def rows_sha256(self) -> str:
-        """sha256 of all rows so far, whatever the files hold now: of those that this process found and appended."""
+        """sha256 of all rows that this process found and appended, whatever the files hold now."""
         return join_hashes(self.hashes.values())
 
     def sync(self) -> None:
-        """Returns when all rows are on the disk: a checkpoint is not to be there without them."""
+        """Returns when all rows are on the disk: no checkpoint may exist without the rows before it."""
         for path in filter(Path.exists, self.hashes):
             with open(path, "rb") as file:
                 os.fsync(file.fileno())

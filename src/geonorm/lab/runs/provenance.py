@@ -12,10 +12,10 @@ from ... import elsewhere
 from ...errors import CheckpointError
 from ...schemes import parse, sources_of
 from .folder import first_difference, read_rows, short, write_atomic, write_json
-from .identity import FILE, identity_sha256, read_last, read_parts, recorded_identity
+from .identity import ENVIRONMENT_FILE, identity_sha256, read_last, read_parts, recorded_identity
 
 Sources = Mapping[str, Mapping[str, Any]]
-FOLDER = "schemes"
+SCHEMES_FOLDER = "schemes"
 VERSIONS = ("geonorm", "commit", "python", "torch", "numpy", "tokenizers", "backend")
 
 
@@ -36,14 +36,15 @@ def read_sources(folder: Path) -> dict[str, dict[str, Any]]:
                 raise ValueError
         except (OSError, ValueError, KeyError, TypeError):
             raise CheckpointError(
-                f"{folder / FOLDER} does not hold the source of {place} that {FILE} names: the run directory is damaged"
+                f"{folder / SCHEMES_FOLDER} does not hold the source of {place} that {ENVIRONMENT_FILE} names: the run "
+                "directory is damaged"
             ) from None
         sources[place] = {**about, "source": source}
     return sources
 
 
 def path_of(folder: Path, sha256: str) -> Path:
-    return folder / FOLDER / f"{sha256[:12]}.py"
+    return folder / SCHEMES_FOLDER / f"{sha256[:12]}.py"
 
 
 def sources_in(schemes: Iterable[str]) -> Sources:
@@ -54,7 +55,8 @@ def sources_in(schemes: Iterable[str]) -> Sources:
 def check_made_from(folder: Path, identity: Mapping[str, Any]) -> None:
     """CheckpointError if the run in a folder was made from other data, another tokenizer or other sources. One that has
     made no step, as its scheme failed, is made from whatever is there now."""
-    made_steps = (folder / FILE).exists() and any(read_rows(folder / "metrics.jsonl"))  # a branch copies rows first
+    # a branch copies rows before it writes its record
+    made_steps = (folder / ENVIRONMENT_FILE).exists() and any(read_rows(folder / "metrics.jsonl"))
     if not made_steps and not any((folder / "checkpoints").glob("*")):
         return
     before = recorded_identity(folder, {})
@@ -88,7 +90,7 @@ def record_part(
         "identity": identity_sha256(identity),
         "accepted": accepted,
     }
-    write_json(folder / FILE, [*before, part])
+    write_json(folder / ENVIRONMENT_FILE, [*before, part])
     now = {**identity, **versions}
     earlier = {**{name: before[-1][name] for name in VERSIONS if before and name in before[-1]}, **accepted}
     changed = [f"{name} {short(old)} is now {short(now[name])}" for name, old in earlier.items() if old != now[name]]

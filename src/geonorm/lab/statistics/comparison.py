@@ -154,14 +154,14 @@ def choose(summaries: Sequence[Summary]) -> Choice:
 
 
 def at_best_multipliers(summaries: Sequence[Summary]) -> list[Summary]:
-    """The runs with the multipliers of the best final run; all where no final run finished."""
+    """The runs that have the same multipliers as the best final run; all runs where no final run finished."""
     final = (run for run in summaries if usable(run) and run.phase != "tune")
     best = min(final, key=lambda run: run.val_loss or 0.0, default=None)
     return [run for run in summaries if best is None or run.rates == best.rates]
 
 
 def _longest(runs: list[Summary]) -> list[Summary]:
-    """Without those that finished and are shorter than the longest that did."""
+    """The runs without those that finished with fewer tokens than the longest finished run."""
     longest = max((run.tokens or 0 for run in runs if usable(run)), default=0)
     return [run for run in runs if not usable(run) or (run.tokens or 0) == longest]
 
@@ -172,8 +172,8 @@ def _mean_loss(runs: Sequence[Summary], lr: float | None) -> float | None:
 
 
 def _level_losses(summaries: Sequence[Summary]) -> dict[float | None, float]:
-    """Loss by rate as if all rates had the same seeds, up to a constant: the least squares of loss = rate + seed. Means
-    where they have them, or where no seed connects the rates."""
+    """Loss by rate as if all rates had the same seeds, up to a constant: a least-squares fit of loss = rate + seed.
+    Plain means where all rates have the same seeds, or where the seeds do not connect the rates."""
     ends = [run for run in summaries if usable(run)]
     seeds: dict[float | None, list[int | None]] = {}
     for run in ends:
@@ -304,9 +304,9 @@ def _moderate(means: Mapping[str, Interval], reference: str) -> dict[str, Contra
 
 
 def find_scattered(rows: Sequence[ComparisonRow]) -> list[tuple[str, float, float]]:
-    """Schemes whose seeds scatter more than those of the others, by an F test: how many times as far, and p by Holm.
-    Moderated intervals with such a scheme are too narrow where there are many others, whose spread is most of theirs; a
-    scheme that is not named may be one, too."""
+    """Schemes whose seeds scatter more than those of the others, by an F test: how many times as far, and p after Holm.
+    Moderated intervals with such a scheme are too narrow where there are many others, since the spread of these
+    dominates. The test has little power: a scheme that it does not find may scatter more, too."""
     known = [(row.scheme, row.val_loss_std, row.n - 1) for row in rows if row.val_loss_std is not None]
     wider = find_wider([std**2 for _, std, _ in known], [df for *_, df in known])
     return [(scheme, *test) for (scheme, *_), test in zip(known, wider, strict=True) if test and significant(test[1])]

@@ -23,8 +23,8 @@ MARGIN = 0.01
 
 
 class Prior(NamedTuple):
-    """What the spreads of all schemes say about a variance: as much as `df` degrees of freedom of `variance`. Of
-    `total` degrees of freedom it was estimated, so that nothing derived from it has more."""
+    """What the spreads of all schemes say about a variance: it counts as much as `df` degrees of freedom with the
+    estimate `variance`. It was estimated from `total` degrees of freedom, so that nothing derived from it has more."""
 
     df: float
     variance: float
@@ -82,7 +82,7 @@ def _invert_trigamma(value: float) -> float:
 
 
 def moderate(variance: float, df: float, prior: Prior) -> tuple[float, float]:
-    """A variance known with `df` degrees of freedom (0: not known) and what the others say: variance and df."""
+    """Combine a variance known with `df` degrees of freedom (0: not known) with the prior: (variance, df)."""
     if math.isinf(prior.df):
         return prior.variance, prior.total
     both = prior.df + df
@@ -104,8 +104,8 @@ def find_wider(variances: Sequence[float], dofs: Sequence[float]) -> list[tuple[
 
 
 def contrast(first: Estimate, second: Estimate, most: float = math.inf) -> Contrast:
-    """first - second; degrees of freedom after Welch and Satterthwaite, and `most` at most: two estimates that share a
-    pooled variance are not two sources of it."""
+    """first - second, with degrees of freedom after Welch and Satterthwaite, but at most `most`: two estimates that
+    share a pooled variance are not two sources of it."""
     difference, error2 = first.value - second.value, first.error2 + second.error2
     if error2 == 0:
         return Contrast(difference, difference, difference, float(difference == 0), 0.0, math.inf)

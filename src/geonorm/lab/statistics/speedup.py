@@ -24,23 +24,23 @@ from .comparison import aggregate, choose, significant
 from .moderated import Contrast, Estimate, Prior, contrast, find_wider, fit_prior, holm, moderate
 from .synthesis import ZERO
 
-GRID = 256
-"""Places between neighbouring points of a curve at which it is looked up."""
+SUBDIVISIONS = 256
+"""Parts into which the stretch between two neighbouring points of a curve is divided to look it up."""
 
 
-class Course(NamedTuple):
+class LossCurve(NamedTuple):
     """Losses of one scheme and seed over ln(tokens) or ln(compute), ascending."""
 
     x: np.ndarray[Any, Any]
     loss: np.ndarray[Any, Any]
 
     def find(self, loss: float) -> float:
-        """Where this loss was reached for good; -inf if all of the curve is below it, inf if it never was."""
+        """Where this loss was reached for good; -inf if the whole curve is below it, inf if it never was reached."""
         x, y = self.x, self.loss
         if len(x) > 1:
-            x = np.interp(np.arange(GRID * (len(x) - 1) + 1) / GRID, np.arange(len(x)), x)
+            x = np.interp(np.arange(SUBDIVISIONS * (len(x) - 1) + 1) / SUBDIVISIONS, np.arange(len(x)), x)
             y = np.exp(PchipInterpolator(self.x, np.log(self.loss))(x))
-            y[::GRID] = self.loss  # to the last digit
+            y[::SUBDIVISIONS] = self.loss  # to the last digit
         above = np.flatnonzero(y >= loss)
         if not above.size:
             return -math.inf
@@ -58,10 +58,10 @@ class Reading(NamedTuple):
     bound: str = ""
 
 
-def read_speedup(base: Course, other: Course, at: float) -> Reading | None:
-    """ln of how many times the x of `other` at the place `at` the baseline needs for the same loss. Where that lies
-    outside the baseline's curve: for the loss of the baseline at `at`, on the curve of `other`. None where one of them
-    was not measured at `at`."""
+def read_speedup(base: LossCurve, other: LossCurve, at: float) -> Reading | None:
+    """ln(speed-up) at x = `at`: how many times that x the baseline needs for the loss of `other` there. Where the
+    baseline's curve does not reach this loss, `other`'s curve is searched for the baseline's loss instead; where that
+    fails too, there is a bound. None where one of them was not measured at `at`."""
     if at not in base.x or at not in other.x:
         return None
     needed = base.find(float(other.loss[other.x == at][0]))
@@ -74,7 +74,7 @@ def read_speedup(base: Course, other: Course, at: float) -> Reading | None:
     return Reading(float(most), ">") if needed > 0 else Reading(float(least), "<")  # > 0: the baseline never gets there
 
 
-Courses = dict[str, dict[Any, Course]]
+LossCurves = dict[str, dict[Any, LossCurve]]
 """By scheme and seed."""
 
 
@@ -135,7 +135,7 @@ def read_points(
 
 
 def read_speedups(
-    final: Sequence[LadderPoint], curves: Mapping[tuple[str, str], Courses], baseline: str
+    final: Sequence[LadderPoint], curves: Mapping[tuple[str, str], LossCurves], baseline: str
 ) -> list[SpeedupRow]:
     """The speed-up of each scheme at the largest budget of each size."""
     points = [row for row in final if row.scheme != baseline]
@@ -166,14 +166,14 @@ def read_speedups(
     ]
 
 
-def read_trends(slopes: Mapping[tuple[str, str], Courses], baseline: str) -> list[TrendRow]:
+def read_trends(slopes: Mapping[tuple[str, str], LossCurves], baseline: str) -> list[TrendRow]:
     """The slope of the difference of each scheme, along each axis."""
     rows: list[dict[str, Any]] = []  # the columns that are known before all rows are
     lines: list[Estimate | None] = []
-    for (along, size), courses in slopes.items():
-        for name in courses:
+    for (along, size), curves in slopes.items():
+        for name in curves:
             if name != baseline:
-                both = pair(courses, baseline, name)
+                both = pair(curves, baseline, name)
                 seeds = read_slopes(both)
                 line, n = fit_line(both) if along == "parameters" else (None, len(seeds))
                 lines.append(line)
@@ -185,7 +185,7 @@ def read_trends(slopes: Mapping[tuple[str, str], Courses], baseline: str) -> lis
 
 def seed_curves(
     rows: Sequence[LadderPoint], counted: Mapping[tuple[str, int, str], Mapping[Any, Summary]], axis: str
-) -> Courses:
+) -> LossCurves:
     """The curve of every scheme and seed through these points."""
     curves: dict[str, dict[Any, list[tuple[float, float]]]] = {}
     for row in sorted(rows, key=lambda row: float(getattr(row, axis))):
@@ -193,14 +193,14 @@ def seed_curves(
             place = math.log(getattr(row, axis)), run.val_loss or math.nan
             curves.setdefault(row.scheme, {}).setdefault(seed, []).append(place)
     return {
-        scheme: {seed: Course(*np.array(places).T) for seed, places in seeds.items()}
+        scheme: {seed: LossCurve(*np.array(places).T) for seed, places in seeds.items()}
         for scheme, seeds in curves.items()
     }
 
 
-def pair(courses: Courses, baseline: str, scheme: str) -> list[tuple[Course, Course]]:
+def pair(curves: LossCurves, baseline: str, scheme: str) -> list[tuple[LossCurve, LossCurve]]:
     """Curves of the baseline and of a scheme that share a seed, hence the order of the data."""
-    base, other = courses.get(baseline, {}), courses.get(scheme, {})
+    base, other = curves.get(baseline, {}), curves.get(scheme, {})
     return [(base[seed], other[seed]) for seed in sorted(other) if seed in base]
 
 
@@ -215,7 +215,7 @@ class SeedReadings:
     problem: str | None = None
 
 
-def read_seeds(pairs: Sequence[tuple[Course, Course]], at: float) -> SeedReadings:
+def read_seeds(pairs: Sequence[tuple[LossCurve, LossCurve]], at: float) -> SeedReadings:
     """The speed-up of each seed at a place of its curves."""
     readings = [reading for both in pairs if (reading := read_speedup(*both, at))]
     values, bounds = [reading.value for reading in readings], {reading.bound for reading in readings} - {""}
@@ -232,7 +232,7 @@ def read_seeds(pairs: Sequence[tuple[Course, Course]], at: float) -> SeedReading
     return SeedReadings(values, len(readings))
 
 
-def read_slopes(pairs: Sequence[tuple[Course, Course]]) -> list[float]:
+def read_slopes(pairs: Sequence[tuple[LossCurve, LossCurve]]) -> list[float]:
     """Nats by which the difference to the baseline grows in a decade, of each seed that has all the places that any
     has: through fewer the slope of a curve is another one, and a short lever is mostly noise."""
     shared = [np.intersect1d(base.x, other.x) for base, other in pairs]
@@ -244,11 +244,11 @@ def read_slopes(pairs: Sequence[tuple[Course, Course]]) -> list[float]:
     ]
 
 
-def differences_at(base: Course, other: Course, shared: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def differences_at(base: LossCurve, other: LossCurve, shared: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.asarray(other.loss[np.isin(other.x, shared)] - base.loss[np.isin(base.x, shared)])
 
 
-def fit_line(pairs: Sequence[tuple[Course, Course]]) -> tuple[Estimate | None, int]:
+def fit_line(pairs: Sequence[tuple[LossCurve, LossCurve]]) -> tuple[Estimate | None, int]:
     """The slope of one line through the differences of all seeds, with n - 2 degrees of freedom, and their number n;
     None where fewer than three, or one place, leave nothing to judge by."""
     shared = [np.intersect1d(base.x, other.x) for base, other in pairs]

@@ -10,22 +10,25 @@ import numpy as np
 from ..runs.records import MetricRow
 
 MIN_WINDOW = 20
+"""Values after which judgement starts."""
+SIGMAS = 6.0
+"""Standard deviations above the mean beyond which a value is a spike."""
 STEPS = {"spikes": "spike_steps", "grad_spikes": "grad_spike_steps"}
-"""By the name of their number in summary.json, that of the steps at which they are."""
+"""Columns of summary.json: from the number of spikes to the steps at which they are."""
 MEASURED = {"spikes": "loss", "grad_spikes": "grad_norm"}
-"""Of which values of metrics.jsonl they are."""
+"""From the number of spikes to the column of metrics.jsonl that has them."""
 
 
 class SpikeWatch:
-    """Judges values one by one: a spike lies above mean + `sigmas` std of the trailing window of values that were no
-    spikes.
+    """Judges values one by one: a spike lies more than SIGMAS standard deviations above the mean of the last `window`
+    values that were no spikes.
 
-    NaN and infinity are spikes. Judgement starts at 20 values. After a whole window of spikes in a row the level has
-    moved for good, and the window starts again.
+    NaN and infinity are spikes. Judgement starts after MIN_WINDOW values. After a whole window of spikes in a row the
+    level has moved for good, and the window starts again.
     """
 
-    def __init__(self, window: int = 100, sigmas: float = 6.0, recent: Iterable[float] = ()) -> None:
-        self.window, self.sigmas, self.streak = window, sigmas, 0
+    def __init__(self, window: int = 100, recent: Iterable[float] = ()) -> None:
+        self.window, self.streak = window, 0
         self.recent = deque(recent, maxlen=window)
 
     def __call__(self, value: float) -> bool:
@@ -33,7 +36,7 @@ class SpikeWatch:
         if not spike and len(self.recent) >= min(MIN_WINDOW, self.window):
             recent = np.fromiter(self.recent, dtype=float)
             mean = float(recent.mean())
-            spike = value > mean + self.sigmas * float(recent.std()) + 1e-9 * abs(mean)
+            spike = value > mean + SIGMAS * float(recent.std()) + 1e-9 * abs(mean)
         self.streak = self.streak + 1 if spike else 0
         if not spike:
             self.recent.append(value)
@@ -43,9 +46,9 @@ class SpikeWatch:
         return spike
 
 
-def spikes(values: Iterable[float], window: int = 100, sigmas: float = 6.0) -> list[int]:
+def spikes(values: Iterable[float], window: int = 100) -> list[int]:
     """Indices of the values that are spikes, as `SpikeWatch` judges them."""
-    watch = SpikeWatch(window, sigmas)
+    watch = SpikeWatch(window)
     return [index for index, value in enumerate(values) if watch(value)]
 
 

@@ -19,7 +19,7 @@ from .validation import MEASURES
 
 
 class Averaging(Hook):
-    """Running mean in fp32, as the weights, of all parameters over the last steps, as many as the schedule says."""
+    """Running mean of all parameters over the last steps, in fp32 like the weights. The schedule says how many."""
 
     def __init__(self, model: Transformer, schedule: Schedule) -> None:
         self.model = model
@@ -31,7 +31,7 @@ class Averaging(Hook):
         self.update(state.step)
 
     def on_evaluation(self, state: TrainState, row: Row) -> None:
-        """At the end of a run: what is measured of the last weights, with `_average` after the name."""
+        """At the end of a run, measure the mean weights as the last weights are; names end in `_average`."""
         if self.means and state.step == state.schedule.steps:
             state.parallel_model.reshard()
             with self.apply():
@@ -41,7 +41,7 @@ class Averaging(Hook):
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Takes in the weights after a step."""
+        """Add the weights after a step to the mean."""
         if not self.means or step < self.first:
             return
         means = [local_part(mean) for mean in self.means.values()]
@@ -53,7 +53,7 @@ class Averaging(Hook):
 
     @contextmanager
     def apply(self) -> Iterator[None]:
-        """The model with the mean in place of its weights, under the constraints of its schemes; afterwards its own."""
+        """Inside, the model has the mean in place of its weights, under the constraints of its schemes."""
         last_weights = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         try:
             self.put(self.means)

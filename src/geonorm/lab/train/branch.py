@@ -13,7 +13,15 @@ from pathlib import Path
 from ...errors import CheckpointError, ConfigError
 from ...settings import to_dict
 from ..resolve import FolderPart, resolve
-from ..runs.folder import APART, LONGER, RunFolder, first_difference, read_summary, read_text, write_atomic
+from ..runs.folder import (
+    BRANCH_MAY_DIFFER,
+    EXTENSION_MAY_DIFFER,
+    RunFolder,
+    first_difference,
+    read_summary,
+    read_text,
+    write_atomic,
+)
 from ..runs.loggers import TRACKED
 from ..schedule import Schedule
 from ..storage import saved_steps
@@ -40,7 +48,7 @@ def find_shared_prefix(folder: FolderPart, schedule: Schedule) -> SharedPrefix |
         return None
     prefix = RunFolder(Path(folder.branch))
     stored = prefix.config()
-    if differs := first_difference(to_dict(stored), folder.settings, but=APART):
+    if differs := first_difference(to_dict(stored), folder.settings, ignored=BRANCH_MAY_DIFFER):
         raise ConfigError(f"cannot branch from {folder.branch}: it is a run with {differs}")
     other = resolve(stored).schedule
     last = min(schedule.stable_end, other.stable_end)
@@ -53,7 +61,8 @@ def find_shared_prefix(folder: FolderPart, schedule: Schedule) -> SharedPrefix |
 
 
 def drop_later_steps(run: RunFolder, last: int) -> None:
-    """Remove what a shorter run did after the last step that it shares with the longer one, and its summary."""
+    """Remove the checkpoints of a shorter run after the last step that it shares with the longer one, and its
+    summary."""
     for step in saved_steps(run.checkpoints):
         if step > last:
             shutil.rmtree(run.checkpoints / f"step-{step}")
@@ -71,7 +80,7 @@ def find_extension(folder: FolderPart, schedule: Schedule) -> int | None:
     stored = run.config()
     if schedule.steps <= stored.steps:
         return None
-    run.check_same(folder.settings, but={*LONGER, *folder.accepted})
+    run.check_same(folder.settings, ignored={*EXTENSION_MAY_DIFFER, *folder.accepted})
     where = f"{run.path} holds a run with steps {stored.steps}, not {schedule.steps}"
     before = resolve(stored).schedule
     shared = before.branch_step or stored.steps

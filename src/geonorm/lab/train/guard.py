@@ -1,5 +1,5 @@
-"""What is done when a step goes wrong: the loss is not finite, or it jumps. Every rank comes to the same decision,
-because losses and gradient norms are the same on all."""
+"""Decides what to do when a step goes wrong: when the loss is not finite, or jumps. Every rank decides alike, because
+losses and gradient norms are the same on all."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ...errors import GeonormError
 from ..statistics.spikes import SpikeWatch
 
-LIMIT = 10
+MOST_REWINDS = 10
 """Most rewinds of a run."""
 
 
@@ -33,8 +33,8 @@ class Diverged(GeonormError):
 
 
 class AnomalyGuard:
-    """Watches losses and gradient norms, and records what was done. Its state goes into checkpoints, so that a resumed
-    run decides as an uninterrupted one."""
+    """Watches losses and gradient norms, and records what was done. Its state is part of a checkpoint, so that a
+    resumed run decides as an uninterrupted one would."""
 
     def __init__(self, setting: str) -> None:
         """setting: stop, rewind or spikes."""
@@ -43,8 +43,8 @@ class AnomalyGuard:
         self.events: list[dict[str, Any]] = []
 
     def first_not_finite(self, rows: Iterable[Mapping[str, Any]]) -> Anomaly | None:
-        """The first row with a number that is not finite, which None stands for: all after it were made with its
-        weights."""
+        """The first row with a number that is not finite (or None, which stands for that): all rows after it come from
+        the weights of its step."""
         for row in rows:
             for key, what in (("loss", "loss"), ("grad_norm", "gradient norm"), ("val_loss", "validation loss")):
                 value = row.get(key, 0.0)
@@ -58,7 +58,7 @@ class AnomalyGuard:
         return None
 
     def first_spike(self, rows: Iterable[Mapping[str, Any]]) -> Anomaly | None:
-        """The first row whose loss is a spike, if spikes are rewound. Each row is to be shown once."""
+        """The first row whose loss is a spike, if spikes are rewound. Call it once for each row."""
         if self.setting == "spikes":
             for row in rows:
                 if self.watch(row["loss"]):
@@ -67,13 +67,13 @@ class AnomalyGuard:
 
     def record(self, anomaly: Anomaly) -> None:
         """Adds what is done about an anomaly to the events of the run. Diverged if there are too many."""
-        if len(self.events) >= LIMIT:
+        if len(self.events) >= MOST_REWINDS:
             raise Diverged(f"{anomaly}; the run was rewound {len(self.events)} times before; a lower --lr may help")
         loss = float(anomaly.loss) if anomaly.loss is not None and isfinite(anomaly.loss) else None
         self.events.append({"step": anomaly.step, "action": anomaly.action, "what": anomaly.what, "loss": loss})
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of it. None is written in a streak of spikes: each is rewound."""
+        """Its part of a checkpoint. No checkpoint is written in a streak of spikes, since each of them is rewound."""
         return {"losses": list(self.watch.recent), "events": list(self.events)}
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -25,11 +25,11 @@ def evaluate_held_out(
 ) -> dict[str, float]:
     """val_loss in nats per predicted token, val_bpb in bits per byte of UTF-8 of those tokens (comparable between
     tokenizers where all tokens are predicted; absent where tokens have no text), and counts of both; with `accuracy`
-    also val_accuracy, the share of predicted tokens that the model holds for the likeliest.
+    also val_accuracy, the share of predicted tokens that the model finds likeliest.
 
-    model: a Decoder, or what has its `loss`, `forward`, `eval` and `train`. token_bytes: bytes of each token
-    (vocabulary,); special tokens count 0. Ranks take turns at the batches; every rank gets the same result, that of one
-    rank but for the order in which batches are added up in fp64.
+    model: a Decoder, or anything with its `loss`, `forward`, `eval` and `train`. token_bytes: bytes of each token
+    (vocabulary,); special tokens count 0. The batches are dealt out to the ranks. Every rank gets the same result,
+    which equals that of one rank but for the order in which batches are summed in fp64.
     """
     nats = torch.zeros((), dtype=torch.float64, device=device)
     hits = nats.clone()
@@ -37,16 +37,14 @@ def evaluate_held_out(
     with evaluating(model):
         for ids, targets, counts in share_batches(batches, world):
             inputs = ids.to(device), targets.to(device)
-            met = torch.zeros_like(hits)
             if accuracy:
                 logits, expected = model(inputs[0]).flatten(0, 1), inputs[1].flatten()
                 loss = Decoder.cross_entropy(logits, expected, "none").double().sum()
-                met = (logits.argmax(-1) == expected).sum()
+                hits += counts * (logits.argmax(-1) == expected).sum()
             else:
                 loss = model.loss(*inputs, reduction="sum")
             if counts:
                 nats += loss
-                hits += met
                 predicted = targets[targets != IGNORED].numpy()
                 tokens += len(predicted)
                 size += float(token_bytes[predicted].sum())
@@ -59,8 +57,8 @@ def evaluate_held_out(
 
 
 def share_batches(batches: Iterable[tuple[Tensor, Tensor]], world: World) -> Iterator[tuple[Tensor, Tensor, bool]]:
-    """This rank's batches, the last one repeated without counting where others have one more: all ranks of a sharded
-    model must make the same number of forward passes."""
+    """This rank's batches, each with whether it counts. Where other ranks have one batch more, this rank gets one that
+    does not count: all ranks of a sharded model must make the same number of forward passes."""
     waiting = iter(batches)
     while group := list(islice(waiting, world.size)):
         yield *group[min(world.rank, len(group) - 1)], world.rank < len(group)

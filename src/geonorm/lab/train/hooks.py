@@ -1,4 +1,4 @@
-"""What a training loop does besides training: hooks that it calls at named points."""
+"""Hooks: what a training loop does besides training. It calls them at named points."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -17,23 +17,24 @@ LINE_INTERVAL = 15
 
 
 class Hook:
-    """A part of a run that can be left out. Every rank has the same hooks in the same order, so that they may
-    communicate; only the profile, which does not, is the first rank's alone."""
+    """A part of a run that it could do without. Every rank has the same hooks in the same order, so that they may
+    communicate. The profile alone, which does not, exists on the first rank only."""
 
     tensors: Mapping[str, Tensor] = {}
-    """What a checkpoint holds for this hook, by KIND.NAME; a checkpoint is loaded into the same tensors."""
+    """Tensors of this hook that a checkpoint holds, by KIND.NAME; loading one fills these tensors in place."""
 
     def after_backward(self, state: TrainState, evaluating: bool) -> None:
-        """The gradients of a step are complete and not clipped. evaluating: this step ends with an evaluation."""
+        """Called when the gradients of a step are complete, before clipping. evaluating: the step ends with an
+        evaluation."""
 
     def after_step(self, state: TrainState, row: Row) -> None:
-        """The weights are those after the step that the row is about."""
+        """Called after the optimizers' step. row: that of the step in metrics.jsonl."""
 
     def on_evaluation(self, state: TrainState, row: Row) -> None:
-        """The row has the losses on held-out text. The model runs in the precision of the run."""
+        """Called after an evaluation, whose losses are in the row. The model runs in the precision of the run."""
 
     def on_log(self, state: TrainState, rows: list[Row]) -> None:
-        """The rows since the last call are complete, written, and no anomaly."""
+        """Called with the rows since the last call, when they are complete and written, and none is an anomaly."""
 
 
 class ProgressReport(Hook):
@@ -45,7 +46,7 @@ class ProgressReport(Hook):
         self.last_line = time.monotonic()
 
     def before_evaluation(self, state: TrainState) -> None:
-        """The bar says what the run waits for."""
+        """Show in the bar that an evaluation is running."""
         step, steps = state.step, state.schedule.steps
         self.progress.show(
             self.name, step / steps, f"{step}/{steps} evaluating", self.pace.left(step, steps) if self.pace else None

@@ -5,7 +5,7 @@ run resumed from a checkpoint repeats the uninterrupted one bit for bit on a CPU
 they must agree on (losses, norms, signals) they agree on in the step, so that all of them take the same way through
 this file.
 
-What can be left out of a run is a hook (hooks.py).
+Parts of a run that it could do without are hooks (hooks.py).
 """
 
 import time
@@ -32,7 +32,14 @@ from ..distributed.ranks import World, join_world, lost_peers_in_one_line, raise
 from ..plan import fit_to_device
 from ..resolve import Resolved, resolve
 from ..runs import environment
-from ..runs.folder import LONGER, VOLATILE, RunFolder, first_difference, read_summary, write_settings
+from ..runs.folder import (
+    EXTENSION_MAY_DIFFER,
+    RESUME_MAY_DIFFER,
+    RunFolder,
+    first_difference,
+    read_summary,
+    write_settings,
+)
 from ..runs.identity import OtherRun, identity_sha256
 from ..runs.loggers import Logger, Loggers, Start, find_loggers, tracked_id
 from ..runs.provenance import check_made_from, record_part, sources_in
@@ -51,11 +58,12 @@ from .text import load_text
 from .trace import TraceHook
 
 SAVE_DUE, STOP, SAVE_FAILED = 1, 2, 3
-"""What a rank may ask of all ranks after a step: a checkpoint is overdue; it got a signal; its last save has failed."""
+"""What a rank may ask of all ranks after a step, because a checkpoint is overdue, it got a signal to stop, or its last
+save has failed."""
 LONGEST_UNSAVED = 600
-"""Seconds between checkpoints, where `checkpoint.every` would take longer."""
+"""Most seconds between checkpoints, even where `checkpoint.every` has not come yet."""
 LOG_EVERY = {"cpu": 1, "cuda": 10}
-"""Steps between readings of the loss: to read it is to wait for a GPU."""
+"""Steps between readings of the loss, because each reading waits for the GPU."""
 
 
 def train(
@@ -68,8 +76,8 @@ def train(
 ) -> dict[str, Any]:
     """Run, resume or extend one run in config.out and return its summary; under torchrun, this rank's part of it.
 
-    On the first rank `loggers` get its numbers, besides those of --log.to, `progress` shows how far it is, and so many
-    steps are `profiled`. stack: the models whose losses are computed together with those of this run.
+    On the first rank the `loggers` and those of --log.to get its numbers, `progress` shows how far it is, and
+    `profiled` steps are profiled. stack: the models whose losses are computed together with those of this run.
 
     Raises GeonormError for bad input, Diverged for a loss that is not finite (summary written, last good checkpoint
     kept) and Interrupted after a signal (all saved): on every rank alike."""
@@ -101,10 +109,10 @@ def train_on_rank(
     stack: StackedModels | None,
     end: ExitStack,
 ) -> dict[str, Any]:
-    """The whole of `train`, in its order, on one rank of a world. end: closes what is opened here."""
+    """All of `train` on one rank of a world, from top to bottom. end: closes what is opened here."""
     schedule, folder, size = setup.schedule, setup.folder, setup.micro_batch
     stop_times: list[float] = [] if stack is None else stack.stopped  # of signals to stop
-    # a line that nobody can hear any more (a closed pipe) is a signal to stop
+    # a line that nobody can read any more (a closed pipe) is a signal to stop
     say = stop_unheard(say, stop_times) if world.first else lambda line: None
 
     # Text and model: all that can be refused is refused before anything is written.
@@ -121,14 +129,14 @@ def train_on_rank(
     shared = world.on_all_ranks(lambda: find_extension(folder, schedule))
 
     # The folder of the run, which the first rank writes.
-    may_differ = {*(VOLATILE if shared is None else LONGER), *folder.accepted}
+    may_differ = {*(RESUME_MAY_DIFFER if shared is None else EXTENSION_MAY_DIFFER), *folder.accepted}
     unwritten = RunFolder(folder.path, writes=False)  # for the other ranks
     opened = RunFolder.open(folder.path, folder.settings, folder.resume, may_differ)
     run = world.on_all_ranks(lambda: end.enter_context(opened) if world.first else unwritten)
     for source in [run.path, *([prefix.folder.path] if prefix else [])]:
-        world.on_all_ranks(partial(check_made_from, source, state.due))
+        world.on_all_ranks(partial(check_made_from, source, state.required))
     summary = read_summary(run.path)
-    earlier = world.share(summary.row() if summary else {"status": "new"})
+    earlier = world.broadcast(summary.row() if summary else {"status": "new"})
     if earlier["status"] == "diverged" and not folder.accepted:
         raise Diverged(
             f"{run.path} has diverged and would again: {earlier.get('diagnosis')}; choose another --out, or "
@@ -176,7 +184,7 @@ def train_on_rank(
     saver = checkpoint.Saver(run.checkpoints, setup.checkpoint.keep, world, schedule.branch_step)
     log_every = LOG_EVERY[device.type]
     pending: list[Row] = []  # rows since the losses were last read
-    saving_time: Row = {}  # what the last checkpoint took, for the next row
+    saving_time: Row = {}  # seconds that the last checkpoint took, for the next row
     times = StepTimes(model, setup.runtime.dtype, device, world.size)
     with stop_signals(placed(), stop_times), closing(saver), trackers:
         try:
@@ -191,7 +199,7 @@ def train_on_rank(
                 reading = evaluating or saving or step % log_every == 0
 
                 # Forward and backward, one micro-batch after the other.
-                times.mark("")
+                times.mark("")  # the time before this belongs to no part of a step
                 ids, targets = fetch_batch(state, step)
                 times.mark("batch")
                 losses = []
@@ -210,7 +218,7 @@ def train_on_rank(
                 tokens = step * setup.text.step_tokens
                 row: Row = {"step": step, "tokens": tokens, "loss": loss, "lr": lr, "grad_norm": grad_norm}
 
-                # A gradient that is not finite is to be seen before it reaches the weights.
+                # A gradient that is not finite must be found before it reaches the weights.
                 if reading and (anomaly := guard.first_not_finite([*pending, row])):
                     rewind(state, anomaly, hooks, run, prefix, saver, say)
                     pending.clear()
@@ -231,7 +239,7 @@ def train_on_rank(
                 for hook in hooks:
                     hook.after_step(state, row)
 
-                # What the clock or a signal asks of any rank, all ranks do; the highest request wins.
+                # If the clock or a signal asks something of one rank, all ranks do it; the highest request wins.
                 own_request = SAVE_DUE if time.monotonic() - saved_at > LONGEST_UNSAVED else 0
                 if stop_times:
                     own_request = STOP
@@ -287,14 +295,14 @@ def train_on_rank(
 
 
 def check_ranks(world: World, identity: Mapping[str, Any]) -> None:
-    """ConfigError, on every rank, if one was started with something else than the first."""
+    """ConfigError, on every rank, if one was started with other settings than the first."""
     for rank, other in enumerate(identities := world.gather(dict(identity))):
         if differs := first_difference(identities[0], other):
             raise raised_by_all_ranks(ConfigError(f"rank {rank} differs from the first, which has {differs}"))
 
 
 def build_hooks(run: RunFolder, traced: bool, *always: Hook) -> list[Hook]:
-    """What the run does besides training."""
+    """The hooks of a run: the trace, if it is wanted, and those that every run has."""
     return [*([TraceHook(run)] if traced else []), *always]
 
 
@@ -306,7 +314,7 @@ def open_loggers(
     more: Sequence[Logger],
     say: Say,
 ) -> Loggers:
-    """On the first rank: loggers that know all settings, the model's with what the preset says."""
+    """On the first rank: started loggers. They get all settings, with those of the model that the preset decides."""
     loggers = Loggers()
     if state.world.first:
         settings = {**setup.folder.settings, "model": to_dict(setup.shape), "parameters": state.model.parameter_count()}
@@ -344,4 +352,4 @@ def write_summary(setup: Resolved, state: TrainState, run: RunFolder, status: st
         "identity": identity_sha256(state.identity),
         **more,
     }
-    return state.world.share(state.world.on_all_ranks(lambda: summarise(run, about, state.device)).row())
+    return state.world.broadcast(state.world.on_all_ranks(lambda: summarise(run, about, state.device)).row())

@@ -1,4 +1,4 @@
-"""Muon that is as fast on a CPU as its matrix products."""
+"""Muon without bfloat16 on CPUs, so that it is as fast there as its matrix products."""
 
 from collections.abc import Callable
 from math import sqrt

@@ -14,8 +14,8 @@ from .muon import Muon
 
 
 def build_optimizers(model: Transformer, config: Optim, lr: float) -> list[torch.optim.Optimizer]:
-    """AdamW, or Muon for matrices inside blocks with AdamW for the rest. Weight decay and learning rates go by roles of
-    parameters."""
+    """AdamW, or Muon for matrices inside blocks with AdamW for the rest. Weight decay and learning rate of a parameter
+    depend on its role."""
     require(not config.independent or lr > 0, "optim.independent needs a learning rate above 0")
     groups = parameter_groups(model, lr, config.weight_decay, config.multipliers)
     if config.independent:  # PyTorch multiplies by the rate of the step, lr times the schedule
@@ -35,6 +35,6 @@ def build_optimizers(model: Transformer, config: Optim, lr: float) -> list[torch
 
 
 def select(groups: list[dict[str, Any]], wanted: Callable[[Tensor], bool]) -> list[dict[str, Any]]:
-    """The groups with the wanted parameters alone; those that have none left go."""
+    """The groups with the wanted parameters alone, without groups that have none."""
     parts = [{**group, "params": [p for p in group["params"] if wanted(p)]} for group in groups]
     return [group for group in parts if group["params"]]

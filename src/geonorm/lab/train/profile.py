@@ -14,10 +14,10 @@ BEFORE = 3
 
 class ProfileHook(Hook):
     """Writes profile/ in the folder of a run: trace.json.gz for Perfetto or chrome://tracing, and table.txt, operators
-    by their time on the device. Of a run that ends earlier what there is."""
+    by their time on the device. A run that ends before the last of these steps leaves a profile of those it made."""
 
     def __init__(self, run: Path, steps: int, at_end: Callable[[Callable[[], None]], object]) -> None:
-        """at_end: takes what is to be called when the run ends."""
+        """at_end: registers a function to call when the run ends."""
         self.folder = run / "profile"
         times = profiler.schedule(skip_first=BEFORE - 1, wait=0, warmup=1, active=steps, repeat=1)
         # of one cycle: torch 2.11 warns that others would go

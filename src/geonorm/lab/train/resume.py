@@ -1,4 +1,4 @@
-"""A training run is saved, resumed from its newest checkpoint, and rewound to it."""
+"""Saving a training run, resuming it from its newest checkpoint, and rewinding it to that."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ def hook_tensors(hooks: Sequence[Hook]) -> dict[str, Tensor]:
 
 
 def save_state(state: TrainState, hooks: Sequence[Hook], run: RunFolder, saver: checkpoint.Saver) -> None:
-    """Copy the state; the files are written beside the next steps. All rows so far are on the disk before."""
+    """Copy the state; its files are written while the next steps run. All rows so far are on the disk before."""
     run.sync()
     progress = {
         "seconds": state.seconds,
@@ -41,12 +41,12 @@ def save_state(state: TrainState, hooks: Sequence[Hook], run: RunFolder, saver: 
 def resume(
     state: TrainState, hooks: Sequence[Hook], run: RunFolder, prefix: SharedPrefix | None, say: Say, last: float = inf
 ) -> dict[str, Any] | None:
-    """Takes over the newest checkpoint of the run up to a step, or of the run whose first steps it shares, and returns
-    its state; None if there is none."""
+    """Restores the newest checkpoint of the run, of a step up to `last`, or else one of the run whose first steps it
+    shares, and returns the checkpoint's state; None if there is none."""
     target = state.model, state.optimizers, say, state.world, hook_tensors(hooks)
-    saved = checkpoint.load_newest(run.checkpoints, *target, last, state.due)
+    saved = checkpoint.load_newest(run.checkpoints, *target, last, state.required)
     if saved is None and prefix:
-        saved = checkpoint.load_newest(prefix.folder.checkpoints, *target, prefix.last, state.due)
+        saved = checkpoint.load_newest(prefix.folder.checkpoints, *target, prefix.last, state.required)
         if saved:
             prefix.copy_rows(run)
     if saved is None:
@@ -67,8 +67,8 @@ def rewind(
     saver: checkpoint.Saver,
     say: Say,
 ) -> None:
-    """Goes back to the last checkpoint, and on with the data after the bad batch. Diverged where the anomaly is to
-    stop the run, or the run was rewound too often."""
+    """Goes back to the last checkpoint, and on with the data after the bad batch. Diverged if the anomaly must stop the
+    run, or if the run was rewound too often."""
     if anomaly.action == "stop":
         raise Diverged(explain(state, anomaly))
     saver.wait()
@@ -87,7 +87,8 @@ def rewind(
 
 
 def explain(state: TrainState, anomaly: Anomaly) -> str:
-    """The diagnosis of a bad step, the same on every rank: from one whose rows overflow, if there is one."""
+    """The diagnosis of a bad step, the same on every rank: that of a rank whose rows of the batch overflow, if there is
+    one."""
     on_validation = "validation" in anomaly.what
     ids, _ = state.validation.part[0] if on_validation else fetch_batch(state, anomaly.step)
     with state.parallel_model.precision():

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, a lost terminal or a closed pipe as something the training loop can look at between two steps."""
+"""Notes Ctrl-C, SIGTERM, a lost terminal and a closed pipe, for the training loop to look at between two steps."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from threading import Event, Thread
 from typing import Any
 
 PARENT = "GEONORM_PARENT"
-"""Set by a process that starts runs: they save and end when it is no more."""
+"""Environment variable with the id of the process that started this run: when that ends, the run saves and ends."""
 
 
 @contextmanager
@@ -32,8 +32,8 @@ def handle_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
 
 @contextmanager
 def stop_signals(patient: bool, received: list[float]) -> Iterator[None]:
-    """`received` takes the time at which a signal to stop arrives. A second one ends the process at once, unless it
-    is patient: torchrun passes Ctrl-C on to processes that have seen it already, and kills what takes too long."""
+    """Inside, `received` gets the time of each signal to stop. A second one ends the process at once, unless it is
+    patient, as under torchrun: that sends Ctrl-C again to processes that have had it, and kills what takes too long."""
     signals = 0
 
     def note(number: int, _: Any) -> None:
@@ -49,7 +49,7 @@ def stop_signals(patient: bool, received: list[float]) -> Iterator[None]:
 
 
 def stop_unheard(say: Callable[[Any], None], received: list[float]) -> Callable[[Any], None]:
-    """`say`, of which a failure is a signal to stop: nobody hears what it says any more."""
+    """`say`, but where it fails (its pipe is closed, so nobody reads it), that counts as a signal to stop."""
 
     def tell(line: Any) -> None:
         try:
@@ -62,8 +62,8 @@ def stop_unheard(say: Callable[[Any], None], received: list[float]) -> Callable[
 
 @contextmanager
 def watch_parent() -> Iterator[None]:
-    """This process gets SIGTERM when the one that started it, torchrun or a comparison, is killed: it would go on
-    unseen, and its directory stay locked. Looks once in a while, which any system can do."""
+    """Inside, this process gets SIGTERM when the one that started it, torchrun or a comparison, is killed. Otherwise it
+    would go on unseen, with its directory locked. It polls, which works on every system."""
     named = os.environ.pop(PARENT, "")  # not for processes that this one starts
     if named.isdecimal():
         parent = int(named)

@@ -1,9 +1,9 @@
-"""Small models that are trained as one, where a device would wait between the kernels of one of them.
+"""Small models that are trained as one, because each alone would leave a GPU idle between its kernels.
 
-Runs are threads that take turns, and each does what it does alone. But at a loss it waits until all have come to
+Runs are threads that take turns, and each does what it would do alone. But at its loss it waits until all have come to
 theirs. Then the losses and their gradients are computed together, by `torch.func.vmap` over the models' weights. So
-checkpoints, metrics and traces are those of runs alone; losses equal theirs to rounding. Numbers among the fields of a
-scheme may differ, too (`Scheme.stackable`): then they are mapped as the weights are.
+checkpoints, metrics and traces are those of single runs, and losses equal theirs up to rounding. Schemes may differ in
+some numbers (`Scheme.stackable`), which are mapped as the weights are.
 """
 
 import warnings
@@ -19,19 +19,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ...models.decoder import Transformer
 from ...schemes import Scheme
-from ..distributed.parallel import Losses
+from ..distributed.parallel import LossModule
 
 
 class StackedModels:
-    """Models of one shape. turn: which only one thread at a time has, of all stacks: seeds and compilers belong to the
-    process. fields: numbers of the scheme that differ. A thread that will come is among the members before it
-    starts."""
+    """Models of one shape. turn: held by one thread at a time, of all stacks, because seeds and compilers belong to the
+    process. fields: numbers of the scheme that differ. Each thread is put among the members before it starts."""
 
     def __init__(self, turn: Condition, compiled: bool, fields: Sequence[str]) -> None:
         self.turn, self.compiled, self.fields = turn, compiled, fields
         self.members: set[Thread] = set()
         self.stopped: list[float] = []
-        """When all runs were told to stop."""
+        """Times at which all runs were told to stop."""
         self.waiting: dict[Thread, tuple[Transformer, Sequence[Tensor], Tensor, Tensor]] = {}
         self.results: dict[Thread, tuple[Tensor, Sequence[Tensor]]] = {}
         self.size = 0
@@ -49,7 +48,7 @@ class StackedModels:
                 self.turn.notify_all()
 
     def loss(self, model: Transformer, parameters: Sequence[Tensor], ids: Tensor, targets: Tensor) -> Tensor:
-        """`model.loss` with the gradients of its parameters, as soon as all members have come to theirs."""
+        """`model.loss` with the gradients of its parameters, computed when all members wait for theirs."""
         me = current_thread()
         self.waiting[me] = model, parameters, ids, targets
         while me in self.waiting:
@@ -58,16 +57,16 @@ class StackedModels:
                 self.turn.notify_all()
             else:
                 self.turn.wait()
-        return LossOfStack.apply(*self.results.pop(me), *parameters)
+        return LossWithGradients.apply(*self.results.pop(me), *parameters)
 
     def compute(self) -> None:
-        """The losses of all that wait. Where members have left, the first stands in their places: another size would
-        be another graph."""
+        """Compute the losses of all that wait. Where members have left, the first request fills their places: another
+        size would need another graph."""
         requests = list(self.waiting.values())
         self.size = max(self.size, len(requests))
         requests += [requests[0]] * (self.size - len(requests))
         models, parameters, ids, targets = zip(*requests, strict=True)
-        self.losses = self.losses or compute_stacked(models[0], self.fields, self.compiled)
+        self.losses = self.losses or build_stacked_loss(models[0], self.fields, self.compiled)
         weights = [torch.stack([t.detach() for t in row]).requires_grad_() for row in zip(*parameters, strict=True)]
         counts = [torch.stack([model.get_buffer(name) for model in models]) for name in counting_buffers(models[0])]
         numbers = [
@@ -86,14 +85,14 @@ class StackedModels:
 
 
 def counting_buffers(model: Transformer) -> list[str]:
-    """Buffers that may differ between models of one shape: the layer of a site is the same in all."""
+    """Buffers that may differ between models of one shape; the `layer` of a site is the same in all."""
     return [name for name, _ in model.named_buffers() if not name.endswith("layer")]
 
 
-def compute_stacked(model: Transformer, fields: Sequence[str], compiled: bool) -> Callable[..., Tensor]:
-    """From weights, counts, numbers of the scheme, ids and targets with an axis of models in front to a loss for each
-    model."""
-    module, counts = Losses(model), counting_buffers(model)
+def build_stacked_loss(model: Transformer, fields: Sequence[str], compiled: bool) -> Callable[..., Tensor]:
+    """The function that gives a loss for each model from weights, counts, numbers of the scheme, ids and targets, all
+    with an axis of models in front."""
+    module, counts = LossModule(model), counting_buffers(model)
     names = [f"model.{name}" for name in [*dict(model.named_parameters()), *counts]]
 
     def loss(
@@ -125,8 +124,8 @@ def split_scheme(scheme: Scheme) -> tuple[Any, dict[str, float]]:
     return (type(scheme), vars(scheme) | dict.fromkeys(numbers)), numbers
 
 
-class LossOfStack(torch.autograd.Function):
-    """A loss whose gradients are known already."""
+class LossWithGradients(torch.autograd.Function):
+    """A loss of which the gradients have been computed already."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, gradients: Sequence[Tensor], *parameters: Tensor) -> Tensor:

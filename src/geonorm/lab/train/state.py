@@ -12,7 +12,7 @@ from ..data.batches import Batches
 from ..distributed import parallel
 from ..distributed.ranks import ALONE, World
 from ..resolve import Resolved
-from ..runs.identity import leave_out
+from ..runs.identity import without_accepted
 from ..runs.provenance import sources_in
 from ..schedule import Schedule
 from . import optim
@@ -36,17 +36,17 @@ class TrainState:
     validation: Validation
     guard: AnomalyGuard
     initial: dict[str, Any] | None
-    """Where the first weights come from, if not from the seed; `line` says it."""
+    """Where the first weights come from, if not from the seed; its `line` says so in words."""
     identity: dict[str, Any]
     """All that decides the numbers of the run, by name."""
-    due: dict[str, Any]
-    """What of it its checkpoints must have been made with."""
+    required: dict[str, Any]
+    """The part of the identity that a checkpoint must share: all but what --accept-changed names."""
     step: int = 0
     """Steps that have been made."""
     batch_offset: int = 0
     """Batches of the data that were left out when the run was rewound."""
     seconds: float = 0.0
-    """Of training, without evaluations and checkpoints."""
+    """Seconds of training, without evaluations and checkpoints."""
     started: float = field(default_factory=time.monotonic)
     """When the run would have started without interruptions."""
 
@@ -55,11 +55,11 @@ def build_state(setup: Resolved, text: TrainingText, device: torch.device, world
     """The state before the first step. Nothing is written; GeonormError for settings that do not fit together."""
     runtime, schedule, seed = setup.runtime, setup.schedule, setup.text.seed
     torch.manual_seed(seed)
-    # a model that is cut among ranks is built on the meta device, so that no rank ever holds all of it
-    cut = setup.layout == "fsdp"
-    with torch.device("meta" if cut else "cpu"):
+    # a model that is sharded over ranks is built on the meta device, so that no rank ever holds all of it
+    sharded = setup.layout == "fsdp"
+    with torch.device("meta" if sharded else "cpu"):
         model = Decoder(setup.shape)
-    model = parallel.distribute(model, runtime, torch.device("meta") if cut else device)
+    model = parallel.distribute(model, runtime, torch.device("meta") if sharded else device)
     parallel_model = parallel.ParallelModel(model, runtime, world, device, setup.layout, schedule.steps)
     initial = load_initial_weights(setup.folder, model, text.tokenizer.fingerprint, world)
     torch.manual_seed(parallel.rank_seed(seed, world))
@@ -68,7 +68,7 @@ def build_state(setup: Resolved, text: TrainingText, device: torch.device, world
     identity = text.identity(setup.folder.settings, sources_in([setup.shape.scheme]))
     return TrainState(
         world, device, model, parallel_model, optimizers, schedule, text.batches(), validation,
-        AnomalyGuard(setup.guard), initial, identity, leave_out(identity, setup.folder.accepted),
+        AnomalyGuard(setup.guard), initial, identity, without_accepted(identity, setup.folder.accepted),
     )  # fmt: skip
 
 

@@ -17,8 +17,8 @@ PARTS = ("batch", "model", "optimizer")
 
 
 class StepTimes:
-    """Times between two readings of the losses. On a GPU the parts of a step end with events of its stream, which are
-    read when the losses were: nothing waits for them."""
+    """Times between two readings of the losses. On a GPU the parts of a step end with CUDA events, which are read after
+    the losses: so nothing waits for them."""
 
     def __init__(self, model: Decoder, dtype: str | None, device: torch.device, ranks: int) -> None:
         self.device = device
@@ -32,7 +32,7 @@ class StepTimes:
         self.begun, self.marks = time.monotonic(), list[tuple[str, Any]]()
 
     def mark(self, part: str) -> None:
-        """What came after the last mark was this part of a step."""
+        """End a part of a step: it is named, and lasted from the mark before to now."""
         place: Any = time.perf_counter()
         if self.device.type == "cuda":
             place = torch.cuda.Event(enable_timing=True)
@@ -40,8 +40,8 @@ class StepTimes:
         self.marks.append((part, place))
 
     def add(self, rows: list[Row], seconds: float) -> float:
-        """Spread the times of steps, of which the losses have been read, evenly over their rows. seconds: of training
-        before; returns those of training so far."""
+        """Spread the time since `start` evenly over the rows of its steps. seconds: of training before these; returns
+        the seconds of training so far."""
         each = (time.monotonic() - self.begun) / len(rows)
         sums = Counter[str]()
         for (_, begun), (part, ended) in pairwise(self.marks):

@@ -1,4 +1,4 @@
-"""How a run ended: summary.json; lines for people."""
+"""summary.json, which says how a run ended, and lines about a run for people."""
 
 import resource
 import sys
@@ -52,7 +52,7 @@ def summarise(run: RunFolder, about: dict[str, Any], device: torch.device) -> Su
 
 
 def describe(setup: Resolved, parameters: int, device: torch.device) -> Iterator[str]:
-    """A run in lines: its header."""
+    """The lines with which the output of a run begins."""
     schedule, tokens = setup.schedule, setup.text.step_tokens
     length = f"{schedule.steps:,} steps of {tokens:,} tokens, {schedule.steps * tokens / parameters:.3g} per parameter"
     rate = " ".join([f"lr {schedule.lr:g}", *schedule.optim.rates])
@@ -65,7 +65,7 @@ def loss_text(row: dict[str, Any]) -> str:
 
 
 def progress_line(row: dict[str, Any], steps: int, left: float | None) -> str:
-    """Where a run is, in a line of 80 columns. left: seconds to its end."""
+    """How far a run is, in a line of 80 columns. left: seconds to its end."""
     parts = [f"step {row['step']}/{steps}", loss_text(row), f"{row['tokens_per_second']:,.0f} tokens/s"]
     if "val_loss" in row:
         parts.insert(2, f"val {row['val_loss']:.4f}")
@@ -77,7 +77,7 @@ def progress_line(row: dict[str, Any], steps: int, left: float | None) -> str:
 
 
 def result_line(summary: dict[str, Any]) -> str:
-    """What a run came to: its held-out loss and, of text, bits per byte."""
+    """The result of a run in a line: its held-out loss and, for text, bits per byte."""
     bpb = summary.get("val_bpb")
     return f"val_loss {summary['val_loss']:.4f}" + ("" if bpb is None else f"  bits per byte {bpb:.4f}")
 

@@ -1,4 +1,4 @@
-"""What a run learns from: tokens, the tokenizer that made them, and what is asked of the model about them."""
+"""The text of a run: its tokens, the tokenizer that made them, and the objective."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,8 +33,8 @@ class TrainingText:
     def validation(
         self, evaluation: Evaluation, steps: int, device: torch.device, world: World = ALONE, every: int | None = None
     ) -> Validation:
-        """steps: of the run, which measures all of the text at its end where that costs little. every: those from one
-        evaluation to the next."""
+        """steps: of the run, which decides how much text the last evaluation reads. every: steps from one evaluation to
+        the next."""
         seen, interval = steps * self.part.step_tokens, every and every * self.part.step_tokens
         return Validation(self.tokens, evaluation, self.part.context, seen, device, world, self.objective, interval)
 
@@ -48,8 +48,8 @@ class TrainingText:
 
 
 def load_text(part: TextPart) -> TrainingText:
-    """Tokens for a run or comparison; prepares and caches them on first use. DataError for anything unusable, too few
-    tokens for one batch or one validation window included."""
+    """Tokens for a run or comparison; prepares and caches them on first use. DataError for anything unusable, also for
+    too few tokens for one batch or one validation window."""
     source = open_source(part.source, part.field)
     tokenizer = load_tokenizer(part.tokenizer, source, part.vocab_size, mask=part.objective == "mlm")
     if part.document_end is not None and tokenizer.eos not in (-1, part.document_end):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ... import sphere
 from ...dynamics.rates import slope
 from ...measure.accumulate import NormMeasure, SiteMeasure, filled
-from ...measure.metrics import mean, wide
+from ...measure.metrics import as_fp64, mean
 from ...measure.observe import Gradients as Gradients, ModelSite, gradient_norms, sites_of, watch, watch_calls
 from ...models.decoder import Transformer
 from ...modes import evaluating
@@ -68,15 +68,15 @@ def trace(model: Transformer, ids: Tensor, step: int, gradients: Gradients) -> T
         assert residual is not None
         clamped = residual.scheme.clamped(x, u, residual.own(), residual.site(x))
         measure = SiteMeasure()
-        before, behind = (wide(place.seen(part)) for part in (x, after))
-        measure.update(before, behind, wide(u), clamped=clamped)
+        start, end = (as_fp64(place.seen(part)) for part in (x, after))
+        measure.update(start, end, as_fp64(u), clamped=clamped)
         rotations = [norms[module]["rotation"] for module in residual.own.children() if module in norms]
         sites.append(
             {
                 **place_columns(step, place.scheme, place.site),
                 **without_quantiles(measure.row(), "ratio_p99"),
-                **tangential_quantiles("ratio", before, behind - before),
-                **tangential_quantiles("proposal", before, wide(u)),
+                **tangential_quantiles("ratio", start, end - start),
+                **tangential_quantiles("proposal", start, as_fp64(u)),
                 **predict_step(residual, x, u),
                 "rotation": rotations[0] if rotations else None,
                 **GRADIENTS,
@@ -91,7 +91,7 @@ def trace(model: Transformer, ids: Tensor, step: int, gradients: Gradients) -> T
             return
         site, scheme, name = norms_of_stream[norm]
         measure = NormMeasure()
-        measure.update(wide(x), wide(y), filled(x, None))
+        measure.update(as_fp64(x), as_fp64(y), filled(x, None))
         norms[norm] = {**place_columns(step, str(scheme), site), "norm": name, **without_quantiles(measure.row())}
 
     with evaluating(model), watch(model, look), watch_calls({norm: norm for norm in norms_of_stream}, look_at_norm):
@@ -116,9 +116,9 @@ def stream_norms(model: Transformer) -> dict[nn.Module, tuple[Site, Scheme, str]
     }
 
 
-def without_quantiles(row: dict[str, Any], *but: str) -> dict[str, Any]:
+def without_quantiles(row: dict[str, Any], *keep: str) -> dict[str, Any]:
     """Means and standard deviations: a run has a row per evaluation and place, quantiles would triple it."""
-    return {key: value for key, value in row.items() if key in but or not QUANTILE.search(key)}
+    return {key: value for key, value in row.items() if key in keep or not QUANTILE.search(key)}
 
 
 def tangential_quantiles(name: str, x: Tensor, step: Tensor) -> dict[str, float]:

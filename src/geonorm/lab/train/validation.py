@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..config import Evaluation
 from ..data import TokenData
-from ..data.batches import NEXT, Objective, validation_batches
+from ..data.batches import NEXT_TOKEN, Objective, validation_batches
 from ..distributed.ranks import ALONE, World
 from .held_out import evaluate_held_out
 
@@ -17,8 +17,8 @@ EVALUATION_BATCH = 4096
 TRAINED_PER_SAMPLED, TRAINED_PER_FINAL = 16, 8
 """Tokens of training for each token that an evaluation reads, while the run trains and at its end: a forward pass takes
 under a third of the time of a step, so evaluations take some 2 % and 4 % of a run."""
-PART = 65536
-"""Tokens of the last evaluation of a long run that does not read all of the text."""
+FINAL_TOKENS = 65536
+"""Most tokens of the last evaluation of a run that does not read the whole validation text."""
 MEASURES = ("val_loss", "val_bpb", "val_accuracy")
 
 
@@ -33,10 +33,10 @@ class Validation:
         seen: int,
         device: torch.device,
         world: World = ALONE,
-        objective: Objective = NEXT,
+        objective: Objective = NEXT_TOKEN,
         interval: int | None = None,
     ) -> None:
-        """seen: tokens that the run trains on. interval: those between two evaluations."""
+        """seen: tokens that the run trains on. interval: tokens trained on between two evaluations."""
         self.tokens, self.context, self.device, self.world = tokens, context, device, world
         self.objective = objective
         self.rows = max(1, EVALUATION_BATCH // context)
@@ -44,13 +44,13 @@ class Validation:
         self.whole = (
             TRAINED_PER_FINAL * len(tokens.validation) <= seen if evaluation.whole is None else evaluation.whole
         )
-        """True if all of it is measured at the end."""
-        most = evaluation.tokens or max(EVALUATION_BATCH, min(PART, seen // TRAINED_PER_FINAL))
+        """True if the whole validation text is measured at the end."""
+        most = evaluation.tokens or max(EVALUATION_BATCH, min(FINAL_TOKENS, seen // TRAINED_PER_FINAL))
         self.part = list(validation_batches(tokens.validation, self.rows, context, most, objective))
-        """Batches spread over all of it."""
+        """Batches of the last evaluation, spread over the validation text."""
         few = most if interval is None else max(EVALUATION_BATCH, interval // TRAINED_PER_SAMPLED)
         self.sample = self.part
-        """What evaluations before the last read; all of the part where that costs little."""
+        """Batches of the evaluations before the last: fewer, or the same where that costs little."""
         if few < most:
             self.sample = list(validation_batches(tokens.validation, self.rows, context, few, objective))
 
