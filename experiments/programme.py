@@ -9,10 +9,10 @@ from another of the plan says its name: it waits for that one, and begins anew w
     python experiments/programme.py keep experiments/017-paper-recipe OUT      adds what has finished to the experiment
     python experiments/programme.py list experiments/017-paper-recipe OUT      says what is wanted and what is there
     python experiments/programme.py table experiments/017-paper-recipe [OUT]   the results at every rate
+    python experiments/programme.py command experiments/017-paper-recipe RUN   what trains one run, on record or not
 
 Stopped at any moment, the same command goes on, from the last checkpoint of each run. A run that results.jsonl has is
-not trained again. Started twice, two runs are trained at a time: each takes what the other leaves. With --minutes none
-is begun that would end later than that, if it takes as long as the longest so far.
+not trained again. Started twice, two runs are trained at a time: each takes what the other leaves.
 """
 
 import argparse
@@ -157,9 +157,7 @@ def carry_out(experiment: Path, plan: Plan, out: Path, minutes: float = inf) -> 
 
 
 def keep(experiment: Path, out: Path) -> None:
-    """Adds what has finished to results.jsonl and traces.csv. With each run goes the course of its validation loss on
-    the part of the held-out text that all evaluations share, and the mean training loss of every 500 steps: runs of one
-    seed see the same batches, so that differences of thousandths show."""
+    """Adds what has finished to results.jsonl and traces.csv (experiments/README.md says what a row has)."""
     known: dict[str, Any] = {row["run"]: row for row in read_lines(experiment / "results.jsonl")}
     fresh = read_finished(out)
     for name in fresh:
@@ -200,8 +198,7 @@ def read_origin(run: Path) -> dict[str, Any]:
 
 
 def print_table(experiment: Path, out: Path | None) -> None:
-    """Validation losses by kind of run and learning rate: of the last weights, of the averaged ones, and
-    how many spikes of the loss."""
+    """Validation losses by kind of run and learning rate, of the last weights and the averaged ones; spikes."""
     known = read_kept(experiment) | (read_finished(out) if out else {})
     groups: dict[tuple[str, float], list[Summary]] = {}
     for name, run in known.items():
@@ -238,10 +235,10 @@ def folder_with(*files: str) -> Callable[[str], Path]:
 
 def read_words() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("verb", choices=("run", "keep", "list", "table"))
+    parser.add_argument("verb", choices=("run", "keep", "list", "table", "command"))
     parser.add_argument("experiment", type=folder_with("runs.py"), help="folder with a plan, runs.py")
-    parser.add_argument("out", type=Path, nargs="?", metavar="OUT", help="folder of the runs; for a table optional")
-    parser.add_argument("--minutes", type=float, default=inf, help="run: how long, at most")
+    parser.add_argument("out", type=Path, nargs="?", metavar="OUT", help="folder of the runs, or name of one")
+    parser.add_argument("--minutes", type=float, default=inf, help="none begins that would end later")
     words = parser.parse_args()
     if words.out is None and words.verb != "table":
         parser.error(f"{words.verb} needs OUT, the folder of the runs")
@@ -254,6 +251,10 @@ def main(verb: str, experiment: Path, out: Path | None, minutes: float = inf) ->
         return 0
     assert out is not None
     plan: Plan = load_definitions(experiment.resolve())["plan"]
+    if verb == "command":
+        words = plan(read_kept(experiment)).get(str(out))
+        print(shlex.join(["geonorm", "train", *words, *ALWAYS]) if words else f"{experiment} has no run {out}")
+        return 0 if words else 2
     if verb == "run":
         out.mkdir(parents=True, exist_ok=True)
         return carry_out(experiment, plan, out, minutes)

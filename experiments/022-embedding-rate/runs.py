@@ -27,7 +27,6 @@ RIVALS = ["deepnorm", "sandwich(entry=sphere)", "post"]
 """Of 017, where they have no embedding norm; here they have one, and 16 as the only multiplier."""
 RATES = (2.61e-3, 3.7e-3, 5.23e-3)
 FACTOR = sqrt(2)
-EXTENSIONS = 5
 MAIN = 16.0
 """The multiplier of the embedding's rate that every scheme is tuned at; 1, 4 and 64 are the others."""
 SEEDS = range(20, 25)
@@ -56,7 +55,7 @@ def plan(known: Summaries) -> Grid:
         """The loss at the best rate, and that rate, once it is interior; asks for what is missing."""
         start = [tidy(near[1] * FACTOR**half) for half in (-1, 0, 1)] if near else RATES
         losses = read_row(known, label(scheme, embedding), TUNING_SEED)
-        wanted = extend(losses, start, EXTENSIONS, FACTOR)
+        wanted = extend(losses, start, 5, FACTOR)
         add(scheme, embedding, wanted, [TUNING_SEED])
         return min((loss, rate) for rate, loss in losses.items()) if set(wanted) <= set(losses) else None
 
