@@ -25,7 +25,7 @@ CEILINGS = {
     "statements of src without the register": 16_835,
     "statements of the register": 254,
     "statements per 1,000 lines of src": 541,
-    "lines of tests": 24_410,
+    "lines of tests": 24_409,
     "lines of experiments, benchmarks, examples, docs, evidence": 4_719,
     "test cases of one run": 2_200,
     "options of train besides model.*": 50,

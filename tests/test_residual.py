@@ -142,7 +142,7 @@ def test_norm_arguments_reach_the_scheme() -> None:
 @each("layer, kind, depth, says", [
         (12, "mlp", 12, "0 to 11"), (-1, "mlp", 12, "0 to 11"), (0, "mlp", 0, "at least 1"), (0, "ffn", 2, "valid"),
         ("2", "mlp", 3, "counted from 0, got '2'"), (None, "mlp", 3, "got None"), (0, 3, 2, "valid"),
-        (0, "mlp", 2.5, "got 2.5"),
+        (0, "mlp", 2.5, "got 2.5"), (0, "cross", 2, "sublayers=3"),
     ])  # fmt: skip
 def test_a_site_that_does_not_exist(layer: Any, kind: Any, depth: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as error:

@@ -103,6 +103,8 @@ def test_what_has_no_equal_is_refused(fields: dict[str, Any], said: str, build: 
     with pytest.raises(ConfigError) as caught:
         hf.to_stock(build(**fields))
     assert str(caught.value).startswith(said) and str(caught.value).endswith("use --layout geonorm")
+    with pytest.raises(ConfigError, match="of a changed model, undo"):
+        hf.to_stock(torch.nn.Linear(1, 1))  # type: ignore[arg-type]
 
 
 def test_what_is_frozen_is_frozen_in_an_export(build: Any) -> None:

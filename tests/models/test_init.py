@@ -84,9 +84,11 @@ def test_words_of_the_command_line() -> None:
     ):
         with pytest.raises(ConfigError, match=said.replace("?", "[?]")):
             Optim(rates=words)
-    for role, said in (("embd", "unknown role 'embd'"), ("down", "no parameter has the role 'down'")):
+    wrong = {"embd": "unknown role 'embd'", "down": "no parameter has the role 'down'", "hidden": "hidden must be pos"}
+    for role, said in wrong.items():
         with pytest.raises(ConfigError, match=said):
-            parameter_groups(nn.Linear(2, 2), 1e-3, rates={role: 2})
+            parameter_groups(nn.Linear(2, 2), 1e-3, rates={role: -2})
+    assert parameter_roles(nn.ModuleDict({"pos": nn.Embedding(2, 2)})) == {"pos.weight": "position"}
 
 
 class Plain(nn.Module):

@@ -32,7 +32,7 @@ def test_first_counts_blocks(blocks: int, count: int) -> None:
 def test_per_kind() -> None:
     assert plan("per_kind(peri, lns)") == ["peri", *["peri", "lns"] * DEPTH, "peri"]
     scheme = parse("per_kind(peri, lns)")
-    assert {str(scheme.resolve(Site(0, kind, 1))) for kind in ("cross", "parallel")} == {"peri"}
+    assert {str(scheme.resolve(Site(0, kind, 1, 3))) for kind in ("cross", "parallel")} == {"peri"}
 
 
 def test_nested() -> None:

@@ -258,7 +258,9 @@ def check_blocks(model: Any, stacks: Stacks) -> None:
 
 def check_applicable(scheme: Scheme, depth: int) -> None:
     """ConfigError for a scheme that needs more than what stands around a sub-layer."""
-    for site, names in ((Site(layer, kind, depth), names) for kind, names in SLOTS.items() for layer in range(depth)):
+    for site, names in (
+        (Site(layer, kind, depth, 3), names) for kind, names in SLOTS.items() for layer in range(depth)
+    ):
         part = scheme.resolve(site)
         require(
             not part.about.why_from_start, f"{scheme} is for models trained from the start: {part.about.why_from_start}"

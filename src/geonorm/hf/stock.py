@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor
 from transformers import initialization
 
-from ..errors import ConfigError
+from ..errors import ConfigError, require
 from ..models.config import DecoderConfig
 from .layouts import Layout, layout_of
 from .modeling import GeoNormForCausalLM
@@ -31,6 +31,10 @@ def to_stock(model: GeoNormForCausalLM, model_type: str = "stock") -> Any:
         >>> type(hf.to_stock(hf.GeoNormForCausalLM(hf.GeoNormConfig(scheme="pre", **size)))).__name__
         'LlamaForCausalLM'
     """
+    require(
+        isinstance(model, GeoNormForCausalLM),
+        f"{type(model).__name__} is no GeoNormForCausalLM: of a changed model, undo() gives the stock one",
+    )
     config = model.config.shape()
     layout = layout_of(config, model_type)
     with initialization.no_init_weights():

@@ -5,12 +5,13 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError, unknown
+from ..errors import ConfigError, require, unknown
 from ..norms import Norm
 from ..residual import Residual, StreamEnd
 from ..schemes import Scheme, Site, belongs_to_scheme, restore
@@ -52,7 +53,8 @@ USUAL_NAMES = {
     "q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o", "out_proj": "o", "gate_proj": "gate", "up_proj": "up",
     "down_proj": "down", "lm_head": "head", "embed_tokens": "embed", "wte": "embed", "wpe": "position",
     "embed_positions": "position", "position_embedding": "position", "position_embeddings": "position",
-    "token_type_embeddings": "position",
+    "token_type_embeddings": "position", "pos": "position", "pos_emb": "position", "pos_embed": "position",
+    "pos_embedding": "position", "positional_embedding": "position", "positions": "position",
 }  # fmt: skip
 """Roles of layers that do not say theirs, by the last part of their name; the names of roles themselves count, too."""
 
@@ -318,18 +320,20 @@ def parameter_groups(
         optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
 
     rates multiplies `lr` for a role: embed, position, head, q, k, v, o, up, gate, down, gain, or hidden for all
-    matrices inside the blocks that are not named themselves; 1 where a role is not named. Weight decay is for matrices
+    matrices inside the blocks that are not named themselves; 1 where a role is not named. A layer says its role by an
+    attribute `role` or by a usual name (`q_proj`, `wte`, `pos_emb`, `lm_head`). Weight decay is for matrices
     alone, not for embeddings, norms, biases and numbers that a scheme learns.
 
     Every group has `params`, `lr`, `weight_decay` and `lr_multiplier`, so that a schedule of one's own can set
     `group["lr"] = lr * group["lr_multiplier"]`. Frozen parameters are left out. Raises ConfigError for an unknown role,
-    and for the rate of one that no parameter has.
+    for the rate of one that no parameter has, and for a rate that is no number above 0.
 
         >>> model = geonorm.Decoder(geonorm.DecoderConfig(layers=1, width=16, heads=2, hidden=16, vocab_size=32))
         >>> groups = geonorm.parameter_groups(model, 1.0, rates={"embed": 16})
         >>> [(group["lr"], group["weight_decay"]) for group in groups]
         [(1.0, 0.1), (16.0, 0.0), (1.0, 0.0)]
     """
+    require(0 <= lr < inf, f"lr must be at least 0, got {lr!r}")
     rates = rates or {}
     known = [*ROLES, *SHARED_ROLES]
     roles = parameter_roles(model)
@@ -339,6 +343,7 @@ def parameter_groups(
         # a tied matrix is listed under one of its names
         if rate != 1 and role not in ("hidden", *(roles[name] for name, _ in model.named_parameters())):
             raise ConfigError(f"no parameter has the role {role!r}; a layer says its own by an attribute `role`")
+        require(isinstance(rate, (int, float)) and 0 < rate < inf, f"rates of {role} must be positive, got {rate!r}")
     groups: dict[tuple[float, bool], list[Tensor]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:

@@ -56,6 +56,7 @@ class Site:
             hasattr(self.depth, "__index__") and self.depth >= 1,
             f"depth is the number of blocks, at least 1, got {self.depth!r}",
         )
+        require(self.kind != "cross" or self.sublayers > 2, "blocks with cross-attention have sublayers=3")
         whole = hasattr(self.layer, "__index__") and not isinstance(self.layer, Tensor)
         if not hasattr(self.layer, "__float__") or (whole and not 0 <= self.layer < self.depth):
             last = self.depth - 1

@@ -37,9 +37,7 @@ def test_processes_import_nothing_of_the_working_directory(
 
 
 @each("visible, wanted", [("4,7", "474"), ("", "010")])
-def test_a_run_has_one_of_the_gpus_that_are_this_process_s(
-    visible: str, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_take_turns_at_visible_gpus(visible: str, wanted: str, tmp_path: Path, monkeypatch: Any) -> None:
     seen = list[str]()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

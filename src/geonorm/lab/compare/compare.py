@@ -185,7 +185,7 @@ def begin_study(config: Grid, samples: list[TrainConfig], say: Say, live: bool) 
     with closing(make_executor(config, say, live)) as executor, lock_folder(out):
         order = order_schemes(out, schemes)
         if order[0] != schemes[0]:
-            executor.say(f"differences are to {order[0]}, as before; to change that, name it behind another scheme")
+            executor.say(f"differences are to {order[0]}, as before; to change that, name another scheme before it")
         write_settings(out / "config.yaml", settings)
         for place, about in sources.items():
             if place.startswith(MAIN) and about["source"] is not None:
