@@ -155,7 +155,7 @@ class Rebuilt(nn.Module):
             for path in part.own.values():
                 norm = attrgetter(path)(layer)
                 eps = getattr(norm, "eps", getattr(norm, "variance_epsilon", eps)) if spec.eps is None else eps
-            site = Site(index, part.kind, depth, max(2, len(spec.parts)))
+            site = Site(index, part.kind, depth, 3 if part.kind == "cross" else 2)
             residual = Residual(Calls(layer, part.branch), spec.scheme, site, width, spec.norm, spec.gains, eps or 0.0)
             for own, path in part.own.items():
                 self.tie(residual.own[own], attrgetter(path)(layer), f"parts.{n}.own.{own}", path, spec.offset)
