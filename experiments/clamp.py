@@ -77,7 +77,7 @@ def draw_ratio(rows: Sequence[Mapping[str, str]], run: Summary, y: Axis) -> Char
     colours = ramp([f"block {block + 1}" for block in blocks])
     sites: dict[str, Look] = {}
     for name, look in colours.items():
-        sites[f"{name}, attention"] = look
+        sites[f"{name}, attn"] = look
         sites[f"{name}, MLP"] = Look(look.light, look.dark, "4 3", "square")
     x = Axis.around([int(row["step"]) for row in rows], log=True, title=STEPS)
     clamp = clamp_of(run.scheme)

@@ -99,8 +99,11 @@ def test_022_tunes_the_embedding_apart_and_then_asks_for_fresh_seeds() -> None:
     assert len(final) == 5 * (14 + 2), "every scheme at its best, two also with the embedding at the matrices' rate"
 
 
-def test_024_takes_pre_norm_and_its_best_rate_to_every_width() -> None:
+def test_024_takes_pre_norm_and_its_best_rate_to_every_width(capsys: Any) -> None:
     plan, known = plan_of("024-size-by-transfer"), {}
     for _ in range(4):
         known = finished(plan(known), lambda lr: 3 + abs(log2(lr / 4e-3)))
     assert len([name for name in known if name.startswith(("384-pre-lr0.00267-", "640-pre-lr0.0016-"))]) == 4
+    main, run = runpy.run_path(str(ROOT / "programme.py"))["main"], Path("256-peri-lr0.002-seed0")
+    assert main("command", ROOT / "024-size-by-transfer", run) == 0 and main("command", ROOT / "012-depth", run) == 2
+    assert "--scheme peri --lr 0.002 --optim.rates embed=16 gain=1 --seed 0" in capsys.readouterr().out

@@ -174,10 +174,8 @@ def test_names_are_no_commands_and_folders_of_this_machine_stay_here(tmp_path: P
     assert str(tmp_path) not in (page := build(folder, tmp_path / "r.html").read_text()) and "data: my.txt" in page
     numbers = re.findall(r"data:text/csv,[^\"]*", build([folder, other], tmp_path / "r.html").read_text())
     assert numbers and str(tmp_path) not in unquote("".join(numbers))
-    for text in "=1", " =1", "@a", "\t=1", "-x":
-        assert formats.as_text(text) == f"'{text}"
-    for same in "-1.5e-3", "+2", "pre", -1.5:
-        assert formats.as_text(same) == same
+    assert all(formats.as_text(text) == f"'{text}" for text in ("=1", " =1", "@a", "\t=1", "-x"))
+    assert all(formats.as_text(same) == same for same in ("-1.5e-3", "+2", "pre", -1.5))
 
 
 def test_the_terminal_has_the_table_the_sentences_and_the_limits_of_the_page(comparison_dir: Path) -> None:

@@ -152,9 +152,9 @@ def describe_network(config: SimulateConfig, scheme: Scheme) -> DecoderConfig:
 
 
 def find_unit(scheme: Scheme, model: DecoderConfig) -> float:
-    """The radius in the network of what N returns; among particles it is 1. It is sqrt(width), except for schemes with
-    an N of their own: it is read off the sphere on which they put embeddings. ConfigError for a combinator of schemes
-    whose radii differ."""
+    """The radius in the network of what N returns; among particles it is 1. It is sqrt(width). For a scheme with a norm
+    of its own it is the radius of the sphere on which that scheme puts embeddings. ConfigError for a combinator of
+    schemes whose radii differ."""
     entry = Site(0, "entry", model.layers)
     depths = range(model.layers if chooses(scheme) else 1)
     sites = [entry, *(Site(layer, kind, model.layers) for layer in depths for kind in BRANCHES)]
